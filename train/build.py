@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
-from entrypoint import Heartbeat, gauges
+from entrypoint import ExitCode, Failure, Heartbeat, gauges
 from train import batch_size, compilation
 from train.batch_size import NO_CACHE, MicroBatchCache, TrialModel
 from train.compilation import Compiled, SampleImages
@@ -21,12 +24,13 @@ from train.data import statistics
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
 from train.data.registry import open_splits
 from train.data.sampler import BatchSampler
-from train.data.splits import DataSplits
+from train.data.splits import DataSplits, with_test_as_validation, without_training
 from train.distributed import shared_memory, sync_batchnorm
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
 from train.evaluation import early_stopping
 from train.evaluation.evaluate import max_batch_size, rank_batches
+from train.evaluation.final_score import read_final_score
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
 from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
@@ -86,7 +90,7 @@ def build_trainer(
     fused = runtime.accelerator.scaler is None
     optimizer = build_optimizer(config.optim, network, runtime.device, fused=fused)
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
-    weight_notes = _load_initial_weights(config, network, is_new_run=resume_point.step is None)
+    weight_notes = _load_initial_weights(config, network, splits, is_new_run=resume_point.step is None)
     runtime.check_initial_weights(network)
 
     loader = _open_loader(config, runtime, splits, heartbeat)
@@ -131,7 +135,14 @@ def build_trainer(
         folder=folder,
         dataset=dataset,
         loader=loader,
-        sampler=BatchSampler(batches=batches, steps=steps, samples=dataset.num_training, rank=world.rank, seed=seed),
+        sampler=BatchSampler(
+            batches=batches,
+            steps=steps,
+            samples=dataset.num_training,
+            rank=world.rank,
+            seed=seed,
+            labels=_labels_to_balance(config, splits),
+        ),
         batches=batches,
         micro_batch=micro_batch,
         steps=steps,
@@ -155,7 +166,23 @@ def build_trainer(
         class_table=_describe_classes(config, splits),
         start_step=state.step,
         on_first_step=on_first_step if state.step else None,
+        open_test_loader=_test_loader_opener(config, runtime, splits, heartbeat),
+        final_score=runtime.run_on_rank_zero(lambda: read_final_score(folder)) if splits.test is not None else None,
     )
+
+
+def _test_loader_opener(
+    config: RunConfig, runtime: Runtime, splits: DataSplits, heartbeat: Heartbeat
+) -> Callable[[], BatchLoader] | None:
+    """Opens the test split in the place of the validation split; None without a test split.
+
+    Nothing of it is read before. It is not decoded into data.cache, which holds the other two.
+    """
+    if splits.test is None:
+        return None
+    test = with_test_as_validation(without_training(splits))
+    uncached = replace(config, data=replace(config.data, cache=None))
+    return lambda: _open_loader(uncached, runtime, test, heartbeat)
 
 
 def _start_usage_recorder(
@@ -174,10 +201,30 @@ def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits) -
         classes=splits.classes,
         num_training=len(splits.training.labels),
         num_validation=len(splits.validation.labels),
+        num_test=0 if splits.test is None else len(splits.test.labels),
         fingerprint=fingerprint,
         task=splits.task,
         target=splits.target,
     )
+
+
+def _labels_to_balance(config: RunConfig, splits: DataSplits) -> npt.NDArray[np.int64] | None:
+    """The labels of the training samples with data.sampling: balanced; otherwise None.
+
+    Raises:
+        Failure: USAGE for labels that are not one class for each sample.
+    """
+    labels = splits.training.labels
+    if config.data.sampling == "uniform":
+        return None
+    if labels.ndim != 1 or labels.dtype != torch.int64:
+        raise Failure(
+            "data.sampling: balanced needs one class for each image",
+            found=f"labels of the form {list(labels.shape)}, {labels.dtype}",
+            fix="leave data.sampling out",
+            code=ExitCode.USAGE,
+        )
+    return labels.numpy()
 
 
 def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
@@ -185,14 +232,19 @@ def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
     lines = TASKS[splits.task].load("balance")(
         splits.training.labels, splits.validation.labels, splits.classes, config.optim.class_weights
     )
+    if config.data.sampling == "balanced":
+        lines = [*lines, statistics.describe_balanced_sampling(splits.training.labels, splits.classes)]
     return (*lines, *(f"WARNING: {warning}" for warning in splits.warnings))
 
 
-def _load_initial_weights(config: RunConfig, network: nn.Module, *, is_new_run: bool) -> tuple[str, ...]:
+def _load_initial_weights(
+    config: RunConfig, network: nn.Module, splits: DataSplits, *, is_new_run: bool
+) -> tuple[str, ...]:
     """Load model.weights into the model of a new run; returns the notes for the banner."""
     notes = weights.load_weights(network, config.model.weights) if config.model.weights and is_new_run else ()
     if is_new_run and schema.is_factory(config.model.name):
         custom.refuse_nonfinite_weights(config.model, network)
+        notes = (*notes, *custom.softmax_notes(config.model, network, splits.shape))
     return (*notes, *custom.eval_mode_notes(network))
 
 

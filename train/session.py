@@ -18,9 +18,10 @@ from train import files
 from train.batch_size import MicroBatchCache
 from train.build import build_trainer
 from train.config import checks
-from train.config.batches import compute_batch_sizes
+from train.config.batches import compute_batch_sizes, step_notes
 from train.config.environment import CallerVariables, refuse_contradicting_variables
 from train.config.schema import RunConfig, TrainConfig
+from train.data.registry import describe_test
 from train.distributed import nccl_trace, runtime, shared_folder
 from train.distributed.device import describe_precision
 from train.distributed.runtime import Runtime
@@ -151,7 +152,7 @@ def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequ
     dataset, steps = trainer.dataset, trainer.steps
     rows: dict[str, object] = {
         "data": f"{config.data.name}: {dataset.num_training:,} training and {dataset.num_validation:,} validation "
-        f"images, {dataset.description}, loader: {trainer.loader.description}",
+        f"images{describe_test(dataset.num_test)}, {dataset.description}, loader: {trainer.loader.description}",
         "model": f"{config.model.name}, {registry.count_parameters(trainer.state.network):,} parameters",
         "output": trainer.folder,
         "world": f"{pluralize(world.world_size, 'rank')} on {pluralize(world.num_nodes, 'node')}",
@@ -171,7 +172,8 @@ def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequ
     rows |= deadline.banner_row(trainer.signals.deadline)
     if trainer.state.step:
         rows["resumed"] = f"at step {trainer.state.step} of {steps.total}"
-    notes = [*_notes(trainer, previous_notes), *(f"note: {note}" for note in variables.notes())]
+    short = step_notes(steps, trainer.batches, samples=dataset.num_training, max_steps=config.train.max_steps)
+    notes = [*_notes(trainer, (*previous_notes, *short)), *(f"note: {note}" for note in variables.notes())]
     return "\n".join([format_rows(rows), *trainer.class_table, *notes])
 
 
@@ -226,7 +228,7 @@ def stopped_summary(trainer: Trainer, typed: str) -> str:
 def finished_summary(trainer: Trainer, typed: str) -> str:
     """What came out, what it consumed, and the commands that a user needs next."""
     state, config = trainer.state, trainer.config
-    stopped_early = trainer.has_reached_target
+    early_stops = trainer.early_stops
     lines = [
         format_summary(
             result=state.result,
@@ -239,12 +241,13 @@ def finished_summary(trainer: Trainer, typed: str) -> str:
             best=_describe_best(trainer),
         )
     ]
+    if trainer.final_score is not None:
+        lines.append(format_rows({"test": trainer.final_score.describe(config.eval.metric)}))
     if unreadable := trainer.loader.broken.summary:
         lines.append(format_rows({"skipped": unreadable}))
-    if stopped_early and state.step < trainer.steps.total:
-        evaluations, target = pluralize(config.eval.patience, "evaluation"), config.eval.target
-        lines.append(f"ended early: {config.eval.metric} reached eval.target {target:g} in {evaluations}")
-    run = FinishedRun(config=config, steps=trainer.steps, step=state.step, stopped_early=stopped_early)
+    if early_stops and state.step < trainer.steps.total:
+        lines.append(f"ended early: {'; '.join(stop.description for stop in early_stops)}")
+    run = FinishedRun(config=config, steps=trainer.steps, step=state.step, early_stops=early_stops)
     program = program_of(typed)
     folder = shlex.quote(one_line(str(trainer.folder)))
     commands = {
@@ -334,6 +337,7 @@ def _training_facts(trainer: Trainer) -> dict[str, Any]:
         "training_images": dataset.num_training,
         "held_out_images": dataset.num_validation,
         "task": dataset.task,
+        **({"test_images": dataset.num_test} if dataset.num_test else {}),
         "classes": len(dataset.classes),
         "loader": trainer.loader.description,
         "steps_per_epoch": trainer.steps.per_epoch,

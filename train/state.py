@@ -24,7 +24,7 @@ from train.optim.ema import EMA
 from train.tasks import CLASSIFICATION, TASKS
 
 TensorGroups = Mapping[str, Mapping[str, Tensor]]
-COUNTERS: Final = ("step", "evaluated", "held", "rollbacks")
+COUNTERS: Final = ("step", "evaluated", "held", "stale", "rollbacks")
 MAX_COUNTER: Final = 1 << 62
 
 
@@ -60,6 +60,7 @@ class TrainState:
     best, best_step: the best evaluation so far, by eval.metric.
     ema: with train.ema_decay.
     target_streak: how many evaluations in a row have reached eval.target.
+    stale_evaluations: how many evaluations in a row were not better than the best one.
     rollbacks: how often the run went back to a checkpoint because its loss had jumped.
     window: the sums since the last log point, when this state was saved.
     """
@@ -75,6 +76,7 @@ class TrainState:
     best: EvaluationResult | None = None
     best_step: int | None = None
     target_streak: int = 0
+    stale_evaluations: int = 0
     rollbacks: int = 0
     window: LogWindow | None = None
 
@@ -95,6 +97,7 @@ class TrainState:
             "best": self.best.to_json() if self.best else None,
             "best_step": self.best_step,
             "held": self.target_streak,  # the name in files since the first version
+            "stale": self.stale_evaluations,
             "rollbacks": self.rollbacks,
             "window": asdict(self.window) if self.window else None,
             "optimizer": optimizer,
@@ -120,8 +123,9 @@ class TrainState:
                 self.scaler.load_state_dict(values["scaler"])
             self.step, self.seconds = int(values["step"]), float(values["seconds"])
             self.evaluated, self.best_step = int(values["evaluated"]), values["best_step"]
-            # Checkpoints of the first versions do not have the next three.
+            # Checkpoints of the first versions do not have the next four.
             self.target_streak, self.rollbacks = int(values.get("held", 0)), int(values.get("rollbacks", 0))
+            self.stale_evaluations = int(values.get("stale", 0))
             self.window = _window(values.get("window"))
             self.result, self.best = _result(values["result"]), _result(values["best"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:

@@ -35,7 +35,9 @@ from train.distributed.bitwise import BitwiseReducer
 from train.distributed.runtime import Runtime, refuse_unused_parameters
 from train.distributed.vote import StopVote, Vote, open_vote_exchange
 from train.evaluation import early_stopping, results
+from train.evaluation.early_stopping import EarlyStop
 from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
+from train.evaluation.final_score import TEST_FILE, FinalScore
 from train.evaluation.results import EvaluationResult
 from train.fault_injection import FaultInjector
 from train.logging import running_mean
@@ -76,7 +78,7 @@ DEFERRED_GROUPS: Final = ("optimizer", "ema")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetInfo:
-    """num_training, num_validation: images. fingerprint: a resumed run must have the same.
+    """num_training, num_validation, num_test: images. fingerprint: a resumed run must have the same.
 
     task, target: as in `DataSplits`.
     """
@@ -84,6 +86,7 @@ class DatasetInfo:
     classes: tuple[str, ...]
     num_training: int
     num_validation: int
+    num_test: int = 0
     fingerprint: Mapping[str, Any]
     task: str = CLASSIFICATION
     target: TargetScale | None = None
@@ -158,8 +161,9 @@ class Trainer:
 
     model and optimizer are as Accelerate wrapped them; state.network is the model without DDP. micro_batch: what trials
     found, with train.micro_batch_size=auto on a GPU. start_step: the step from which this start continues.
-    on_first_step: rank 0 calls it after the first step of this start, to update config.yaml and run.json. averaged: the
-    values of a line of the training log.
+    on_first_step: rank 0 calls it after the first step of this start, to update config.yaml and run.json.
+    open_test_loader: opens a loader whose validation split is the test split; None without a test split.
+    final_score: of an earlier start, and of this one at its end. averaged: the values of a line of the training log.
     """
 
     config: RunConfig
@@ -189,6 +193,8 @@ class Trainer:
     class_table: tuple[str, ...]
     start_step: int
     on_first_step: Callable[[Trainer], None] | None = None
+    open_test_loader: Callable[[], BatchLoader] | None = None
+    final_score: FinalScore | None = None
     clock: Callable[[], float] = time.monotonic
     loop: LoopState = field(init=False)
     averaged: Mapping[str, AveragedValue] = field(init=False)
@@ -202,18 +208,21 @@ class Trainer:
         """Train from `state.step` to the end, or to the step at which all ranks agree to stop. Then all is committed.
 
         `is_finished` tells which of the two it was. With train.spike=rollback it trains again from the last checkpoint
-        after a jump of the loss.
+        after a jump of the loss. A test split is measured once, after the last step.
 
         Raises:
             Failure: DIVERGED; IO and others from a save; DATA for images that cannot be read.
         """
         jump: LossJump | None = None
         while True:
-            with self.metrics_logger.opened(step=self.state.step, evaluated=self.state.evaluated):
+            tested = self.final_score.trained_steps if self.final_score else 0
+            with self.metrics_logger.opened(step=self.state.step, evaluated=self.state.evaluated, tested=tested):
                 if jump is not None:
                     self._log_rollback(jump)
                 jump = self._fit_until_jump()
                 if jump is None:
+                    if self.is_test_due:
+                        self.measure_test_split()
                     self.usage.finish(self.metrics_logger, self.state.step, images=self.images_trained)
                     return
             self._roll_back(jump)
@@ -225,7 +234,7 @@ class Trainer:
         try:
             with self._finish_pending_save():
                 self._train(profiler)
-                if not self.is_finished:
+                if not self.is_trained:
                     self._note_stop()
                 self.save()
                 self.wait_for_save()
@@ -274,7 +283,7 @@ class Trainer:
                 is_completed = self.evaluate()
                 if not is_completed:
                     return
-            if self.is_finished:
+            if self.is_trained:
                 return
             if decision.save or self._save_is_due():
                 self.save()
@@ -550,6 +559,7 @@ class Trainer:
         state.result, state.evaluated = evaluation.result, state.step
         self._log_evaluation(evaluation)
         self._compare_with_best(evaluation.result)
+        self._log_early_stop()
         if state.best_step == state.step:
             self._write_confusion(BEST_CONFUSION_FILE, evaluation)
             self.save()
@@ -575,15 +585,74 @@ class Trainer:
             self.metrics_logger.replace(name, results.confusion_json(self.state.step, classes, matrix))
 
     def _compare_with_best(self, result: EvaluationResult) -> None:
-        """Update best, best_step and target_streak. Rank 0 decides, so that no rank stops alone."""
+        """Update best, best_step and the counts for early stopping. Rank 0 decides, so that no rank stops alone."""
         state, config = self.state, self.config.eval
         decision = (
             results.is_better(config.metric, result, state.best),
             early_stopping.count_target_streak(config, state.target_streak, result),
         )
         is_best, state.target_streak = self.runtime.run_on_rank_zero(lambda: decision)
+        state.stale_evaluations = 0 if is_best else state.stale_evaluations + 1
         if is_best:
             state.best, state.best_step = result, state.step
+
+    def _log_early_stop(self) -> None:
+        step, config, state = self.state.step, self.config.eval, self.state
+        if config.early_stop is not None and state.stale_evaluations >= config.early_stop and step < self.steps.total:
+            values = {"metric": config.metric, "evaluations": state.stale_evaluations, "best_step": state.best_step}
+            self.metrics_logger.write("early_stop", step=step, epoch=self._epoch_of(step), **values)
+
+    # Test
+
+    def measure_test_split(self) -> None:
+        """Measure the best checkpoint's weights on the test split; without an evaluation, those of the last step.
+
+        If a rank has to stop before the end, nothing is written, and the next start measures it.
+        """
+        open_loader, state, num_test = self.open_test_loader, self.state, self.dataset.num_test
+        assert open_loader is not None
+        step = state.best_step or state.step
+        self.heartbeat.beat("data", step=state.step)
+        batch_size = self.config.eval.batch_size
+        if self.compiled is not None and self.dataset.num_validation:  # the size that the model was compiled for
+            batch_size = max_batch_size(self.dataset.num_validation, batch_size)
+        largest = max_batch_size(num_test, batch_size)
+        own_samples = rank_batches(num_test, batch_size, self.runtime.world)
+        loader = open_loader()
+        self.heartbeat.beat("evaluation", step=state.step)
+        batches = self._until_stop(self.heartbeat.each("evaluation", loader.evaluate(own_samples)))
+        with self._weights_of(step), self.runtime.accelerator.autocast(), explain_out_of_memory(largest):
+            evaluation = evaluate(
+                state.network,
+                batches,
+                self.runtime,
+                classes=len(self.dataset.classes),
+                padded_size=batch_size if self.compiled and isinstance(batch_size, int) else None,
+            )
+        if any(self.runtime.all_gather(self.loop.stop.is_made())):
+            return
+        path = str(self.checkpoint_path(step).relative_to(self.folder))
+        score = FinalScore(step=step, trained_steps=state.step, checkpoint=path, result=evaluation.result)
+        values = {"weights_step": step, **results.metrics_to_log(evaluation.result)}
+        self.metrics_logger.write("test", step=state.step, epoch=self._epoch_of(state.step), **values)
+        self.runtime.run_on_rank_zero(lambda: files.write_json(self.folder / TEST_FILE, score.to_json()))
+        self.final_score = score
+
+    @contextmanager
+    def _weights_of(self, step: int) -> Iterator[None]:
+        """Inside, the network has the weights of a step that a checkpoint holds: their EMA, if there is one."""
+        state = self.state
+        if step == state.step:
+            with state.ema.applied() if state.ema else nullcontext():
+                yield
+            return
+        tensors, _ = format.load_checkpoint(format.checkpoint_at_step(self.checkpoints, step), ("model", "ema"))
+        last = {name: tensor.to("cpu", copy=True) for name, tensor in state.network.state_dict().items()}
+        state.network.load_state_dict({**tensors["model"], **tensors.get("ema", {})})
+        try:
+            yield
+        finally:
+            state.network.load_state_dict(last)
 
     # Checkpoints
 
@@ -788,14 +857,29 @@ class Trainer:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are trained and evaluated, or eval.target was reached."""
-        is_done = self.state.step >= self.steps.total and not self._evaluation_is_due()
-        return is_done or self.has_reached_target
+        """Whether the run is trained to its end, and its test split, if it has one, is measured."""
+        return self.is_trained and not self.is_test_due
 
     @property
-    def has_reached_target(self) -> bool:
-        """Whether eval.target was reached often enough in a row."""
-        return early_stopping.should_stop(self.config.eval, self.state.target_streak)
+    def is_test_due(self) -> bool:
+        """Whether the run is trained, and nobody has measured its test split since its last step."""
+        is_measured = self.final_score is not None and self.final_score.trained_steps == self.state.step
+        return self.open_test_loader is not None and self.is_trained and not is_measured
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether all steps are trained and evaluated, or the run has stopped early."""
+        is_done = self.state.step >= self.steps.total and not self._evaluation_is_due()
+        return is_done or bool(self.early_stops)
+
+    @property
+    def early_stops(self) -> tuple[EarlyStop, ...]:
+        """The reasons to end before the last step: eval.target is reached, or the metric no longer improves."""
+        return early_stopping.find_early_stops(
+            self.config.eval,
+            target_streak=self.state.target_streak,
+            stale_evaluations=self.state.stale_evaluations,
+        )
 
     @property
     def has_unsaved_progress(self) -> bool:

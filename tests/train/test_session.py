@@ -68,6 +68,17 @@ def test_sources_that_nobody_can_read_leave_a_record_without_them(tmp_path: Path
     assert (record.read_run(tmp_path / "run") or {})["sources"] == {}
 
 
+def test_the_banner_says_how_often_balanced_sampling_draws_an_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "run", "data.sampling=balanced", "data.imbalance=7")
+    said = lines(capsys.readouterr().out)["sampling"]
+    assert said == (
+        "balanced: an epoch draws each class 32 times, "
+        "an image of outline-1 4 times and an image of outline-0 0.57 times"
+    )
+
+
 def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path / "run") == ExitCode.OK
     text = capsys.readouterr().out
@@ -106,6 +117,16 @@ def test_what_is_to_be_done_next_lifts_what_ended_the_run(
     assert capsys.readouterr().out.splitlines()[-1] == f"continue:      train {longer}"
     assert run(tmp_path / "run", *settings, *longer.split()) == ExitCode.OK
     assert "resumed" in lines(capsys.readouterr().out)
+
+
+def test_a_run_that_ended_early_says_why_and_how_it_trains_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "is_better", lambda metric, new, old: old is None)  # the first one stays the best
+    assert run(tmp_path / "run", "train.epochs=9", "eval.early_stop=2") == ExitCode.OK
+    text = capsys.readouterr().out
+    assert "ended early: accuracy did not improve in 2 evaluations (eval.early_stop)" in text
+    assert text.splitlines()[-1] == "continue:      train eval.early_stop=null"
 
 
 def test_a_finished_run_started_again_shows_its_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,9 +169,10 @@ def _preview_from_state(
         if steps
         else []
     )
-    if early_stopping.should_stop(config.eval, streak):
-        overrides.insert(0, "eval.target=null")
-        position += f": {config.eval.metric} has reached eval.target {config.eval.target:g}"
+    stale = int(state.get("stale", 0))
+    if stops := early_stopping.find_early_stops(config.eval, target_streak=streak, stale_evaluations=stale):
+        overrides = [*(stop.override for stop in stops), *overrides]
+        position += f": {'; '.join(stop.description for stop in stops)}"
     if overrides:
         return ResumePreview(
             message=f"is finished ({position}): train would do nothing; "
@@ -215,6 +216,8 @@ def describe_plan(
         }
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
     warnings, notes = [*plan.warnings, *data.warnings], [note, *data.notes]
+    if steps is not None and data.training is not None:
+        notes += batches.step_notes(steps, batch, samples=data.training, max_steps=config.train.max_steps)
     if preview := preview_resume(config, folder, steps=steps, data=data.facts):
         rows |= {} if preview.refused else {"this run": preview.message}
         warnings += [f"this run {preview.message}"] if preview.refused else []

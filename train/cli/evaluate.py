@@ -26,6 +26,7 @@ EXAMPLES: Final = """examples:
   train eval runs/NAME                              the best checkpoint of a run, on its validation images
   train eval runs/NAME/checkpoints/step-00001200    this checkpoint
   train eval runs/NAME data.root=/my/test --all     every image of a test set of its own
+  train eval runs/NAME --split test                 the test split, which the training measured once at its end
   train eval runs/NAME --json > result.json         one JSON object, for programs
   train eval runs/NAME --device cpu --procs-per-node 2
 
@@ -41,7 +42,7 @@ def build_parser() -> TrainArgumentParser:
     """The command line after `train eval`."""
     parser = TrainArgumentParser(
         prog="train eval",
-        usage="train eval RUN [--all] [--json] [--config FILE] [options] [section.key=value ...]",
+        usage="train eval RUN [--all | --split NAME] [--json] [--config FILE] [options] [section.key=value ...]",
         description="Measure a checkpoint again, on any number of processes: accuracy, loss, macro F1, confusion.",
         epilog=EXAMPLES,
         formatter_class=help_formatter,
@@ -49,7 +50,15 @@ def build_parser() -> TrainArgumentParser:
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run's folder, or one checkpoints/step-N in it")
     parser.add_argument("words", nargs="*", metavar="section.key=value", help="settings, as data.root=/other/place")
-    parser.add_argument("--all", action="store_true", help="measure every image, not the validation images alone")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="measure every image, not the validation images alone")
+    which.add_argument(
+        "--split",
+        metavar="NAME",
+        choices=("validation", "test", "all"),
+        default="validation",
+        help="validation, test (the split that chose nothing) or all",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--config", metavar="FILE", help="take data, launch, precision and your own code from it")
     # What torch.distributed.launch passes to each process.
@@ -84,7 +93,7 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
     plan = replace(plan, warnings=(*plan.warnings, *checkpoint.notes, *notes))
     if config.data.download:
         download.ensure_downloaded(config.data, StatusLine(sys.stderr))
-    folder = make_temporary_folder(environ)
+    folder, split = make_temporary_folder(environ), "all" if arguments.all else arguments.split
     config_words = ["--config", arguments.config] if arguments.config else []
     config_words += ["--json"] if arguments.json else []
     evaluation_words = [
@@ -92,7 +101,7 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
         str(checkpoint.path),
         "--scratch",
         str(folder),
-        *(["--all"] if arguments.all else []),
+        *(["--split", split] if split != "validation" else []),
     ]
     code = int(ExitCode.OK)
     try:

@@ -50,6 +50,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
             for data that is not there.
     """
     checks.refuse_unknown_arguments(config.model, config.optim)
+    checks.refuse_double_balancing(config)
     schedule.schedule_arguments(config.optim)
     registry.refuse_inapplicable_keys(config.data)
     refuse_unmounted_data(config.data)
@@ -223,6 +224,7 @@ def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, s
     """
     checks.refuse_multiple_ranks(config.train.parallel, plan.world.world_size)
     checks.refuse_cpu_sync_batchnorm(config.train, plan.device, plan.world.world_size)
+    checks.refuse_cpu_precision(config.train, plan.device)
     batch = check_config(config, plan.world.world_size)
     auto = None if plan.device == "cuda" else "fp32"
     precision = auto if config.train.precision == "auto" else config.train.precision

@@ -20,6 +20,7 @@ REPORT_FOLDER: Final = "report"
 EXAMPLES: Final = """examples:
   train report runs/NAME                    a page about one run, in runs/NAME/report
   train report runs/one runs/two runs/four  side by side, with speed-up and efficiency, in ./report
+  train report runs                         all runs in this folder, side by side
   train report bench/bench.json             the figures of `train bench --output bench`
 """
 
@@ -61,7 +62,9 @@ def build_parser() -> TrainArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="a run's folder, or the JSON of `train bench`")
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN", help="a run's folder, a folder of runs, or `train bench`'s JSON"
+    )
     parser.add_argument("--output", metavar="DIR", help="where to write (default: RUN/report; of several: ./report)")
     parser.add_argument(
         "--compare-anyway",

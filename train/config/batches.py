@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from entrypoint import ExitCode, Failure
+from train.config import schema
+from train.config.schema import DataConfig
 
 # `auto` chooses at most this on the CPU, where larger micro batches are not faster. On a GPU the
 # search for the largest micro batch begins here.
@@ -147,6 +149,33 @@ def count_steps(batch: BatchSizes, samples: int, *, epochs: int, max_steps: int 
     )
 
 
+FEW_STEPS: Final = 50  # a run with fewer optimizer steps hardly learns, whatever the model
+MAX_DROPPED_SHARE: Final = 0.1
+
+
+def step_notes(steps: StepCounts, batch: BatchSizes, *, samples: int, max_steps: int | None) -> tuple[str, ...]:
+    """Notes for a run of very few steps, and for one whose epochs leave out a large part of the samples.
+
+    samples: of the training split. max_steps: train.max_steps; a user who sets it knows that the run is short.
+    """
+    notes = []
+    if steps.total < FEW_STEPS and max_steps is None:
+        size = max(MIN_AUTO_MICRO_BATCH, batch.global_ * steps.total // FEW_STEPS)
+        smaller = -(-size // batch.world) * batch.world
+        fix = "more train.epochs give more"
+        if smaller < batch.global_:
+            fix = f"train.global_batch_size={smaller} gives {samples // smaller:,} per epoch, and {fix}"
+        counted = "1 optimizer step" if steps.total == 1 else f"{steps.total} optimizer steps"
+        notes.append(f"{counted} in all are few to learn from: {fix}")
+    if steps.dropped > MAX_DROPPED_SHARE * samples:
+        sizes = range(batch.global_ // batch.world * batch.world, max(1, batch.global_ // 2) - 1, -batch.world)
+        best = min(sizes, key=lambda size: samples % size)
+        share = f"{steps.dropped:,} of {samples:,} training images ({steps.dropped / samples:.0%})"
+        fix = f"; with train.global_batch_size={best} it would be {samples % best:,}" if best != batch.global_ else ""
+        notes.append(f"each epoch leaves out {share}, others each time, because its last batch is not full{fix}")
+    return tuple(notes)
+
+
 def count_total_steps(per_epoch: int, *, epochs: int, max_steps: int | None) -> int:
     """Optimizer steps of the run."""
     return epochs * per_epoch if max_steps is None else min(epochs * per_epoch, max_steps)
@@ -178,6 +207,38 @@ def nearest_multiples(number: int, unit: int) -> tuple[int, ...]:
     """The positive multiples of `unit` next below and above `number`."""
     below = number // unit * unit
     return (below, below + unit) if below else (unit,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitCounts:
+    """The number of samples in each split."""
+
+    training: int
+    validation: int
+    test: int
+
+
+def count_splits(samples: int, data: DataConfig, *, has_validation: bool = False) -> SplitCounts:
+    """The sizes of the splits that data.val_fraction or data.fold, and data.test_fraction, take from `samples`.
+
+    has_validation: the data has validation samples of its own, so that none of these are taken.
+    """
+    test = min(samples, round(samples * data.test_fraction))
+    rest = samples - test
+    if has_validation:
+        validation = 0
+    elif data.fold is not None:
+        first, end = fold_bounds(rest, data.fold)
+        validation = end - first
+    else:
+        validation = min(rest, num_validation_samples(samples, data.val_fraction))
+    return SplitCounts(training=rest - validation, validation=validation, test=test)
+
+
+def fold_bounds(samples: int, fold: str) -> tuple[int, int]:
+    """The first sample of this fold, and the first one after it: the folds cover all samples and do not overlap."""
+    number, parts = schema.parse_fold(fold) or (1, 1)  # the schema has checked it
+    return samples * (number - 1) // parts, samples * number // parts
 
 
 def num_validation_samples(samples: int, fraction: float) -> int:

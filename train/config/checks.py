@@ -17,6 +17,7 @@ from train.config import schema
 from train.config.load import nearest_name
 from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS, TorchOptimizer
+from train.config.precisions import PRECISIONS
 from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
 
 
@@ -100,6 +101,21 @@ def _refuse_unlisted(key: str, name: str, arguments: Mapping[str, Any], allowed:
             found=f"unknown: {', '.join(unknown)}",
             expected=f"values for: {', '.join(allowed)}",
             fix=f"write {key}.{close} instead of {key}.{unknown[0]}" if close else f"correct {key}, or leave it out",
+            code=ExitCode.USAGE,
+        )
+
+
+def refuse_double_balancing(config: RunConfig) -> None:
+    """Refuse to balance the classes twice: the weights are for classes drawn as often as they occur.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if config.data.sampling == "balanced" and config.optim.class_weights == "balanced":
+        raise Failure(
+            "data.sampling: balanced and optim.class_weights: balanced would balance the classes twice",
+            found="both are balanced: rare classes would count more than common ones",
+            fix="leave one of them out: sampling repeats rare images, weights count each of them more",
             code=ExitCode.USAGE,
         )
 
@@ -319,6 +335,26 @@ def refuse_cpu_sync_batchnorm(train: TrainConfig, device: str, world_size: int) 
             fix="set train.sync_batchnorm=false, or start one rank: --procs-per-node 1 on one node, srun --ntasks=1",
             code=ExitCode.USAGE,
         )
+
+
+def refuse_cpu_precision(train: TrainConfig, device: str) -> None:
+    """Refuse a train.precision in which a CPU does not compute. Of a GPU only its rank knows what it computes in.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if device == "cpu" and train.precision != "auto" and not PRECISIONS[train.precision].on_cpu:
+        raise impossible_precision_failure(train.precision, "CPU")
+
+
+def impossible_precision_failure(precision: str, device: str) -> Failure:
+    """The Failure for a precision that a device would ignore or emulate. device: its name."""
+    return Failure(
+        f"train.precision {precision} is not possible on this device",
+        found=device,
+        fix="set train.precision to auto, which takes the best that every device has (in a new run: another run.name)",
+        code=ExitCode.USAGE,
+    )
 
 
 def refuse_multiple_ranks(parallel: str, world_size: int) -> None:

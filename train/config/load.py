@@ -343,6 +343,36 @@ YAML_1_1_BOOLS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off"
 
 # Names that other tools use for our keys, if `nearest_name` would find no key or a wrong one.
 KEYS_OF_OTHER_TOOLS = {
+    "path": "data.root",
+    "data_path": "data.root",
+    "data_dir": "data.root",
+    "dataset": "data.name",
+    "img_size": "data.image_size",
+    "imgsz": "data.image_size",
+    "input_size": "data.image_size",
+    "resolution": "data.image_size",
+    "val_split": "data.val_fraction",
+    "validation_split": "data.val_fraction",
+    "test_split": "data.test_fraction",
+    "kfold": "data.fold",
+    "k_fold": "data.fold",
+    "oversample": "data.sampling",
+    "checkpoint_path": "model.weights",
+    "wd": "optim.weight_decay",
+    "scheduler": "optim.schedule",
+    "warmup": "optim.warmup_epochs",
+    "warmup_steps": "optim.warmup_epochs",
+    "grad_clip": "train.clip_grad_norm",
+    "clip_grad": "train.clip_grad_norm",
+    "gradient_clip_val": "train.clip_grad_norm",
+    "ema": "train.ema_decay",
+    "max_iters": "train.max_steps",
+    "early_stopping": "eval.early_stop",
+    "early_stopping_patience": "eval.early_stop",
+    "gpus": "launch.procs_per_node",
+    "num_gpus": "launch.procs_per_node",
+    "devices": "launch.procs_per_node",
+    "save_dir": "run.output_dir",
     "learning_rate": "optim.lr",
     "batch_size": "train.global_batch_size",
     "per_device_train_batch_size": "train.micro_batch_size",
@@ -355,6 +385,40 @@ KEYS_OF_OTHER_TOOLS = {
     "optimizer": "optim.name",
     "num_classes": "data.classes",
 }
+# Arguments of an optimizer, a schedule or a network that users write as keys of ours -> the key that holds them.
+ARGUMENTS_WRITTEN_AS_KEYS = {
+    "betas": "optim.args",
+    "eps": "optim.args",
+    "nesterov": "optim.args",
+    "amsgrad": "optim.args",
+    "dampening": "optim.args",
+    "gamma": "optim.schedule_args",
+    "step_size": "optim.schedule_args",
+    "dropout": "model.args",
+    "stochastic_depth_prob": "model.args",
+}
+_PRECISION_FIX = "write train.precision: bf16, fp16 or fp32; auto takes bf16 on GPUs that have it"
+_ACCUMULATION_FIX = (
+    "set train.global_batch_size and train.micro_batch_size: the accumulation is global / (micro x ranks), so that it "
+    "fits any number of GPUs"
+)
+# Keys of other tools that have no single key of ours -> what to do instead.
+FIXES_FOR_OTHER_TOOLS = {
+    "amp": _PRECISION_FIX,
+    "use_amp": _PRECISION_FIX,
+    "fp16": _PRECISION_FIX,
+    "bf16": _PRECISION_FIX,
+    "half": _PRECISION_FIX,
+    "accumulation": _ACCUMULATION_FIX,
+    "accumulation_steps": _ACCUMULATION_FIX,
+    "grad_accum": _ACCUMULATION_FIX,
+    "gradient_accumulation_steps": _ACCUMULATION_FIX,
+    "accumulate_grad_batches": _ACCUMULATION_FIX,
+    "pretrained": "set model.weights to the file of pretrained weights, or to the folder of a run (docs/models.md)",
+    "shuffle": "leave it out: training images are shuffled in each epoch, keyed by run.seed",
+    "pin_memory": "leave it out: batches are copied to the GPU from pinned memory",
+}
+DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+")
 
 
 def describe_type(hint: Any) -> str:
@@ -392,6 +456,8 @@ def _suggest_number(text: str, default: Any) -> str:
     value = resolve_scalar(text)
     if isinstance(value, (int, float)):
         return f"write it without quotes: {text}"
+    if DECIMAL_COMMA.fullmatch(text):
+        return f"write {text.replace(',', '.')}, with a point instead of the comma"
     return f"write a plain number, such as {format_value(default)}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"
 
 
@@ -601,8 +667,9 @@ def parse_value(hint: Any, value: Any, default: Any, at: KeyLocation) -> Any:
             at, value, describe_type(hint), suggest_fix(hint, value, default) if plain is None else at.wants(plain)
         )
     if expected := schema.rule_violation(str(at), fitted):
-        names = schema.KNOWN_NAMES.get(str(at))
-        raise_invalid_value(at, value, expected, suggest_fix(Literal[names] if names else None, value, default))
+        names, better = schema.KNOWN_NAMES.get(str(at)), schema.suggest_value(str(at), fitted)
+        fix = suggest_fix(Literal[names] if names else None, value, default) if better is None else at.wants(better)
+        raise_invalid_value(at, value, expected, fix)
     return fitted
 
 
@@ -645,10 +712,7 @@ def raise_invalid_value(at: KeyLocation, value: Any, expected: str, fix: str) ->
 def raise_unknown_key(key: str, value: Any, siblings: Mapping[str, Any], at: KeyLocation) -> NoReturn:
     """Refuse an unknown key, naming the most similar allowed one."""
     location = at.below(key if key.isprintable() else format_value(key))
-    close = nearest_key(key, ".".join(at.keys), siblings)
-    fix = f"write {close} instead of {location}" if close else f"remove {location}"
-    if not close and (name := infer_name_from_key(str(at), key, value)):
-        fix = at.below(NAME_KEY).wants(name)
+    fix = _unknown_key_fix(key, value, siblings, at, location)
     expected = f"one of {', '.join(siblings)}"
     raise Failure(
         f"unknown key {location}",
@@ -657,6 +721,22 @@ def raise_unknown_key(key: str, value: Any, siblings: Mapping[str, Any], at: Key
         fix=fix,
         code=ExitCode.USAGE,
     )
+
+
+def _unknown_key_fix(key: str, value: Any, siblings: Mapping[str, Any], at: KeyLocation, location: KeyLocation) -> str:
+    """What to write instead of an unknown key: what another tool calls it, a similar key, or nothing."""
+    if key in FIXES_FOR_OTHER_TOOLS:
+        return FIXES_FOR_OTHER_TOOLS[key]
+    if key in ARGUMENTS_WRITTEN_AS_KEYS:
+        arguments = dataclasses.replace(location, keys=tuple(ARGUMENTS_WRITTEN_AS_KEYS[key].split(".")))
+        if location.source.startswith("`"):
+            return f"write {arguments.below(key)}={format_value(value)}"
+        return f"write {arguments}: {format_value({key: value})}"
+    if close := nearest_key(key, ".".join(at.keys), siblings):
+        return f"write {close} instead of {location}"
+    if name := infer_name_from_key(str(at), key, value):
+        return at.below(NAME_KEY).wants(name)
+    return f"remove {location}"
 
 
 def describe_entry(at: KeyLocation, value: Any) -> str:

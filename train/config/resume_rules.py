@@ -41,6 +41,7 @@ KEYS_THAT_MAY_DIFFER: dict[str, str] = {
     "eval.target": "each evaluation decides again whether the run ends",
     "eval.threshold": "from which probability on a label counts changes no weight",
     "eval.patience": "so is this",
+    "eval.early_stop": "and this: the evaluations without improvement are counted in any case",
     "checkpoint.*": "how often the run is saved",
     "log.*": "what is written about it",
     "profile.*": "what is measured about it",
@@ -49,6 +50,8 @@ KEYS_THAT_MAY_DIFFER: dict[str, str] = {
 KEYS_FIXED_BY_BITWISE: Final = ("train.micro_batch_size",)
 DIGESTS_KEY: Final = "digests"
 TARGET_KEY: Final = "target"  # the scale of numbers, which follows from the labels
+TEST_KEY: Final = "test"  # of the test split; a run trains on the same images whatever is in it
+UNCOMPARED_KEYS: Final = (DIGESTS_KEY, TARGET_KEY, TEST_KEY)
 # The key of a split in a checkpoint -> its name in messages.
 SPLIT_NAMES: Final = {"training": "training", "held_out": "validation"}
 UNSEEN_VALIDATION_FIX: Final = (
@@ -109,7 +112,7 @@ def refuse_data_changes(before: Mapping[str, Any] | None, current: Mapping[str, 
     if before is None:
         return
     before = {"task": CLASSIFICATION, **before}
-    compared = [key for key in current if key not in (DIGESTS_KEY, TARGET_KEY)]
+    compared = [key for key in current if key not in UNCOMPARED_KEYS]
     if (key := next((key for key in compared if before[key] != current[key]), None)) is not None:
         name = SPLIT_NAMES.get(key, key)
         raise _changed_data_failure(f"{name}: {_shorten(current[key])}", f"{name}: {_shorten(before[key])}", run)

@@ -7,6 +7,7 @@ schedules, because the command line checks them without torch.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,7 +59,9 @@ class LaunchConfig:
 class DataConfig:
     """The data source and its settings. image_size: in pixels.
 
-    val_fraction: the share of the training images that becomes the validation split. imbalance: how
+    val_fraction, test_fraction: the shares of the images that become the validation and the test split.
+    fold: instead of val_fraction, such as 2/5: the second of five parts validates. sampling: how often
+    an epoch draws the images of each class. imbalance: how
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
     (synthetic). images: the folder of the images that a table lists; columns: what the table calls
     its columns; task: what the labels are. mirror: the address from which data.download fetches published files.
@@ -77,6 +80,9 @@ class DataConfig:
     samples: int = 10_000
     imbalance: float = 1.0
     val_fraction: float = 0.2
+    test_fraction: float = 0.0
+    fold: str | None = None
+    sampling: Literal["uniform", "balanced"] = "uniform"
     group: str | None = None
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
@@ -152,8 +158,9 @@ class TrainConfig:
 class EvalConfig:
     """When and how the validation split is evaluated.
 
-    The run ends when the metric has reached `target` in `patience` evaluations in a row. threshold:
-    of the probability from which on an image has a label, where it may have several.
+    The run ends when the metric has reached `target` in `patience` evaluations in a row, or was not
+    better than its best value in `early_stop` evaluations in a row. threshold: of the probability
+    from which on an image has a label, where it may have several.
     """
 
     every_epochs: int = 1
@@ -162,6 +169,7 @@ class EvalConfig:
     target: float | None = None
     patience: int = 1
     threshold: float | Auto = 0.5
+    early_stop: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,10 +259,14 @@ def is_factory(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A test of one value, and its description in words. `auto` and null always pass."""
+    """A test of one value, and its description in words. `auto` and null always pass.
+
+    suggest: the value that a user means by one that fails; None if that is not known.
+    """
 
     holds: Callable[[Any], bool]
     expected: str
+    suggest: Callable[[Any], Any] = lambda value: None
 
 
 def one_of(*names: str, factory: str | None = None) -> Rule:
@@ -284,7 +296,11 @@ FOLDER_NAME = Rule(
     expected="a plain folder name: no slash, not `..`, no space at its ends, shorter than 200 characters",
 )
 # A ~ that no shell has expanded would become a folder of that name.
-PATH = Rule(holds=lambda path: path.strip() != "" and path[0] != "~", expected="a path that is not empty, without ~")
+PATH = Rule(
+    holds=lambda path: path.strip() != "" and path[0] != "~",
+    expected="a path that is not empty, without ~",
+    suggest=lambda path: os.path.expanduser(path) if os.path.expanduser(path) != path else None,
+)
 # config.yaml and logs contain the address, so it must hold no password. File names are appended to it,
 # so it cannot have a query string.
 URL = Rule(
@@ -304,6 +320,21 @@ def is_regex(text: str) -> bool:
         return False
 
 
+MAX_FOLDS = 100
+_FOLD_PATTERN = re.compile(r"([1-9]\d{0,2})/([1-9]\d{0,2})")
+
+
+def parse_fold(fold: str) -> tuple[int, int] | None:
+    """The number of the part, counted from 1, and the number of parts, of text such as 2/5; None for other text."""
+    match = _FOLD_PATTERN.fullmatch(fold)
+    number, parts = map(int, match.groups()) if match else (0, 0)
+    return (number, parts) if 1 <= number <= parts and 2 <= parts <= MAX_FOLDS else None
+
+
+FOLD = Rule(
+    holds=lambda fold: parse_fold(fold) is not None,
+    expected=f"NUMBER/PARTS, such as 2/5 for the second of five parts (2 to {MAX_FOLDS} parts)",
+)
 REGEX = Rule(holds=is_regex, expected="a regular expression of Python's")
 
 
@@ -394,6 +425,8 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.frames": between(2, 4096),
     "data.imbalance": between(1, 1_000_000),
     "data.val_fraction": FRACTION,
+    "data.test_fraction": FRACTION,
+    "data.fold": FOLD,
     "data.group": REGEX,
     "data.augment": AUGMENTATIONS,
     "data.max_bad_images": at_least(0),
@@ -420,6 +453,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "eval.batch_size": at_least(1),
     "eval.patience": at_least(1),
     "eval.threshold": Rule(holds=lambda value: 0 < value < 1, expected="more than 0, and less than 1"),
+    "eval.early_stop": at_least(1),
     "checkpoint.every_steps": at_least(1),
     "checkpoint.every_minutes": POSITIVE,
     "checkpoint.keep": at_least(1),
@@ -438,6 +472,12 @@ def rule_violation(key: str, value: Any) -> str | None:
         return "text without control characters"
     rule = RULES.get(key)
     return None if rule is None or value in (None, "auto") or rule.holds(value) else rule.expected
+
+
+def suggest_value(key: str, value: Any) -> Any:
+    """The value that a user means who wrote `value`, which violates the rule of `key`; None if it is not known."""
+    rule = RULES.get(key)
+    return None if rule is None or rule.holds(value) else rule.suggest(value)
 
 
 def is_finite(value: Any) -> bool:

@@ -25,9 +25,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from entrypoint import ExitCode, Failure
-from train.config import batches
 from train.config.schema import DataConfig
-from train.data import array_files, image_folder
+from train.data import array_files, partition, split_checks
 from train.data.shape import Shape
 from train.data.splits import DataSplits
 from train.files import format_bytes
@@ -336,12 +335,18 @@ def configured_class_count(data: DataConfig) -> int | None:
 
 def validation_fraction_mask(data: DataConfig, labels: Tensor) -> Tensor:
     """Which samples data.val_fraction takes for validation, bool [N]: the same share of every class."""
-    count = batches.num_validation_samples(len(labels), data.val_fraction)
-    return torch.from_numpy(image_folder.validation_mask(labels.numpy(), count))
+    return torch.from_numpy(partition.partition_samples(labels.numpy(), data).validation)
+
+
+def split_array(source: ArraySource, data: DataConfig, *, has_validation: bool) -> tuple[ArraySource, ...]:
+    """The training, validation and test samples of a source; see `partition_samples`."""
+    parts = partition.partition_samples(source.labels.numpy(), data, has_validation=has_validation)
+    masks = (parts.training, parts.validation, parts.test)
+    return tuple(select_samples(source, torch.from_numpy(mask)) for mask in masks)
 
 
 def build_splits(data: DataConfig, training: ArraySource, validation: ArraySource | None) -> DataSplits:
-    """Both splits; without a validation split, data.val_fraction of every class becomes it.
+    """The splits; without validation samples data.val_fraction of every class becomes them, or data.fold.
 
     Raises:
         Failure: DATA if the splits differ in shape or type, or do not agree with the config.
@@ -352,15 +357,19 @@ def build_splits(data: DataConfig, training: ArraySource, validation: ArraySourc
     validation_labels = validation.labels if validation else None
     classes = count_classes(training.name, configured_class_count(data), training.labels, validation_labels)
     _refuse_other_image_size(data, shape, training.name)
-    if validation is None:
-        is_validation = validation_fraction_mask(data, training.labels)
-        training, validation = select_samples(training, ~is_validation), select_samples(training, is_validation)
+    if validation is not None:
+        split_checks.refuse_second_validation_split(data, validation.name)
+    test = None
+    if validation is None or data.test_fraction:
+        training, split_off, test = split_array(training, data, has_validation=validation is not None)
+        validation = split_off if validation is None else validation
     names = tuple(str(label) for label in range(classes))
     content = "clips" if len(shape.size) == 3 else "images"
     note = f"{training.name} holds {content} of {shape}, {_describe_dtype(training.pixels)}"
     return DataSplits(
         training=training,
         validation=validation,
+        test=test if data.test_fraction else None,
         classes=names,
         shape=shape,
         notes=(note,),

@@ -24,7 +24,8 @@ MAX_SUFFIX_LENGTH = 9  # a longer ending is not listed by name
 OUTSIDE_CLASS_FOLDERS = " beside the class folders"
 # Names of the folders of the two splits, in any case. The first validation name that exists is used.
 TRAINING_FOLDER_NAMES = ("train", "training")
-VALIDATION_FOLDER_NAMES = ("val", "valid", "validation", "dev", "test", "testing")
+TEST_FOLDER_NAMES = ("test", "testing")
+VALIDATION_FOLDER_NAMES = ("val", "valid", "validation", "dev", *TEST_FOLDER_NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +33,21 @@ class FolderLayout:
     """Folders of class folders. validation is None if the validation images are split off the training images.
 
     Either `root/train/CLASS/` with `root/val/CLASS/` or `root/test/CLASS/`, or `root/CLASS/` alone.
-    aside: other folders in root that look like images, and are not read.
+    test: `root/test/` if it is not the validation folder; it may lack classes. aside: other folders in root that look
+    like images, and are not read.
     """
 
     training: Path
     validation: Path | None
     classes: tuple[str, ...]
     aside: tuple[str, ...] = ()
+    test: Path | None = None
 
 
-def find_layout(root: Path) -> FolderLayout:
+def find_layout(root: Path, *, keep_test: bool = False) -> FolderLayout:
     """Find the splits and the classes from the names of folders; files are not looked at.
+
+    keep_test: a folder `test` is never taken for validation (data.fold, which takes it from the training images).
 
     Raises:
         Failure: NO_INPUT if the folder is missing, has no classes, if the classes of the splits differ, or if
@@ -57,12 +62,14 @@ def find_layout(root: Path) -> FolderLayout:
     if training_name is None:
         _refuse_validation_without_training(root, classes)
         return FolderLayout(training=root, validation=None, classes=classes)
-    validation = _find_validation_folder(root, folders)
+    kept = TEST_FOLDER_NAMES if keep_test else ()
+    validation = _find_folder(root, folders, [name for name in VALIDATION_FOLDER_NAMES if name not in kept])
     if validation:
         _refuse_different_classes(training, classes, validation, class_names(validation))
-    others = (name for name in folders if name != training_name and (validation is None or name != validation.name))
-    aside = tuple(name for name in others if _looks_like_image_folder(root / name, classes))
-    return FolderLayout(training=training, validation=validation, classes=classes, aside=aside)
+    test = None if _is_test_folder(validation) else _find_test_folder(root, folders, classes)
+    used = {training_name, *(folder.name for folder in (validation, test) if folder)}
+    aside = tuple(name for name in folders if name not in used and _looks_like_image_folder(root / name, classes))
+    return FolderLayout(training=training, validation=validation, classes=classes, aside=aside, test=test)
 
 
 def _find_training_folder(root: Path, names: Collection[str]) -> str | None:
@@ -84,11 +91,35 @@ def _find_training_folder(root: Path, names: Collection[str]) -> str | None:
     return candidates[0] if candidates else None
 
 
-def _find_validation_folder(root: Path, names: Collection[str]) -> Path | None:
-    """The first of VALIDATION_FOLDER_NAMES that exists; of `test` and `Test` the lower-case one."""
-    matches = [name for name in names if name.lower() in VALIDATION_FOLDER_NAMES]
-    matches.sort(key=lambda name: (VALIDATION_FOLDER_NAMES.index(name.lower()), name != name.lower()))
+def _find_folder(root: Path, names: Collection[str], split_names: Sequence[str]) -> Path | None:
+    """The first of `split_names` that exists; of `test` and `Test` the lower-case one."""
+    matches = [name for name in names if name.lower() in split_names]
+    matches.sort(key=lambda name: (split_names.index(name.lower()), name != name.lower()))
     return root / matches[0] if matches else None
+
+
+def _find_test_folder(root: Path, names: Collection[str], classes: Sequence[str]) -> Path | None:
+    """The test folder, if it holds folders of the training's classes and no others.
+
+    Images without labels often lie in a folder `test`, in none of its folders or in one folder of any name.
+    """
+    folder = _find_folder(root, names, TEST_FOLDER_NAMES)
+    return folder if folder and (inside := class_names(folder)) and set(inside) <= set(classes) else None
+
+
+def _is_test_folder(folder: Path | None) -> bool:
+    return folder is not None and folder.name.lower() in TEST_FOLDER_NAMES
+
+
+def describe_test_as_validation(layout: FolderLayout) -> str | None:
+    """A note if a folder called `test` is the validation split; None otherwise."""
+    if layout.validation is None or not _is_test_folder(layout.validation):
+        return None
+    name = one_line(layout.validation.name)
+    return (
+        f"{name} is the validation split, since there is no folder val: it chooses the best checkpoint. With a folder "
+        f"val, {name} would be kept for one score at the end"
+    )
 
 
 def _refuse_validation_without_training(root: Path, classes: tuple[str, ...]) -> None:
@@ -253,7 +284,7 @@ def count_files_outside_classes(root: Path, layout: FolderLayout, unread: Counte
     Raises:
         Failure: NO_INPUT if a folder cannot be listed.
     """
-    for folder in {root, layout.training, layout.validation or layout.training}:
+    for folder in {root, layout.training, layout.validation or layout.training, layout.test or layout.training}:
         for name in list_entries(folder, os.DirEntry.is_file):
             if not is_hidden(name):
                 unread[suffix_label(name) + (OUTSIDE_CLASS_FOLDERS if is_image(name) else "")] += 1
@@ -356,7 +387,9 @@ def describe_ignored_folders(layout: FolderLayout) -> str | None:
     more = f" and {len(layout.aside) - MAX_LISTED:,} more" if len(layout.aside) > MAX_LISTED else ""
     training = one_line(layout.training.name)
     validation = one_line(layout.validation.name) if layout.validation else f"a part of {training}"
-    return f"not read, beside {training} (training) and {validation} (validation): {listed}{more}"
+    used = [f"{training} (training)", f"{validation} (validation)"]
+    used += [f"{one_line(layout.test.name)} (test)"] if layout.test else []
+    return f"not read, beside {', '.join(used[:-1])} and {used[-1]}: {listed}{more}"
 
 
 def missing_validation_warnings(

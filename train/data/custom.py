@@ -138,10 +138,39 @@ def read_item(dataset: Any, row: int, name: str) -> tuple[Any, int]:
         ) from error
     try:
         image, label = item
-        return image, operator.index(label)
     except (TypeError, ValueError) as error:
         seen = f"{type(item).__name__}: {error}"
         raise _bad_item_failure(name, row, "is no pair", seen, "(image, label), the label an integer") from error
+    try:
+        return image, operator.index(label)
+    except (TypeError, ValueError) as error:
+        raise _label_failure(f"{name} the label of item {row}", label) from error
+
+
+TEXT_LABEL_FIX: Final = (
+    "number the classes in the dataset: names = sorted(set(all labels)); return names.index(label) as the label, and "
+    "set .classes = names"
+)
+
+
+def _label_failure(which: str, label: Any) -> Failure:
+    """The Failure for a label that is no integer, with what to return instead."""
+    try:
+        numbers = label.detach().cpu().numpy() if isinstance(label, Tensor) else np.asarray(label)
+    except Exception:  # lists of different lengths, or an object of the user's
+        numbers = np.array(None)
+    if isinstance(label, str):
+        what, seen, fix = "is text", repr(label), TEXT_LABEL_FIX
+    elif numbers.ndim and numbers.dtype.kind in "biuf":
+        what, seen = "is a vector", f"{type(label).__name__} of the shape {list(numbers.shape)}"
+        fix = "return int(label.argmax()) if it marks one class (one-hot)"
+    elif numbers.dtype.kind == "f":
+        what, seen = "is a number with a decimal point", f"{label!r:.80}"
+        fix = "return int(label) if it is the number of a class"
+    else:
+        what, seen, fix = "is no number", f"a {type(label).__name__}", "return the number of the class"
+    expected = "one integer for each image: the number of its class, from 0"
+    return Failure(f"{which} {what}", found=seen, expected=expected, fix=fix, code=ExitCode.DATA)
 
 
 def _image_tensor(image: Any, size: int, name: str) -> Tensor:
@@ -436,6 +465,8 @@ def _read_labels(dataset: Any, name: str) -> Tensor:
     )
     if listed is None:
         listed = [read_item(dataset, row, name)[1] for row in range(len(dataset))]
+    if len(listed) and isinstance(listed[0], str):
+        raise _label_failure(f"{name} the first of .targets or .labels", listed[0])
     try:
         return torch.as_tensor(np.asarray(listed))
     except (TypeError, ValueError, RuntimeError) as error:

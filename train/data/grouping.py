@@ -14,9 +14,6 @@ import numpy.typing as npt
 
 from entrypoint import ExitCode, Failure
 from train import rng
-from train.config import batches
-from train.data import class_folders
-from train.data.class_folders import FolderLayout
 
 Labels = npt.NDArray[np.int64]
 SampleMask = npt.NDArray[np.bool_]
@@ -83,30 +80,51 @@ def validation_mask_by_group(labels: Labels, groups: Sequence[str], count: int) 
     return is_validation
 
 
-def count_training_images(layout: FolderLayout, pattern: str, fraction: float) -> int:
-    """How many images of a folder are for training, if the validation images are whole groups of them.
+def fold_by_group(labels: Labels, groups: Sequence[str], folds: int) -> Labels:
+    """The fold of each sample, int64 [n]: whole groups, about the same number of every class in each fold.
+
+    The largest groups are placed first, each into the fold whose classes come nearest to their shares. The folds depend
+    on the names of the groups, not on run.seed or the order of the files.
 
     Raises:
-        Failure: as `group_names` and `validation_mask_by_group`.
+        Failure: DATA for fewer groups than folds, and if all images of a class would be in one fold.
     """
-    files = [list(class_folders.image_files(layout.training / name)) for name in layout.classes]
-    labels = np.repeat(np.arange(len(files)), [len(of_class) for of_class in files])
-    named = group_names(
-        (path.relative_to(layout.training).as_posix() for of_class in files for path in of_class), pattern
-    )
-    return int((~validation_mask_by_group(labels, named, batches.num_validation_samples(len(labels), fraction))).sum())
+    unique, member = np.unique(np.array(groups), return_inverse=True)
+    if len(unique) < folds:
+        what = f"there are fewer groups than the {folds} folds of data.fold"
+        raise _unsplittable_failure(what, f"{len(unique)} groups in {len(labels):,} images")
+    tables = _count_labels_by_group(labels, member, len(unique))
+    sizes = np.bincount(labels)
+    excess = np.repeat(-sizes[None].astype(np.float64) / folds, folds, axis=0)  # of each fold: images - its share
+    fold_of_group = np.empty(len(unique), np.int64)
+    mixed = rng.permutation(len(unique), rng.SPLIT)
+    num_images = np.bincount(member, minlength=len(unique))
+    for group in mixed[np.argsort(-num_images[mixed], kind="stable")]:
+        label, number = tables[group]
+        fold = int(((number * (2 * excess[:, label] + number)) / sizes[label]).sum(axis=1).argmin())
+        excess[fold, label] += number
+        fold_of_group[group] = fold
+    folded: Labels = fold_of_group[member]
+    for fold in range(folds):
+        missing = np.setdiff1d(labels, labels[folded != fold])
+        if len(missing) or not (folded == fold).any():
+            what = f"no image of {len(missing)} classes would be trained on in fold {fold + 1}/{folds}"
+            raise _unsplittable_failure(what, f"{len(unique)} groups in {len(labels):,} images")
+    return folded
 
 
-def describe_split(groups: Sequence[str], is_validation: SampleMask, requested: int) -> str:
-    """The sizes of the split, for the banner."""
-    validation_groups = {group for group, in_validation in zip(groups, is_validation, strict=True) if in_validation}
-    images = f"{int(is_validation.sum()):,} of {len(is_validation):,} images"
-    groups_text = f"{len(validation_groups):,} of {len(set(groups)):,} groups"
-    return f"val: {images} in {groups_text} (data.val_fraction asks for {requested:,} images)"
+def describe_split(
+    groups: Sequence[str], is_chosen: SampleMask, requested: int, *, name: str = "val", key: str = "data.val_fraction"
+) -> str:
+    """The size of a split, for the banner. key: the setting that asks for `requested` images."""
+    chosen_groups = {group for group, chosen in zip(groups, is_chosen, strict=True) if chosen}
+    images = f"{int(is_chosen.sum()):,} of {len(is_chosen):,} images"
+    groups_text = f"{len(chosen_groups):,} of {len(set(groups)):,} groups"
+    return f"{name}: {images} in {groups_text} ({key} asks for {requested:,} images)"
 
 
-def refuse_leak(training: Sequence[str], validation: Sequence[str]) -> None:
-    """Refuse groups that are in both splits, if each split has its own folder.
+def refuse_leak(training: Sequence[str], validation: Sequence[str], names: str = "training and validation") -> None:
+    """Refuse groups that are in both splits, if each split has its own folder. names: of the two splits.
 
     Raises:
         Failure: DATA, naming these groups.
@@ -114,7 +132,7 @@ def refuse_leak(training: Sequence[str], validation: Sequence[str]) -> None:
     both = sorted(set(training) & set(validation))
     if both:
         more = f" and {len(both) - MAX_LISTED_GROUPS:,} more" if len(both) > MAX_LISTED_GROUPS else ""
-        what = f"{len(both):,} groups are in both splits, training and validation"
+        what = f"{len(both):,} groups are in both splits, {names}"
         fix = "move all files of a group to one split, or correct data.group"
         raise Failure(what, found=", ".join(both[:MAX_LISTED_GROUPS]) + more, fix=fix, code=ExitCode.DATA)
 

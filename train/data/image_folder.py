@@ -1,7 +1,6 @@
 """Lists the labelled images in class folders, and splits off a validation set if there is none.
 
-The validation split has the same share of every class, and the same samples in every run: it does
-not depend on `run.seed`. Unread files, misplaced folders and classes that are too small are reported.
+Unread files, misplaced folders and classes that are too small are reported.
 """
 
 from __future__ import annotations
@@ -17,28 +16,13 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train import rng
-from train.config import batches
 from train.config.schema import DataConfig
 from train.data import class_folders, decode, grouping, path_list
+from train.data.class_folders import FolderLayout
+from train.data.partition import partition_samples
 from train.data.shape import Shape
+from train.data.split_checks import find_layout
 from train.data.splits import DataSplits
-
-
-def validation_mask(labels: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]:
-    """Which samples are for validation, bool [n]: `count` of them, the same share of every class.
-
-    Not keyed by run.seed: runs with different seeds are evaluated on the same images.
-    """
-    order = rng.permutation(len(labels), rng.SPLIT)
-    share = np.empty(len(labels))
-    for label in np.unique(labels):
-        members = order[labels[order] == label]
-        share[members] = (np.arange(len(members)) + 0.5) / len(members)
-    chosen = np.zeros(len(labels), bool)
-    chosen[np.argsort(share, kind="stable")[:count]] = True
-    return chosen
-
 
 SampleIndices = npt.NDArray[np.int64]
 
@@ -65,22 +49,23 @@ class ImageFileSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFolderSplits:
-    """Both splits, the names of the classes, and notes and warnings about the split."""
+    """The splits, the names of the classes, and notes and warnings about the splits. test: None if there is none."""
 
     training: ImageFileSource
     validation: ImageFileSource
+    test: ImageFileSource | None
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 def open_image_folder(data: DataConfig) -> DataSplits:
-    """Both splits. Raises Failure: as `list_splits`."""
+    """All splits. Raises Failure: as `list_splits`."""
     return image_file_splits(data, list_splits(data))
 
 
 def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tensor | None = None) -> DataSplits:
-    """Both splits of listed image files. weights: as in `DataSplits`.
+    """The splits of listed image files. weights: as in `DataSplits`.
 
     Raises:
         Failure: as `decode.bit_depth_warnings`.
@@ -88,6 +73,7 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
     return DataSplits(
         training=listed.training,
         validation=listed.validation,
+        test=listed.test,
         classes=listed.classes,
         shape=Shape(channels=3, size=(data.image_size, data.image_size)),
         notes=listed.notes,
@@ -100,65 +86,65 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
 
 
 def list_splits(data: DataConfig) -> ImageFolderSplits:
-    """List all files of data.root, and split them if there is no validation folder.
+    """List all files of data.root, and split off what has no folder: validation images, and test images if asked for.
 
     Raises:
         Failure: NO_INPUT for missing folders and classes without images, DATA for another number of classes and for
-            groups that cannot be kept in one split.
+            groups that cannot be kept in one split, USAGE for a split that has a folder and is asked for by a key.
     """
-    layout = class_folders.find_layout(Path(data.root))
+    layout = find_layout(data)
     _refuse_wrong_class_count(data, layout)
-    unread, inside = Counter[str](), {name: set[str]() for name in layout.classes}
-    training = _list_files(layout.training, layout.classes, data.image_size, unread, inside)
+    classes, size = layout.classes, data.image_size
+    unread, inside = Counter[str](), {name: set[str]() for name in classes}
+    training = _list_files(layout.training, classes, size, unread, inside)
     class_folders.count_files_outside_classes(Path(data.root), layout, unread)
-    if layout.validation is not None:
-        validation = _list_files(layout.validation, layout.classes, data.image_size, unread, {})
-        if data.group is not None:
-            grouping.refuse_leak(_group_names(training, data), _group_names(validation, data))
-        return _image_folder_splits(layout, training, validation, unread, class_folders.split_folder_warnings(inside))
-    is_validation, notes = _choose_validation_files(training, data)
-    validation, training = select_files(training, is_validation), select_files(training, ~is_validation)
+    validation = None if layout.validation is None else _list_files(layout.validation, classes, size, unread, {})
+    test = None if layout.test is None else _list_test_files(layout.test, classes, size, unread)
+    groups = None if data.group is None else _group_names(training, data)
+    if groups is not None:
+        _refuse_leaks(groups, validation, test, data)
     warnings = class_folders.split_folder_warnings(inside)
-    if data.val_fraction > 0:
-        counts_by_split = (
-            np.bincount(split.labels.numpy(), minlength=len(layout.classes)) for split in (training, validation)
-        )
-        warnings = (
-            *warnings,
-            *class_folders.missing_validation_warnings(
-                layout.classes, *(counts.tolist() for counts in counts_by_split)
-            ),
-        )
-    return _image_folder_splits(layout, training, validation, unread, warnings, notes)
-
-
-def _image_folder_splits(
-    layout: class_folders.FolderLayout,
-    training: ImageFileSource,
-    validation: ImageFileSource,
-    unread: Counter[str],
-    warnings: tuple[str, ...],
-    notes: tuple[str, ...] = (),
-) -> ImageFolderSplits:
-    messages = (class_folders.describe_unread_files(unread), class_folders.describe_ignored_folders(layout))
+    labels = training.labels.numpy()
+    partition = partition_samples(labels, data, groups=groups, has_validation=validation is not None)
+    if partition.test.any():
+        test = select_files(training, partition.test)
+    if validation is None:
+        validation = select_files(training, partition.validation)
+        if partition.validation.any():
+            counts = (
+                np.bincount(labels[mask], minlength=len(classes)) for mask in (partition.training, partition.validation)
+            )
+            warnings = (
+                *warnings,
+                *class_folders.missing_validation_warnings(classes, *(of_split.tolist() for of_split in counts)),
+            )
+    if not partition.training.all():
+        training = select_files(training, partition.training)
+    messages = (
+        class_folders.describe_unread_files(unread),
+        class_folders.describe_ignored_folders(layout),
+        class_folders.describe_test_as_validation(layout),
+    )
     return ImageFolderSplits(
         training=training,
         validation=validation,
-        classes=layout.classes,
-        notes=(*notes, *filter(None, messages)),
+        test=test,
+        classes=classes,
+        notes=(*partition.notes, *filter(None, messages)),
         warnings=warnings,
     )
 
 
-def _choose_validation_files(files: ImageFileSource, data: DataConfig) -> tuple[npt.NDArray[np.bool_], tuple[str, ...]]:
-    """Which files are for validation, and notes about that."""
-    labels = files.labels.numpy()
-    count = batches.num_validation_samples(len(labels), data.val_fraction)
-    if data.group is None:
-        return validation_mask(labels, count), ()
-    groups = _group_names(files, data)
-    is_validation = grouping.validation_mask_by_group(labels, groups, count)
-    return is_validation, (grouping.describe_split(groups, is_validation, count),)
+def _refuse_leaks(
+    groups: list[str], validation: ImageFileSource | None, test: ImageFileSource | None, data: DataConfig
+) -> None:
+    """Refuse a group that is in two folders. Raises Failure (DATA)."""
+    of_validation = [] if validation is None else _group_names(validation, data)
+    grouping.refuse_leak(groups, of_validation)
+    if test is not None:
+        of_test = _group_names(test, data)
+        grouping.refuse_leak(groups, of_test, "training and test")
+        grouping.refuse_leak(of_validation, of_test, "validation and test")
 
 
 def _group_names(files: ImageFileSource, data: DataConfig) -> list[str]:
@@ -184,6 +170,14 @@ def _list_files(
     return ImageFileSource(listed, torch.from_numpy(np.repeat(np.arange(len(classes)), counts)), size)
 
 
+def _list_test_files(above: Path, classes: tuple[str, ...], size: int, unread: Counter[str]) -> ImageFileSource:
+    """The files of a folder that may lack classes, with the labels of the training's classes."""
+    of_test = class_folders.class_names(above)
+    files = _list_files(above, of_test, size, unread, {})
+    numbers = torch.tensor([classes.index(name) for name in of_test])
+    return ImageFileSource(files.paths, numbers[files.labels], size)
+
+
 def select_files(files: ImageFileSource, chosen: npt.NDArray[np.bool_]) -> ImageFileSource:
     """The files where `chosen` (bool [count]) is true."""
     return ImageFileSource(
@@ -191,7 +185,7 @@ def select_files(files: ImageFileSource, chosen: npt.NDArray[np.bool_]) -> Image
     )
 
 
-def _refuse_wrong_class_count(data: DataConfig, layout: class_folders.FolderLayout) -> None:
+def _refuse_wrong_class_count(data: DataConfig, layout: FolderLayout) -> None:
     """Refuse a data.classes that is not the number of class folders. Its default claims nothing."""
     if data.classes not in (len(layout.classes), DataConfig().classes):
         raise Failure(

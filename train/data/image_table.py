@@ -1,68 +1,89 @@
-"""Opens the images that a table lists, and splits off a validation set if the table has no split column.
+"""Opens the images that a table lists, and splits those that no split column assigns.
 
-The validation split is the same in every run: it does not depend on `run.seed`.
+The splits are the same in every run: they do not depend on `run.seed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from train.config import batches
 from train.config.schema import DataConfig
-from train.data import grouping, image_folder, label_table, labels, path_list
+from train.data import grouping, image_folder, label_table, labels, path_list, split_checks
 from train.data.image_folder import ImageFileSource, ImageFolderSplits
-from train.data.label_table import TRAINING, VALIDATION, LabelTable
+from train.data.label_table import TEST, TRAINING, VALIDATION, LabelTable
+from train.data.partition import Partition, partition_samples
 from train.data.splits import DataSplits
 from train.tasks import REGRESSION
 
 
 def open_image_table(data: DataConfig) -> DataSplits:
-    """Both splits. Raises Failure: as `label_table.read_table`, `labels.read_labels` and `grouping.group_names`."""
+    """All splits. Raises Failure: as `label_table.read_table`, `labels.read_labels` and `partition_rows`."""
     table = label_table.read_table(data)
-    rows = [*table.rows_of(TRAINING), *table.rows_of(VALIDATION)]
+    rows = table.rows_by_split()
     read = labels.read_labels(table, rows, data)
-    is_validation, notes = choose_validation_rows(table, rows, read.strata, data)
+    parts = partition_rows(table, rows, read.strata, data)
     files = ImageFileSource(_pack(table, rows), torch.from_numpy(read.values), data.image_size)
     listed = ImageFolderSplits(
-        training=image_folder.select_files(files, ~is_validation),
-        validation=image_folder.select_files(files, is_validation),
+        training=image_folder.select_files(files, parts.training),
+        validation=image_folder.select_files(files, parts.validation),
+        test=image_folder.select_files(files, parts.test) if parts.test.any() else None,
         classes=read.classes,
-        notes=(*notes, *filter(None, [table.test_note])),
-        warnings=labels.missing_validation_warnings(read, is_validation),
+        notes=parts.notes,
+        warnings=labels.missing_validation_warnings(read, parts),
     )
     weights = None
     if table.weights is not None:
-        training_weights = np.array([table.weights[row] for row in rows], np.float64)[~is_validation]
+        training_weights = np.array([table.weights[row] for row in rows], np.float64)[parts.training]
         weights = normalize_weights(training_weights, table)
-    target = labels.target_scale(read.values[~is_validation], table) if read.task == REGRESSION else None
+    target = labels.target_scale(read.values[parts.training], table) if read.task == REGRESSION else None
     return replace(image_folder.image_file_splits(data, listed, weights), task=read.task, target=target)
 
 
-def choose_validation_rows(
+def partition_rows(
     table: LabelTable, rows: Sequence[int], strata: npt.NDArray[np.int64], data: DataConfig
-) -> tuple[npt.NDArray[np.bool_], tuple[str, ...]]:
-    """Which of the rows are for validation, bool [n], and notes about that.
+) -> Partition:
+    """The split of each of the rows, which are those of `LabelTable.rows_by_split`.
 
     Raises:
-        Failure: DATA as `grouping.group_names`, `grouping.refuse_leak` and `grouping.validation_mask_by_group`.
+        Failure: DATA as `grouping.group_names`, `grouping.refuse_leak` and `partition.partition_samples`; USAGE for a
+            split that the table names and a key asks for.
     """
+    counts = [len(table.rows_of(split)) for split in (TRAINING, VALIDATION, TEST)]
+    if counts[1]:
+        split_checks.refuse_second_validation_split(data, f"the {VALIDATION} rows of {table.file}")
+    if counts[2]:
+        split_checks.refuse_second_test_split(data, f"the {TEST} rows of {table.file}")
     groups = group_names(table, rows, data)
-    if table.has_validation:
-        is_validation = np.arange(len(rows)) >= len(table.rows_of(TRAINING))
-        if groups is not None:
-            training = len(table.rows_of(TRAINING))
-            grouping.refuse_leak(groups[:training], groups[training:])
-        return is_validation, ()
-    count = batches.num_validation_samples(len(rows), data.val_fraction)
-    if groups is None:
-        return image_folder.validation_mask(strata, count), ()
-    is_validation = grouping.validation_mask_by_group(strata, groups, count)
-    return is_validation, (grouping.describe_split(groups, is_validation, count),)
+    if groups is not None:
+        _refuse_leaks(groups, counts)
+    training = counts[0]
+    partition = partition_samples(
+        strata[:training],
+        data,
+        groups=None if groups is None else groups[:training],
+        has_validation=table.has_validation,
+    )
+    own = np.repeat([TRAINING, VALIDATION, TEST], counts)
+    return Partition(
+        validation=np.append(partition.validation, own[training:] == VALIDATION),
+        test=np.append(partition.test, own[training:] == TEST),
+        notes=partition.notes,
+    )
+
+
+def _refuse_leaks(groups: Sequence[str], counts: Sequence[int]) -> None:
+    """Refuse a group that has rows in two splits. counts: of the rows of each split. Raises Failure (DATA)."""
+    ends = np.cumsum(counts)
+    names = ("training", "validation", "test")
+    of_split = {name: groups[end - count : end] for name, end, count in zip(names, ends, counts, strict=True)}
+    for one, other in combinations(names, 2):
+        grouping.refuse_leak(of_split[one], of_split[other], f"{one} and {other}")
 
 
 def group_names(table: LabelTable, rows: Sequence[int], data: DataConfig) -> list[str] | None:

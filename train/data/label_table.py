@@ -87,14 +87,9 @@ class LabelTable:
         """Whether the split column names validation rows."""
         return self.splits is not None and VALIDATION in self.splits
 
-    @property
-    def test_note(self) -> str | None:
-        """A note of the rows that are left out; None if there are none."""
-        rows = self.rows_of(TEST)
-        if not rows:
-            return None
-        counted = "1 test row is" if len(rows) == 1 else f"{len(rows):,} test rows are"
-        return f"{counted} left out: neither trained on nor used for validation"
+    def rows_by_split(self) -> list[int]:
+        """All rows: first those for training, then those for validation and those for the test."""
+        return [row for split in (TRAINING, VALIDATION, TEST) for row in self.rows_of(split)]
 
 
 def check_header(data: DataConfig) -> None:

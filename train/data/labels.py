@@ -17,7 +17,8 @@ import numpy.typing as npt
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import class_folders
-from train.data.label_table import TRAINING, VALIDATION, LabelTable, bad_table, list_lines
+from train.data.label_table import TRAINING, LabelTable, bad_table, list_lines
+from train.data.partition import Partition
 from train.files import one_line
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, TargetScale
 
@@ -45,7 +46,7 @@ class TableLabels:
 
 
 def read_labels(table: LabelTable, rows: Sequence[int], data: DataConfig) -> TableLabels:
-    """The labels of these rows, which are all that is trained on or used for validation.
+    """The labels of these rows, in the order of `LabelTable.rows_by_split`.
 
     Raises:
         Failure: DATA for cells that are no labels of the task; USAGE if it is unclear which task is meant.
@@ -185,7 +186,7 @@ def read_numbers(table: LabelTable, rows: Sequence[int], data: DataConfig) -> Ta
         actual = f"line {table.lines[row]}: {one_line(table.labels[row])}"
         raise bad_table(table.file, f"has a cell in {table.label_name} that is no number", actual, fix)
     values = np.array(numbers, np.float32)
-    training = values[: len(table.rows_of(TRAINING))] if table.has_validation else values
+    training = values[: len(table.rows_of(TRAINING))]
     if len(np.unique(training)) < 2:
         actual = f"{len(rows):,} times {numbers[0]:g}"
         raise bad_table(table.file, "has no two different numbers to train on", actual, "give images their own number")
@@ -205,11 +206,11 @@ def target_scale(training: npt.NDArray[np.float32], table: LabelTable) -> Target
     return TargetScale(mean=mean, std=std)
 
 
-def missing_validation_warnings(read: TableLabels, is_validation: npt.NDArray[np.bool_]) -> tuple[str, ...]:
+def missing_validation_warnings(read: TableLabels, splits: Partition) -> tuple[str, ...]:
     """A warning of the classes or labels that no validation image has, where there are validation images."""
-    if not is_validation.any() or read.task == REGRESSION:
+    if not splits.validation.any() or read.task == REGRESSION:
         return ()
-    parts = [read.values[part] for part in (~is_validation, is_validation)]
+    parts = [read.values[part] for part in (splits.training, splits.validation)]
     counts = [
         np.bincount(part, minlength=len(read.classes)) if part.ndim == 1 else part.sum(axis=0).astype(np.int64)
         for part in parts
@@ -231,8 +232,8 @@ def _refuse_empty_labels(table: LabelTable, rows: Sequence[int]) -> None:
 
 
 def _refuse_untrained_labels(table: LabelTable, rows: Sequence[int], sets: Sequence[set[str]], noun: str) -> None:
-    """Refuse a class or label that only validation rows have: the model would never learn it."""
-    if not table.has_validation:
+    """Refuse a class or label that no training row has: the model would never learn it."""
+    if table.splits is None:
         return
     is_training = {*table.rows_of(TRAINING)}
     trained: set[str] = set().union(*(names for row, names in zip(rows, sets, strict=True) if row in is_training))
@@ -240,7 +241,7 @@ def _refuse_untrained_labels(table: LabelTable, rows: Sequence[int], sets: Seque
     if untrained:
         name = min(untrained[0][1])
         lines = [table.lines[row] for row, names in untrained if name in names]
-        what = f"has a {noun} that is only in the {VALIDATION} rows"
+        what = f"has a {noun} that no {TRAINING} row has"
         fix = "add training images of it, or remove these lines"
         raise bad_table(table.file, what, f"{one_line(name)}: {list_lines(lines)}", fix)
 

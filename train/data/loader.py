@@ -139,7 +139,7 @@ class BatchLoader:
             for block in in_blocks(of_epoch, lambda micro_batch: micro_batch.samples):
                 parameters = augment.draw_parameters(
                     self.data.augment,
-                    np.concatenate([micro_batch.samples for micro_batch in block]),
+                    np.concatenate([micro_batch.augmentation_keys for micro_batch in block]),
                     shape=self.shape,
                     seed=self.seed,
                     epoch=epoch,

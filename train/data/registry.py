@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from entrypoint import ExitCode, Failure
 from train.config import schema
 from train.config.schema import DataConfig
+from train.data import split_checks
 from train.data.shape import Shape
 from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
 
@@ -93,6 +94,8 @@ OPTIONAL_KEYS: Final = (
     "samples",
     "imbalance",
     "val_fraction",
+    "test_fraction",
+    "fold",
     "group",
     "cache",
 )
@@ -126,6 +129,11 @@ def configured_shape(data: DataConfig) -> Shape | None:
     return Shape(channels=channels, size=(*frames, data.image_size, data.image_size))
 
 
+def describe_test(images: int) -> str:
+    """The size of the test split, as the end of a description; empty without one."""
+    return f", {images:,} for the test at the end" if images else ""
+
+
 def unused_keys(data: DataConfig) -> frozenset[str]:
     """The keys of the data section that do nothing for this source, whatever their value."""
     unused = {key for key in OPTIONAL_KEYS if key not in find_source(data.name).keys}
@@ -151,10 +159,9 @@ def refuse_inapplicable_keys(data: DataConfig) -> None:
         Failure: USAGE.
     """
     _refuse_other_tasks(data)
-    refuse_unused_key(data, "imbalance")
-    refuse_unused_key(data, "frames")
-    refuse_unused_key(data, "images")
-    refuse_unused_key(data, "columns")
+    for key in ("imbalance", "frames", "images", "columns", "test_fraction", "fold"):
+        refuse_unused_key(data, key)
+    split_checks.refuse_conflicting_keys(data)
     find_source(data.name).check(data)
 
 

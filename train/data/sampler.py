@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from threading import Thread
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from train import rng
 from train.config.batches import BatchSizes, StepCounts
 
+T = TypeVar("T")
 SampleIndices = npt.NDArray[np.int64]
 
 
@@ -21,6 +22,7 @@ SampleIndices = npt.NDArray[np.int64]
 class MicroBatch:
     """One micro batch. number: its index in the global batch, on whichever rank.
 
+    draws: a number for each sample that differs between two draws of one sample in an epoch, and keys its augmentation.
     Not frozen: each step creates one, and a frozen dataclass takes three times as long.
     """
 
@@ -28,37 +30,91 @@ class MicroBatch:
     epoch: int
     number: int
     samples: SampleIndices
+    draws: SampleIndices | None = None
+
+    @property
+    def augmentation_keys(self) -> SampleIndices:
+        """int64 [n], with the epoch the keys of the augmentation: the samples' numbers, if each is drawn once."""
+        return self.samples if self.draws is None else self.draws
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochOrder:
+    """The samples of an epoch, int64 [n], in order. draws: as in `MicroBatch`; None if no sample is drawn twice."""
+
+    samples: SampleIndices
+    draws: SampleIndices | None = None
+
+    def part(self, first: int, end: int) -> EpochOrder:
+        """The draws from number `first` to `end` - 1."""
+        return EpochOrder(samples=self.samples[first:end], draws=None if self.draws is None else self.draws[first:end])
+
+
+def uniform_order(samples: int, seed: int, epoch: int) -> EpochOrder:
+    """Every sample once."""
+    return EpochOrder(samples=rng.permutation(samples, rng.ORDER, seed, epoch))
+
+
+def balanced_order(labels: SampleIndices, seed: int, epoch: int) -> EpochOrder:
+    """As many draws as there are samples, of every class equally often: two classes differ by one draw at most.
+
+    The images of a class take turns: none is drawn again before all others of its class were drawn. Which classes get
+    a draw more, and which images, depends on the epoch.
+    """
+    classes = np.unique(labels)
+    each, more = divmod(len(labels), len(classes))
+    num_draws = np.full(len(classes), each)
+    num_draws[rng.permutation(len(classes), rng.ORDER, seed, epoch, 0)[:more]] += 1
+    samples, turns = [], []
+    for label, count in zip(classes.tolist(), num_draws.tolist(), strict=True):
+        members = np.flatnonzero(labels == label)
+        rounds = np.arange(-(-count // len(members)))[:, None]
+        bits = rng.random_bits(rng.ORDER, seed, epoch, label + 1, rounds, np.arange(len(members)))
+        samples.append(members[np.argsort(bits, axis=1, kind="stable")].ravel()[:count])
+        turns.append(np.repeat(rounds, len(members))[:count])
+    mixed = rng.permutation(len(labels), rng.ORDER, seed, epoch)
+    order = np.concatenate(samples)[mixed]
+    return EpochOrder(samples=order, draws=order + len(labels) * np.concatenate(turns)[mixed])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSampler:
-    """All of a run's micro batches for one rank, in order."""
+    """All of a run's micro batches for one rank, in order.
+
+    labels: int64 [samples], to draw every class equally often (data.sampling: balanced); None: every sample once.
+    """
 
     batches: BatchSizes
     steps: StepCounts
     samples: int
     rank: int
     seed: int
+    labels: SampleIndices | None = None
 
     def micro_batches(self, first: int) -> Iterator[MicroBatch]:
         """From optimizer step `first` (counted from 0) to the run's end."""
-        order, ordered = np.empty(0, np.int64), -1
+        order, ordered = EpochOrder(samples=np.empty(0, np.int64)), -1
         epochs = range(first // self.steps.per_epoch, -(-self.steps.total // self.steps.per_epoch))
-        orders = prefetch_epoch_orders(partial(rng.permutation, self.samples, rng.ORDER, self.seed), epochs)
+        orders = prefetch_epoch_orders(self._draw_epoch, epochs)
         for step in range(first, self.steps.total):
             epoch, position = divmod(step, self.steps.per_epoch)
             if epoch != ordered:
                 order, ordered = next(orders), epoch
-            batch = order[position * self.batches.global_ : (position + 1) * self.batches.global_]
+            begin = position * self.batches.global_
             for number in self._numbers():
-                samples = batch[number * self.batches.micro : (number + 1) * self.batches.micro]
-                yield MicroBatch(step=step, epoch=epoch, number=number, samples=samples)
+                part = order.part(begin + number * self.batches.micro, begin + (number + 1) * self.batches.micro)
+                yield MicroBatch(step=step, epoch=epoch, number=number, samples=part.samples, draws=part.draws)
 
     def global_batch(self, step: int) -> SampleIndices:
         """The samples of all ranks in optimizer step `step` (counted from 0), in the order of their micro batches."""
         epoch, position = divmod(step, self.steps.per_epoch)
-        order = rng.permutation(self.samples, rng.ORDER, self.seed, epoch)
-        return order[position * self.batches.global_ : (position + 1) * self.batches.global_]
+        begin = position * self.batches.global_
+        return self._draw_epoch(epoch).samples[begin : begin + self.batches.global_]
+
+    def _draw_epoch(self, epoch: int) -> EpochOrder:
+        if self.labels is None:
+            return uniform_order(self.samples, self.seed, epoch)
+        return balanced_order(self.labels, self.seed, epoch)
 
     def _numbers(self) -> range:
         """The numbers of this rank's micro batches in a global batch: consecutive ones."""
@@ -66,7 +122,7 @@ class BatchSampler:
         return range(first, first + self.batches.accumulation)
 
 
-def prefetch_epoch_orders(draw: Callable[[int], SampleIndices], epochs: range) -> Iterator[SampleIndices]:
+def prefetch_epoch_orders(draw: Callable[[int], T], epochs: range) -> Iterator[T]:
     """The order that `draw` returns for each epoch; a thread draws it during the epoch before.
 
     Sorting a million numbers takes as long as many steps, and numpy releases the GIL meanwhile.
@@ -79,9 +135,9 @@ def prefetch_epoch_orders(draw: Callable[[int], SampleIndices], epochs: range) -
         yield order
 
 
-def _draw_in_thread(draw: Callable[[int], SampleIndices], epoch: int) -> Future[SampleIndices]:
+def _draw_in_thread(draw: Callable[[int], T], epoch: int) -> Future[T]:
     """Draw in a daemon thread, so that a run that ends does not wait for an order that is no longer needed."""
-    future: Future[SampleIndices] = Future()
+    future: Future[T] = Future()
 
     def run() -> None:
         try:

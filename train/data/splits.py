@@ -1,13 +1,14 @@
-"""Defines a data set as the training sees it: two splits, class names and sample shape."""
+"""Defines a data set as the training sees it: its splits, class names and sample shape."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from train.data.shape import Shape
@@ -33,9 +34,10 @@ class SampleSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplits:
-    """Both splits of the data. validation may be empty (data.val_fraction: 0).
+    """The splits of the data. validation may be empty (data.val_fraction: 0).
 
     classes: the names of the model's outputs. task: what the labels are. target: of numbers, their scale.
+    test: measured once at the end of a run, and never to choose anything; None if there is none.
     floats: whether samples are read as float32, not as bytes. notes, warnings: for the user, about the data.
     mirror: whether a sample's mirror image is of the same class, so that data.augment: standard may use it; false
     for digits, and if the class is a direction. shared: an open file whose offset forked processes would share.
@@ -54,9 +56,34 @@ class DataSplits:
     weights: Tensor | None = None
     task: str = CLASSIFICATION
     target: TargetScale | None = None
+    test: SampleSource | None = None
 
     @property
     def bytes_(self) -> int:
-        """The size of all samples as they are read."""
+        """The size of the training and validation samples as they are read."""
         count = len(self.training.labels) + len(self.validation.labels)
         return count * math.prod(self.shape.stored) * (FLOAT32_BYTES if self.floats else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmptySource:
+    """An empty training split, since an evaluation does not read it."""
+
+    labels: Tensor
+    stored: tuple[int, ...]
+
+    def read(self, samples: SampleIndices) -> Tensor:
+        """An empty tensor [0, *stored]."""
+        return torch.empty((0, *self.stored), dtype=torch.uint8)
+
+
+def without_training(splits: DataSplits) -> DataSplits:
+    """The same data with an empty training split, to evaluate without reading the training samples."""
+    labels = torch.empty(0, dtype=torch.int64)
+    return replace(splits, training=EmptySource(labels=labels, stored=tuple(splits.shape.stored)))
+
+
+def with_test_as_validation(splits: DataSplits) -> DataSplits:
+    """The same data with the test split in the place of the validation split. It must have a test split."""
+    assert splits.test is not None
+    return replace(splits, validation=splits.test)

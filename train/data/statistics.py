@@ -9,6 +9,7 @@ import hashlib
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -107,6 +108,16 @@ def describe_numbers(
     return [f"{'numbers':<14} {one_line(classes[0])}: {span}, {spread} (training)"]
 
 
+def describe_balanced_sampling(training: Tensor, classes: Sequence[str]) -> str:
+    """For the banner: how often an epoch with data.sampling: balanced draws the images of the extreme classes."""
+    counts = class_counts(training, len(classes))
+    present = np.flatnonzero(counts)
+    each = len(training) / len(present)
+    extremes = (int(present[counts[present].argmin()]), int(present[counts[present].argmax()]))
+    draws = [f"an image of {one_line(classes[label])} {each / int(counts[label]):.2g} times" for label in extremes]
+    return f"{'sampling':<14} balanced: an epoch draws each class {each:,.0f} times, {' and '.join(draws)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ClassRow:
     name: str
@@ -188,15 +199,13 @@ def data_fingerprint(splits: DataSplits, root: str) -> dict[str, Any]:
     reading them takes as long as an epoch. The task and the scale of numbers are there only where they are not those
     of a classification. The digest `all` does not depend on how files are split.
     """
-    training, validation = splits.training, splits.validation
-    digests = {"training": _split_digest(training, root), "held_out": _split_digest(validation, root)}
-    if (
-        isinstance(training, ImageFileSource)
-        and isinstance(validation, ImageFileSource)
-        and (every := _undivided_paths(training, validation))
-    ):
+    sources = {"training": splits.training, "held_out": splits.validation}
+    if splits.test is not None:
+        sources[resume_rules.TEST_KEY] = splits.test
+    digests = {name: _split_digest(source, root) for name, source in sources.items()}
+    if every := _undivided_paths([*sources.values()]):
         digests["all"] = _sha256(every.pieces())
-    sizes = {"training": len(training.labels), "held_out": len(validation.labels)}
+    sizes = {name: len(source.labels) for name, source in sources.items()}
     task: dict[str, Any] = {} if splits.task == CLASSIFICATION else {"task": splits.task}
     task |= {} if splits.target is None else {resume_rules.TARGET_KEY: asdict(splits.target)}
     return {"classes": list(splits.classes), **sizes, **task, "digests": digests}
@@ -214,9 +223,10 @@ def refuse_different_data(fingerprint: Mapping[str, Any], name: str, all_gather:
     """
     classes_digest = _sha256(repr(class_name).encode() for class_name in fingerprint["classes"])
     facts = {"classes": (len(fingerprint["classes"]), classes_digest)}
+    names = resume_rules.SPLIT_NAMES | {resume_rules.TEST_KEY: "test"}
     facts |= {
-        f"{name} samples": (fingerprint[key], fingerprint[resume_rules.DIGESTS_KEY][key])
-        for key, name in resume_rules.SPLIT_NAMES.items()
+        f"{name} samples": (fingerprint.get(key, 0), fingerprint[resume_rules.DIGESTS_KEY].get(key))
+        for key, name in names.items()
     }
     gathered = all_gather((socket.gethostname(), facts))
     for noun, first in gathered[0][1].items():
@@ -260,13 +270,17 @@ def _relative_paths(source: ImageFileSource, root: str) -> PackedPaths:
     return path_list.pack_paths(str(path).removeprefix(root) for path in source.paths)
 
 
-def _undivided_paths(training: ImageFileSource, validation: ImageFileSource) -> PackedPaths | None:
-    """The list that was split into both, in its order; None if each split has its own list."""
-    if not (isinstance(training.paths, PackedPaths) and isinstance(validation.paths, PackedPaths)):
+def _undivided_paths(sources: Sequence[SampleSource]) -> PackedPaths | None:
+    """The list that was split into the first two sources, in its order; None if these have separate lists.
+
+    A test split of the same list belongs to it.
+    """
+    lists = [source.paths for source in sources if isinstance(source, ImageFileSource)]
+    packed = [paths for paths in lists if isinstance(paths, PackedPaths)]
+    of_one_list = [paths for paths in packed if paths.letters is packed[0].letters]
+    if len(packed) < len(sources) or packed[0].letters is not packed[1].letters:
         return None
-    if training.paths.letters is not validation.paths.letters:
-        return None
-    every = path_list.concatenate_paths(training.paths, validation.paths)
+    every = reduce(path_list.concatenate_paths, of_one_list)
     return every.part(np.argsort(every.starts))
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from train import rng
-from train.config.batches import num_validation_samples
+from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data import long_tail
 from train.data.shape import Shape
@@ -31,13 +31,14 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def open_synthetic(data: DataConfig) -> DataSplits:
-    """Both splits: the first samples are trained on, the last are for validation."""
-    validation = num_validation_samples(data.samples, data.val_fraction)
-    training = data.samples - validation
+    """The first samples are trained on, the next are for validation, and the last for the test."""
+    sizes = count_splits(data.samples, data)
+    training, validation = sizes.training, sizes.validation
     shape = (data.image_size, data.image_size)
     return DataSplits(
         training=_make_source(data, 0, training),
         validation=_make_source(data, training, validation),
+        test=_make_source(data, training + validation, sizes.test) if sizes.test else None,
         classes=tuple(_class_name(data, label) for label in range(data.classes)),
         shape=Shape(channels=3, size=shape if data.frames is None else (data.frames, *shape)),
         mirror=data.frames is None,  # a clip's class is the direction in which its outline turns

@@ -27,6 +27,8 @@ ImagesAndLabels = tuple[Tensor, Tensor]  # uint8 [N, height, width, channels], i
 def open_torchvision_set(data: DataConfig, class_name: str, *, mirror: bool) -> DataSplits:
     """The published training set, and the published test set for validation, resized to data.image_size.
 
+    data.test_fraction takes the test split from the published training set.
+
     Args:
         class_name: in torchvision.datasets. mirror: as in `DataSplits`.
 
@@ -42,10 +44,14 @@ def open_torchvision_set(data: DataConfig, class_name: str, *, mirror: bool) -> 
     )  # the base classes of CIFAR100 and FashionMNIST
     *splits, classes = read(dataset, Path(data.root))
     training, validation = (arrays.array_source(*split, data.name, data.image_size) for split in splits)
+    test = None
+    if data.test_fraction:
+        training, _, test = arrays.split_array(training, data, has_validation=True)
     channels = training.pixels.shape[-1]
     return DataSplits(
         training=training,
         validation=validation,
+        test=test,
         classes=tuple(classes),
         shape=Shape(channels=channels, size=(data.image_size, data.image_size)),
         mirror=mirror,

@@ -18,6 +18,7 @@ from typing import Final
 import torch
 
 from entrypoint import ExitCode, Failure
+from train.config import checks
 from train.config.environment import SET_BY_PARENT_VARIABLE
 from train.config.precisions import PRECISIONS
 
@@ -306,13 +307,8 @@ def choose_precision(requested: str, device: torch.device) -> str:
     entry = PRECISIONS[requested]
     emulated = entry.autocast_dtype == "bfloat16" and not has_bf16
     if emulated if device.type == "cuda" else not entry.on_cpu:
-        raise Failure(
-            f"train.precision {requested} is not possible on this device",
-            found=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-            fix="set train.precision to auto, which takes the best that every device has "
-            "(in a new run: another run.name)",
-            code=ExitCode.USAGE,
-        )
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        raise checks.impossible_precision_failure(requested, name)
     return requested
 
 

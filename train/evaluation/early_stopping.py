@@ -1,4 +1,4 @@
-"""Early stopping ends a run whose metric has reached the target often enough in a row.
+"""Early stopping ends a run whose metric has reached its target, or no longer improves.
 
 It also refuses metrics and targets that the data cannot support.
 """
@@ -6,6 +6,7 @@ It also refuses metrics and targets that the data cannot support.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from entrypoint import ExitCode, Failure
@@ -14,6 +15,31 @@ from train.config.schema import EvalConfig, RunConfig
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
 from train.metrics import DEFAULT_METRIC, METRICS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStop:
+    """A reason to end a run before its last step. override: the setting with which the run trains on."""
+
+    description: str
+    override: str
+
+
+def find_early_stops(config: EvalConfig, *, target_streak: int, stale_evaluations: int) -> tuple[EarlyStop, ...]:
+    """The reasons for which the run may end before its last step; empty while it trains on.
+
+    Args:
+        target_streak: how many evaluations in a row have reached eval.target.
+        stale_evaluations: how many evaluations in a row were not better than the best one.
+    """
+    stops = []
+    if config.target is not None and target_streak >= config.patience:
+        description = f"{config.metric} reached eval.target {config.target:g} in {_evaluations(config.patience)}"
+        stops.append(EarlyStop(description=description, override="eval.target=null"))
+    if config.early_stop is not None and stale_evaluations >= config.early_stop:
+        description = f"{config.metric} did not improve in {_evaluations(stale_evaluations)} (eval.early_stop)"
+        stops.append(EarlyStop(description=description, override="eval.early_stop=null"))
+    return tuple(stops)
 
 
 def count_target_streak(config: EvalConfig, streak: int, result: EvaluationResult) -> int:
@@ -33,13 +59,8 @@ def restore_target_streak(config: EvalConfig, streak: int, last: EvaluationResul
     return streak if config.target == target else min(streak, 1)
 
 
-def should_stop(config: EvalConfig, streak: int) -> bool:
-    """Whether the run may end before its last step."""
-    return config.target is not None and streak >= config.patience
-
-
 def refuse_unusable_metric(config: EvalConfig, *, validation_images: int, classes: int) -> None:
-    """Refuse a metric that is meaningless for so few classes, and a target without validation images.
+    """Refuse a metric that is meaningless for so few classes, and early stopping without validation images.
 
     Args:
         validation_images: the number of validation images.
@@ -47,9 +68,10 @@ def refuse_unusable_metric(config: EvalConfig, *, validation_images: int, classe
     Raises:
         Failure: USAGE.
     """
-    if config.target is not None and validation_images == 0:
-        fix = "set data.val_fraction above 0, give the data validation images, or set eval.target=null"
-        raise _usage_failure("eval.target needs validation images", "0 validation images", fix)
+    for key, value in (("target", config.target), ("early_stop", config.early_stop)):
+        if value is not None and validation_images == 0:
+            fix = f"set data.val_fraction above 0, give the data validation images, or set eval.{key}=null"
+            raise _usage_failure(f"eval.{key} needs validation images", "0 validation images", fix)
     fewest = METRICS[config.metric].min_classes
     if classes < fewest:
         what = f"eval.metric {config.metric} needs more than {fewest - 1} classes"
@@ -88,10 +110,14 @@ def refuse_run_past_end(metadata: Mapping[str, Any], config: RunConfig, counted:
 
 def _had_stopped_early(metadata: Mapping[str, Any]) -> bool:
     """Whether the run had stopped early, by the settings in the checkpoint."""
-    target, patience = (
-        metadata["config"]["eval"].get(key, getattr(EvalConfig(), key)) for key in ("target", "patience")
-    )
-    return should_stop(EvalConfig(target=target, patience=patience), int(metadata["state"].get("held", 0)))
+    keys = ("metric", "target", "patience", "early_stop")
+    saved = {key: metadata["config"]["eval"].get(key, getattr(EvalConfig(), key)) for key in keys}
+    streak, stale = int(metadata["state"].get("held", 0)), int(metadata["state"].get("stale", 0))
+    return bool(find_early_stops(EvalConfig(**saved), target_streak=streak, stale_evaluations=stale))
+
+
+def _evaluations(number: int) -> str:
+    return "1 evaluation" if number == 1 else f"{number:,} evaluations"
 
 
 def _usage_failure(what: str, value: str, fix: str) -> Failure:

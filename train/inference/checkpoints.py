@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from entrypoint import ExitCode, Failure
 from train import files, plugin
@@ -38,6 +38,9 @@ ALLOWED_SETTINGS: Final = ("data.*", "launch.*", "eval.batch_size", "train.preci
 DATA_SETTINGS_UNSEEN_BY_MODEL: Final = (
     "data.samples",
     "data.val_fraction",
+    "data.test_fraction",
+    "data.fold",
+    "data.sampling",
     "data.group",
     "data.augment",
     "data.classes",
@@ -276,32 +279,36 @@ MAX_LISTED_CLASSES: Final = 8  # class names in one line
 SEEN_IMAGES_CAVEAT: Final = "the result does not tell how new images are answered"
 
 
+EvaluatedSplit = Literal["validation", "test", "all"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFacts:
     """The data of a training or an evaluation, as in `statistics.data_fingerprint`.
 
-    training, validation: the samples of the training and of the validation split. digests: of the
-    splits, as far as they are known. task: what the labels are; target: of numbers, the scale that
-    the model was trained with.
+    training, validation, test: the samples of each split. digests: of the splits, as far as they
+    are known. task: what the labels are; target: of numbers, the scale that the model was trained with.
     """
 
     data: DataConfig
     classes: tuple[str, ...]
     training: int
     validation: int
+    test: int = 0
     digests: Mapping[str, str] = field(default_factory=dict)
     task: str = CLASSIFICATION
     target: TargetScale | None = None
 
     @property
     def images(self) -> int:
-        """The images of both splits."""
-        return self.training + self.validation
+        """The images of all splits."""
+        return self.training + self.validation + self.test
 
-    def measured(self, *, all_images: bool) -> str:
-        """The evaluated images in words: those of both splits, or the validation images."""
+    def measured(self, *, split: EvaluatedSplit) -> str:
+        """The evaluated images in words."""
         count = f"{progress.pluralize(self.images, 'image')} of {self.location}"
-        return f"all {count}" if all_images else f"the {self.validation:,} validation images of {count}"
+        sizes = {"validation": self.validation, "test": self.test}
+        return f"all {count}" if split == "all" else f"the {sizes[split]:,} {split} images of {count}"
 
     @property
     def source(self) -> DataSource:
@@ -328,6 +335,7 @@ def training_dataset_facts(chosen: ChosenCheckpoint) -> DatasetFacts | None:
             classes=tuple(map(str, recorded["classes"])),
             training=training,
             validation=validation,
+            test=int(recorded.get(resume_rules.TEST_KEY, 0)),
             digests=digests,
             **recorded_task(recorded),
         )
@@ -396,12 +404,14 @@ def refuse_other_classes(trained: DatasetFacts, evaluated: DatasetFacts) -> None
     )
 
 
-def evaluation_caveats(trained: DatasetFacts, evaluated: DatasetFacts, *, all_images: bool) -> tuple[str, ...]:
-    """Reasons why the metrics may mislead, a line each. all_images: both splits are evaluated."""
+def evaluation_caveats(trained: DatasetFacts, evaluated: DatasetFacts, *, split: EvaluatedSplit) -> tuple[str, ...]:
+    """Reasons why the metrics may mislead, a line each. split: which images are evaluated."""
     caveats = (
         _numbered_classes_caveat(trained, evaluated),
         _missing_classes_caveat(trained, evaluated),
-        _seen_images_caveat(trained, evaluated, all_images=all_images),
+        _test_images_caveat(trained, evaluated)
+        if split == "test"
+        else _seen_images_caveat(trained, evaluated, all_images=split == "all"),
     )
     return tuple(line for line in caveats if line is not None)
 
@@ -462,6 +472,16 @@ def _seen_images_caveat(trained: DatasetFacts, evaluated: DatasetFacts, *, all_i
     # Only the author of other data knows how it is split.
     sure = "are" if evaluated.source.has_class_names else "may be"
     return f"images that the model was trained on {sure} among these {measured:,}: {why}"
+
+
+def _test_images_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> str | None:
+    """The caveat if the test split is not the training's: the model may have been trained on some of its images."""
+    same_training = trained.training == evaluated.training and not _digests_differ(trained, evaluated, "training")
+    same_test = trained.test == evaluated.test and not _digests_differ(trained, evaluated, resume_rules.TEST_KEY)
+    if same_training and same_test:
+        return None
+    before = f"{trained.test:,} test images and {trained.training:,} training images"
+    return f"the splits are not the training's (it had {before}): some of these may have been trained on"
 
 
 def _same_split(trained: DatasetFacts, evaluated: DatasetFacts) -> bool:

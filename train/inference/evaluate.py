@@ -23,12 +23,12 @@ from train.config.schema import RunConfig
 from train.data import path_list, registry, statistics
 from train.data.image_folder import ImageFileSource
 from train.data.loader import BatchLoader, open_loader
-from train.data.splits import DataSplits, SampleIndices, SampleSource
+from train.data.splits import DataSplits, SampleIndices, SampleSource, with_test_as_validation, without_training
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
 from train.evaluation.evaluate import Counter, Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
 from train.inference import checkpoints
-from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, describe_standing
+from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, EvaluationReport
 from train.models import registry as model_registry
 from train.optim.loss import build_task_criterion
@@ -48,7 +48,7 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
     ):
         return sets
     index_by_name = {name: index for index, name in enumerate(classes)}
-    indices = torch.tensor([index_by_name[name] for name in sets.classes])
+    indices, test = torch.tensor([index_by_name[name] for name in sets.classes]), sets.test
 
     def map_labels(labels: Tensor) -> Tensor:
         if labels.ndim == 1:
@@ -61,6 +61,7 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
         sets,
         training=replace(training, labels=map_labels(training.labels)),
         validation=replace(validation, labels=map_labels(validation.labels)),
+        test=replace(test, labels=map_labels(test.labels)) if isinstance(test, ImageFileSource) else test,
         classes=tuple(classes),
     )
 
@@ -89,7 +90,8 @@ class ConcatSource:
 
 def use_all_for_validation(sets: DataSplits) -> DataSplits:
     """The data with all images in the validation split, the training images first."""
-    return replace(sets, validation=_concat_sources(sets.training, sets.validation))
+    both = _concat_sources(sets.training, sets.validation)
+    return replace(sets, validation=both if sets.test is None else _concat_sources(both, sets.test))
 
 
 def _concat_sources(first: SampleSource, second: SampleSource) -> SampleSource:
@@ -117,26 +119,13 @@ class CheckpointWeights:
 class EvaluationData:
     """The data to evaluate, in the validation split of `sets`.
 
-    words: a description. all: all images are evaluated, not only the validation images. notes:
-    caveats about the metrics.
+    words: a description. split: which images are evaluated. notes: caveats about the metrics.
     """
 
     sets: DataSplits
     words: str
-    all: bool
+    split: EvaluatedSplit
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmptySource:
-    """An empty training split, since an evaluation does not read it."""
-
-    labels: Tensor
-    stored: tuple[int, ...]
-
-    def read(self, samples: SampleIndices) -> Tensor:
-        """An empty tensor [0, *stored]."""
-        return torch.empty((0, *self.stored), dtype=torch.uint8)
 
 
 def evaluate_on_rank(
@@ -146,12 +135,12 @@ def evaluate_on_rank(
     environ: MutableMapping[str, str],
     *,
     as_json: bool,
-    all_: bool = False,
+    split: EvaluatedSplit = "validation",
     heartbeat: Heartbeat | None = None,
 ) -> int:
     """Evaluate as one rank; rank 0 writes the result to stdout. Returns the exit code (OK).
 
-    all_: evaluate all images, not only the validation images.
+    split: which images to evaluate.
 
     Raises:
         Failure: if the checkpoint cannot be evaluated.
@@ -162,7 +151,7 @@ def evaluate_on_rank(
     heartbeat.beat("data")
     # Without the cache: filling it would also read the training images.
     config = replace(config, data=replace(config.data, cache=None))
-    data = open_evaluation_data(config, chosen, rank_runtime, all_=all_)
+    data = open_evaluation_data(config, chosen, rank_runtime, split=split)
     sets = data.sets
     for note in data.notes if rank_runtime.is_main else ():
         sys.stderr.write(f"WARNING: {note}\n")
@@ -197,13 +186,13 @@ def build_counter(config: RunConfig, sets: DataSplits) -> Callable[[int, torch.d
 
 
 def open_evaluation_data(
-    config: RunConfig, chosen: ChosenCheckpoint, rank_runtime: Runtime, *, all_: bool
+    config: RunConfig, chosen: ChosenCheckpoint, rank_runtime: Runtime, *, split: EvaluatedSplit
 ) -> EvaluationData:
     """Open the data, and compare it with the other ranks' and the training's.
 
     Raises:
         Failure: DATA for other classes than the training's, and for ranks that see different data;
-            NO_INPUT without validation images, and as `registry.open_splits`.
+            NO_INPUT without images in this split, and as `registry.open_splits`.
     """
     training_facts = checkpoints.training_dataset_facts(chosen)
     sets = registry.open_splits(checkpoints.without_class_count(config.data, training_facts))
@@ -214,6 +203,7 @@ def open_evaluation_data(
         classes=tuple(sets.classes),
         training=fingerprint["training"],
         validation=fingerprint["held_out"],
+        test=fingerprint.get(resume_rules.TEST_KEY, 0),
         digests=fingerprint[resume_rules.DIGESTS_KEY],
         task=sets.task,
         target=sets.target,
@@ -222,11 +212,16 @@ def open_evaluation_data(
         sets = map_to_training_classes(sets, training_facts.classes)
         checkpoints.refuse_other_classes(training_facts, replace(facts, classes=sets.classes))
         sets = replace(sets, target=training_facts.target)
-    sets = use_all_for_validation(sets) if all_ else sets
+    if split == "all":
+        sets = use_all_for_validation(sets)
+    if split == "test":
+        if sets.test is None:
+            raise _no_test_data_failure(config)
+        sets = with_test_as_validation(sets)
     if not len(sets.validation.labels):
         raise _no_validation_data_failure(config)
-    notes = checkpoints.evaluation_caveats(training_facts, facts, all_images=all_) if training_facts is not None else ()
-    return EvaluationData(sets=sets, words=facts.measured(all_images=all_), all=all_, notes=notes)
+    notes = checkpoints.evaluation_caveats(training_facts, facts, split=split) if training_facts is not None else ()
+    return EvaluationData(sets=sets, words=facts.measured(split=split), split=split, notes=notes)
 
 
 def load_weights(chosen: ChosenCheckpoint) -> CheckpointWeights:
@@ -261,11 +256,15 @@ def open_validation_loader(
     config: RunConfig, sets: DataSplits, rank_runtime: Runtime, heartbeat: Heartbeat | None = None
 ) -> BatchLoader:
     """A loader of the validation split only."""
-    no_training = EmptySource(labels=torch.empty(0, dtype=torch.int64), stored=tuple(sets.shape.stored))
-    sets = replace(sets, training=no_training)
     seed, host = config.run.seed, shared_memory.host_ranks(rank_runtime.world, rank_runtime.all_gather)
     return open_loader(
-        sets, config.data, seed=seed, device=rank_runtime.device, cores=host.cores(), pulse=heartbeat, host=host
+        without_training(sets),
+        config.data,
+        seed=seed,
+        device=rank_runtime.device,
+        cores=host.cores(),
+        pulse=heartbeat,
+        host=host,
     )
 
 
@@ -285,7 +284,8 @@ def _build_report(
         weights=EMA_GROUP if averaged else MODEL_GROUP,
         standing=describe_standing(chosen.path),
         measured=part.words,
-        all=part.all,
+        all=part.split == "all",
+        split=part.split,
         notes=part.notes,
         world_size=rank_runtime.world.world_size,
         device=rank_runtime.device.type,
@@ -320,6 +320,17 @@ def _model_mismatch_failure(what: str, mismatch: str, expected: str) -> Failure:
         expected=expected,
         fix="measure it on data with the classes and the size that it was trained with: data.root, data.image_size",
         code=ExitCode.DATA,
+    )
+
+
+def _no_test_data_failure(config: RunConfig) -> Failure:
+    return Failure(
+        "there is no test split to measure",
+        found=f"data.name={config.data.name}, data.root={config.data.root}, "
+        f"data.test_fraction={config.data.test_fraction:g}",
+        expected="a folder test beside train and val, or data.test_fraction in the config of the training",
+        fix="measure other images: train eval RUN data.root=/my/test --all",
+        code=ExitCode.NO_INPUT,
     )
 
 

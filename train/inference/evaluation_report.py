@@ -19,9 +19,9 @@ class EvaluationReport:
     """One evaluation.
 
     weights: EMA_GROUP or MODEL_GROUP. standing: the checkpoint's position in its run, such as "the
-    best". measured: a description of the images. all: all images, not only the validation images.
-    notes: caveats about the metrics. left_out: unreadable images.
-    confusion: rows by label; None for very many classes.
+    best". measured: a description of the images. split, all: which images of the data these are.
+    notes: caveats about the metrics. left_out: unreadable images. confusion: rows by label; None
+    for very many classes.
     """
 
     checkpoint: str
@@ -29,6 +29,7 @@ class EvaluationReport:
     weights: str
     standing: str | None
     measured: str
+    split: str
     all: bool
     notes: tuple[str, ...]
     world_size: int
@@ -54,7 +55,7 @@ class EvaluationReport:
         }
         if self.left_out:
             facts["left out"] = f"{progress.pluralize(self.left_out, 'image')} that cannot be read"
-        metric_rows = results.metric_rows(self.result, self.classes, "image" if self.all else "validation image")
+        metric_rows = results.metric_rows(self.result, self.classes, "image" if self.all else f"{self.split} image")
         if self.confusion is None or len(self.classes) > results.MAX_TABLE_CLASSES:
             return progress.format_rows(facts | metric_rows)
         metric_rows.pop("weak classes", None)  # the table shows them

@@ -25,9 +25,8 @@ from train.data.custom import DatasetSource
 from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import Shape
-from train.data.splits import DataSplits, SampleSource
+from train.data.splits import DataSplits, EmptySource, SampleSource
 from train.inference import checkpoints
-from train.inference.evaluate import EmptySource
 from train.tasks import CLASSIFICATION, MULTI_LABEL, TargetScale
 
 DEFAULT_THRESHOLD: Final = 0.5  # of a label's probability, for weights that no evaluation measured

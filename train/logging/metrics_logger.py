@@ -62,23 +62,25 @@ class MetricsLogger:
         self.trackers: Trackers | None = None
 
     @contextmanager
-    def opened(self, *, step: int, evaluated: int | None = None) -> Iterator[Self]:
+    def opened(self, *, step: int, evaluated: int | None = None, tested: int = 0) -> Iterator[Self]:
         """`open`, and `close` at the end."""
-        self.open(step=step, evaluated=evaluated)
+        self.open(step=step, evaluated=evaluated, tested=tested)
         try:
             yield self
         finally:
             self.close()
 
-    def open(self, *, step: int, evaluated: int | None = None) -> None:
+    def open(self, *, step: int, evaluated: int | None = None, tested: int = 0) -> None:
         """Open the files to continue after `step` (0: from the start), and after the evaluation of step `evaluated`.
+
+        tested: the step of the last `test` event that counts; a later one was cut off before test.json was written.
 
         Lines of later steps are removed, because these steps are computed again: each step is in the file once.
         TensorBoard gets a mark to hide them.
         """
         if not self._main:
             return
-        last = {"eval": step if evaluated is None else evaluated}
+        last = {"eval": step if evaluated is None else evaluated, "test": tested}
         with self._surviving(METRICS_FILE):
             self._lines = JsonLinesFile(self._folder / METRICS_FILE, step=step, last=last)
         if self._tensorboard:

@@ -232,6 +232,36 @@ def eval_mode_notes(net: nn.Module) -> tuple[str, ...]:
     )
 
 
+SOFTMAX_TOLERANCE: Final = 1e-4
+
+
+def softmax_notes(model: ModelConfig, net: nn.Module, shape: Shape) -> tuple[str, ...]:
+    """A note if the outputs are probabilities: the loss takes a softmax of them once more, and hardly learns."""
+    with torch.random.fork_rng(devices=[]), _eval_mode(net), torch.no_grad():
+        output = net(torch.zeros(TRIAL_BATCH_SIZE, *shape.input))
+    if output.shape[1] < 2 or bool((output < 0).any()):
+        return ()
+    if float((output.sum(dim=1) - 1).abs().max()) > SOFTMAX_TOLERANCE:
+        return ()
+    return (
+        f"the network of {model.name} ends in a softmax ({_describe_source(type(net))}): its outputs are "
+        "probabilities, and the loss takes the softmax of them once more, so that it learns slowly. fix: return the "
+        "scores before the softmax; train predict and exported models add it",
+    )
+
+
+def _describe_source(network_class: type) -> str:
+    """The class and where it is written, as far as Python knows."""
+    name = f"class {network_class.__name__}"
+    if network_class.__module__.startswith("torch."):  # a container: its file says nothing
+        return name
+    try:
+        _, line = inspect.getsourcelines(network_class)
+        return f"{name}, {inspect.getsourcefile(network_class)}, line {line}"
+    except (OSError, TypeError):
+        return name
+
+
 def refuse_nonfinite_weights(model: ModelConfig, net: nn.Module) -> None:
     """Refuse initial weights that are NaN or infinite; in a checkpoint they would mean divergence.
 

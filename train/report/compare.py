@@ -47,6 +47,7 @@ DATA_KEYS: Final = (
     "samples",
     "imbalance",
     "val_fraction",
+    "fold",
     "group",
     "columns",
     "augment",

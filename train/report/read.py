@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from stat import S_ISDIR
 from statistics import median, quantiles
@@ -111,14 +112,30 @@ class RecordedRun:
         return [step for step, _ in points], [value for _, value in points]
 
 
+def is_run(folder: Path) -> bool:
+    """Whether the folder has a file of a run."""
+    names = (record.RUN_FILE, record.CONFIG_FILE, metrics_logger.METRICS_FILE)
+    return any(os.path.isfile(folder / file) for file in names)
+
+
+def runs_inside(folder: str) -> list[str]:
+    """The folder itself if it is a run or holds none; otherwise the runs directly in it, ordered by name."""
+    if is_run(Path(folder)):
+        return [folder]
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if is_run(Path(entry.path)))
+    except OSError:
+        return [folder]
+    return [os.path.join(folder, name) for name in names] or [folder]
+
+
 def load_run(folder: Path, name: str | None = None) -> RecordedRun:
     """Read the run in `folder`; `name` is its name in the report.
 
     Raises:
         Failure: NO_INPUT if the folder has no file of a run.
     """
-    names = (record.RUN_FILE, record.CONFIG_FILE, metrics_logger.METRICS_FILE)
-    if not any(os.path.isfile(folder / file) for file in names):
+    if not is_run(folder):
         raise Failure(
             f"{folder} is not a run's folder",
             found=_describe_path(folder),
@@ -146,7 +163,7 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
 
 
 def load_runs(folders: Sequence[str]) -> tuple[list[RecordedRun], list[str]]:
-    """Read each folder once.
+    """Read each folder once. A folder of runs stands for all of them.
 
     Return the runs, and what was left out because it is no run, with the reason.
 
@@ -156,7 +173,7 @@ def load_runs(folders: Sequence[str]) -> tuple[list[RecordedRun], list[str]]:
         Failure: as `load_run`, if no folder is a run.
     """
     arguments: dict[Path, str] = {}
-    for folder in folders:
+    for folder in chain.from_iterable(map(runs_inside, folders)):
         arguments.setdefault(Path(os.path.realpath(folder)), folder)
     names, runs, failures = Counter(path.name for path in arguments), [], []
     for path, argument in arguments.items():

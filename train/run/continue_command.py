@@ -15,6 +15,7 @@ from typing import Final
 from entrypoint import redact_words
 from train.config.batches import StepCounts, overrides_to_continue
 from train.config.schema import RunConfig
+from train.evaluation.early_stopping import EarlyStop
 from train.files import one_line
 
 TYPED_COMMAND_VARIABLE: Final = "ENTRYPOINT_TYPED"  # the parent process sets it
@@ -23,12 +24,12 @@ RESUME_KEY: Final = "checkpoint.resume"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
-    """A finished run and its last step. stopped_early: whether it has reached eval.target."""
+    """A finished run and its last step. early_stops: why it ended before its last planned step."""
 
     config: RunConfig
     steps: StepCounts
     step: int
-    stopped_early: bool
+    early_stops: tuple[EarlyStop, ...] = ()
 
 
 def typed_command(argv: Sequence[str], path: str | None, *, isolated: bool = False) -> str:
@@ -59,7 +60,7 @@ def overrides_to_train_on(run: FinishedRun) -> list[str]:
     train = run.config.train
     steps = overrides_to_continue(run.steps, run.step, epochs=train.epochs, max_steps=train.max_steps)
     resume = [f"{RESUME_KEY}=auto"] if run.config.checkpoint.resume == "never" else []
-    return [*(["eval.target=null"] if run.stopped_early else []), *steps, *resume]
+    return [*(stop.override for stop in run.early_stops), *steps, *resume]
 
 
 def program_of(command: str) -> str:

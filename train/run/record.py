@@ -24,6 +24,7 @@ from entrypoint import ExitCode, Failure, World, job_info_from_environ, redact_w
 from train import files
 from train.config import load
 from train.config.schema import RunConfig
+from train.evaluation.final_score import TEST_FILE
 from train.file_lock import LockHolder
 from train.run import exit_file
 from train.run.exit_file import ExitRecord
@@ -86,6 +87,7 @@ RECORDED_PACKAGES = (PROJECT_PACKAGE, "torch", "torchvision", "accelerate", "saf
 RESULT_NAMES = (
     "checkpoints",
     BEST_FILE,
+    TEST_FILE,
     CONFUSION_FILE,
     BEST_CONFUSION_FILE,
     "metrics.jsonl",

@@ -511,7 +511,7 @@ TABLES: dict[str, tuple[Make, str, int, tuple[str, ...], str]] = {
         listed(rows("aabc", ["train", "val", "train", "val"]), "path,label,split"),
         "",
         65,
-        ("only in the val rows", "c: line 5"),
+        ("a class that no train row has", "c: line 5"),
         "add training images",
     ),
     "image-in-two-splits": (

@@ -79,7 +79,30 @@ DATA: dict[str, Row] = {
         "not in a variable of the module",
     ),
     "item-no-pair": ("return [1, 2, 3], None", 65, ("item 0 is no pair", "int"), "mend the dataset"),
-    "label-is-text": ("return pair(label=str), None", 65, ("item 0 is no pair",), "mend the dataset"),
+    "label-is-text": (
+        "return pair(label=str), None",
+        65,
+        ("the label of item 0 is text", "'0'", "one integer for each image"),
+        "names.index(label)",
+    ),
+    "listed-label-is-text": (
+        "s = Set(pair()); s.targets = ['cat', 'dog'] * 6; return s, None",
+        65,
+        ("the first of .targets or .labels is text", "'cat'"),
+        ".classes = names",
+    ),
+    "label-is-float": (
+        "return pair(label=float), None",
+        65,
+        ("the label of item 0 is a number with a decimal point", "0.0"),
+        "return int(label)",
+    ),
+    "label-is-vector": (
+        "return pair(label=lambda n: np.eye(2)[n % 2]), None",
+        65,
+        ("the label of item 0 is a vector", "[2]"),
+        "label.argmax()",
+    ),
     "image-is-text": (
         "return [('x', n % 2) for n in range(9)], None",
         65,

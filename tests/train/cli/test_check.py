@@ -170,7 +170,8 @@ def test_what_is_in_an_image_folder_is_counted(tmp_path: Path) -> None:
     (tmp_path / "a/notes.txt").touch()
     shown = described("data.name=folder", f"data.root={tmp_path}", "train.global_batch_size=4")
     assert "32 pixels, 10 images in 2 classes (a, b): 8 for training, 2 for validation\n" in shown
-    assert shown.endswith("\nnote: 1 file is not read: .txt (1)")
+    assert "\nnote: 1 file is not read: .txt (1)\n" in shown
+    assert shown.endswith("\nnote: 10 optimizer steps in all are few to learn from: more train.epochs give more")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,17 @@ def test_eval_says_what_was_passed_over(launched: dict[str, Any], checkpoint: Pa
 @pytest.mark.parametrize("line", [["eval", "run", "--all"], ["eval", "--all", "run"], ["--all", "eval", "run"]])
 def test_eval_of_all_images_is_handed_to_the_ranks(launched: dict[str, Any], checkpoint: Path, line: list[str]) -> None:
     assert front.run_command(line, {"TMPDIR": "."}) == 7
-    assert launched["command"][7:] == ["--all"]
+    assert launched["command"][7:] == ["--split", "all"]
+
+
+def test_eval_of_the_test_split_is_handed_to_the_ranks(launched: dict[str, Any], checkpoint: Path) -> None:
+    assert front.run_command(["eval", "run", "--split", "test"], {"TMPDIR": "."}) == 7
+    assert launched["command"][7:] == ["--split", "test"]
+
+
+def test_eval_takes_one_split(launched: dict[str, Any], checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert front.run_command(["eval", "run", "--all", "--split", "test"], {"TMPDIR": "."}) == 64
+    assert "not allowed with" in capsys.readouterr().err
 
 
 def test_eval_promises_no_save_to_who_stops_it(
@@ -98,7 +108,7 @@ def test_the_help_of_eval_is_its_own_with_an_example_of_each_kind(capsys: pytest
         front.run_command(["eval", "--help"], {})
     said = capsys.readouterr().out
     assert left.value.code == 0
-    assert said.startswith("usage: train eval RUN [--all] [--json]")
+    assert said.startswith("usage: train eval RUN [--all | --split NAME] [--json]")
     examples = [line.partition("  train eval ")[2] for line in said.splitlines() if line.startswith("  train eval ")]
     assert all(
         any(word in line for line in examples) for word in ("step-", "--all", "data.root=", "--json", "--device")
@@ -107,7 +117,7 @@ def test_the_help_of_eval_is_its_own_with_an_example_of_each_kind(capsys: pytest
 
 def test_each_option_of_eval_is_explained_in_its_own_line() -> None:
     options = [line for line in evaluate.build_parser().format_help().splitlines() if line.startswith("  -")]
-    assert len(options) == 10
+    assert len(options) == 11
     assert all(len(line) <= 100 and re.match(r"  --?[a-z].*?  +[a-z]", line) for line in options)
 
 

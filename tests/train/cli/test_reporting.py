@@ -13,6 +13,7 @@ from made_up_runs import make_run
 from entrypoint import Failure
 from train import __main__ as front
 from train.cli import report
+from train.report import read
 
 
 def test_the_report_of_a_run_lies_in_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,3 +66,20 @@ def test_torch_is_not_imported_to_make_it() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (shown.stdout.splitlines()[-1], shown.stderr) == ("False", "")
+
+
+def test_a_folder_of_runs_stands_for_all_of_them() -> None:
+    for name in ("b", "a"):
+        make_run(Path(f"runs/{name}"))
+    Path("runs/notes").mkdir()
+    Path("runs/notes.txt").touch()
+    runs, missing = read.load_runs(["runs", "runs/a"])
+    assert ([run.name for run in runs], missing) == (["a", "b"], [])
+    assert front.run_command(["report", "runs"], {}) == 0
+    assert Path("report/report.html").exists()
+
+
+def test_a_folder_without_a_run_is_named() -> None:
+    Path("runs/notes").mkdir(parents=True)
+    with pytest.raises(Failure, match="runs is not a run's folder"):
+        read.load_runs(["runs"])

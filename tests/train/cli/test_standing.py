@@ -174,3 +174,9 @@ def test_what_a_real_training_leaves_is_understood(tmp_path: Path) -> None:
         forget_accelerate()
     assert stands(tmp_path / "run", *settings, total=None).message.startswith("is finished (step 8 of 8)")
     assert "run.seed: 0 -> 7" in stands(tmp_path / "run", *settings, "run.seed=7").message
+
+
+def test_a_run_that_no_longer_improved_is_finished(tmp_path: Path) -> None:
+    saved(tmp_path, "eval.early_stop=3", state={"stale": 3, "result": SCORES})
+    assert "add eval.early_stop=null to go on" in stands(tmp_path, "eval.early_stop=3").message
+    assert stands(tmp_path, "eval.early_stop=4").message == "would go on from step 20 of 40"

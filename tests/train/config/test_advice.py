@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+from entrypoint import Failure
 from train.config import load
 from train.config.schema import RunConfig
 
@@ -74,3 +76,55 @@ def test_case_does_not_hide_the_nearest_name() -> None:
 def test_another_tools_name_leads_to_a_key_that_exists(key: str, ours: str) -> None:
     assert ours in load.key_paths(RunConfig)
     assert load.nearest_key(key, "train", ("epochs",)) == ours
+
+
+def fix_for(setting: str) -> str:
+    """The fix for one setting of the command line."""
+    with pytest.raises(Failure) as caught:
+        load.load_config(None, [setting])
+    return caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("setting", "fix"),
+    [
+        ("data.path=/x", "write data.root instead of data.path"),
+        ("optim.betas=[0.9, 0.95]", "write optim.args.betas=[0.9, 0.95]"),
+        ("train.dropout=0.1", "write model.args.dropout=0.1"),
+        ("train.amp=true", "write train.precision: bf16, fp16 or fp32"),
+        ("model.pretrained=true", "set model.weights to the file of pretrained weights"),
+        ("train.accumulation=4", "set train.global_batch_size and train.micro_batch_size"),
+        ("train.early_stopping=4", "write eval.early_stop instead of train.early_stopping"),
+        ("optim.lr=0,1", "write 0.1, with a point instead of the comma"),
+        ("data.val_fraction=0,25", "write 0.25, with a point instead of the comma"),
+    ],
+)
+def test_what_users_of_other_tools_write_leads_to_the_setting_that_does_it(setting: str, fix: str) -> None:
+    assert fix_for(setting).startswith(fix)
+
+
+def test_an_argument_written_as_a_key_of_a_file_is_shown_as_the_file_would_hold_it(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("optim:\n  betas: [0.9, 0.95]\n")
+    with pytest.raises(Failure) as caught:
+        load.load_config(str(tmp_path / "my.yaml"))
+    assert caught.value.fix == "write optim.args: {betas: [0.9, 0.95]}"
+
+
+@pytest.mark.parametrize("key", ["data.root", "run.output_dir", "model.weights"])
+def test_a_path_from_home_is_written_out(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert fix_for(f"{key}=~/photos") == f"write {key}=/home/me/photos"
+
+
+def test_the_home_of_nobody_is_not_guessed() -> None:
+    assert fix_for("data.root=~nobody-of-this-name/photos").startswith("correct it")
+
+
+@pytest.mark.parametrize("key", [*load.FIXES_FOR_OTHER_TOOLS, *load.ARGUMENTS_WRITTEN_AS_KEYS])
+def test_what_has_a_fix_of_its_own_is_no_key_of_ours(key: str) -> None:
+    assert key not in {path.rpartition(".")[2] for path in load.key_paths(RunConfig)}
+
+
+@pytest.mark.parametrize("key", set(load.ARGUMENTS_WRITTEN_AS_KEYS.values()))
+def test_the_key_that_holds_arguments_exists(key: str) -> None:
+    assert key in load.key_paths(RunConfig)

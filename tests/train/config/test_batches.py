@@ -19,6 +19,7 @@ from train.config.batches import (
     nearest_divisors,
     nearest_multiples,
     overrides_to_continue,
+    step_notes,
 )
 
 NEW = "(in a new run: another run.name)"
@@ -202,3 +203,51 @@ def test_what_is_to_be_added_lets_a_run_go_on_and_nothing_is_added_in_vain(
     assert bool(settings) == (at >= ends(epochs, most))
     added = dict(setting.split("=") for setting in settings)
     assert at < ends(int(added.get("train.epochs", epochs)), None if "train.max_steps" in added else most) or not added
+
+
+def notes(samples: int, global_batch_size: int, *, epochs: int = 100, ranks: int = 1) -> tuple[str, ...]:
+    batch = compute_batch_sizes(global_batch_size, "auto", ranks)
+    steps = count_steps(batch, samples, epochs=epochs, max_steps=None)
+    return step_notes(steps, batch, samples=samples, max_steps=None)
+
+
+def test_a_run_of_few_steps_is_told_the_batch_that_gives_enough() -> None:
+    (said,) = notes(512, 256, epochs=5)
+    assert said.startswith(
+        "10 optimizer steps in all are few to learn from: train.global_batch_size=51 gives 10 per epoch"
+    )
+    assert notes(512, 51, epochs=5) == ()
+
+
+def test_no_batch_is_named_that_is_too_small_to_train_with() -> None:
+    assert notes(20, 10, epochs=5) == (
+        "10 optimizer steps in all are few to learn from: train.global_batch_size=8 gives 2 per epoch, and more "
+        "train.epochs give more",
+    )
+    assert notes(20, 4, epochs=5) == ("25 optimizer steps in all are few to learn from: more train.epochs give more",)
+
+
+def test_a_run_whose_user_set_the_steps_is_told_nothing() -> None:
+    batch = compute_batch_sizes(16, "auto", 1)
+    steps = count_steps(batch, 160, epochs=1, max_steps=5)
+    assert step_notes(steps, batch, samples=160, max_steps=5) == ()
+
+
+def test_a_large_part_of_an_epoch_that_is_left_out_is_said_with_a_batch_that_leaves_out_less() -> None:
+    (said,) = notes(300, 256)
+    assert said == (
+        "each epoch leaves out 44 of 300 training images (15%), others each time, because its last batch is not full; "
+        "with train.global_batch_size=150 it would be 0"
+    )
+
+
+def test_the_batch_that_leaves_out_less_fits_the_ranks() -> None:
+    (said,) = notes(300, 256, ranks=4)
+    size = int(said.partition("train.global_batch_size=")[2].split()[0])
+    assert size % 4 == 0
+    assert 300 % size < 44
+
+
+@pytest.mark.parametrize(("samples", "size"), [(50_000, 256), (8_000, 256), (2_560, 256)])
+def test_a_usual_run_is_told_nothing(samples: int, size: int) -> None:
+    assert notes(samples, size) == ()

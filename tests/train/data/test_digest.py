@@ -165,7 +165,7 @@ def test_an_evaluation_whose_ranks_see_different_data_is_refused(photos: Path) -
     ready: Any = HostRanks(world_size=2, all_gather=lambda mine: [mine, heard(before)])
     with pytest.raises(Failure, match="the ranks see different data") as caught:
         evaluate.open_evaluation_data(
-            config, checkpoints.choose_checkpoint(str(trainer.loop.checkpoint)), ready, all_=False
+            config, checkpoints.choose_checkpoint(str(trainer.loop.checkpoint)), ready, split="validation"
         )
     assert caught.value.code == ExitCode.DATA
 

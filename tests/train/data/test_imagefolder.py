@@ -38,8 +38,7 @@ SPLITS = {  # folders that hold both classes -> training, validation, folders th
     "capitals": (("Train", "Test"), "Train", "Test", ()),
     "loud": (("TRAIN", "VAL"), "TRAIN", "VAL", ()),
     "longer": (("Training", "Testing"), "Training", "Testing", ()),
-    "development": (("train", "Dev", "testing"), "train", "Dev", ("testing",)),
-    "all-three": (("train", "test", "val"), "train", "val", ("test",)),
+    "two-to-validate": (("train", "Dev", "val"), "train", "val", ("Dev",)),
     "no-validation": (("training", "photos"), "training", None, ("photos",)),
     "both-cases": (("Train", "train", "Test", "test"), "train", "test", ("Test", "Train")),
 }
@@ -52,6 +51,29 @@ def test_sides_are_known_by_their_names_in_any_case(
     found = class_folders.find_layout(make(tmp_path, *(f"{split}/{name}/1.jpg" for split in names for name in "ab")))
     assert (found.training, found.classes) == (tmp_path / training, ("a", "b"))
     assert (found.validation, found.aside) == (tmp_path / validation if validation else None, aside)
+
+
+TESTS = {  # folders that hold both classes -> validation, test
+    "all-three": (("train", "test", "val"), "val", "test"),
+    "development": (("train", "Dev", "testing"), "Dev", "testing"),
+    "no-validation": (("train", "test"), "test", None),
+    "two": (("train", "testing", "test", "val"), "val", "test"),
+}
+
+
+@pytest.mark.parametrize(("names", "validation", "test"), TESTS.values(), ids=TESTS)
+def test_a_test_folder_is_kept_for_the_end_where_another_one_validates(
+    tmp_path: Path, names: tuple[str, ...], validation: str, test: str | None
+) -> None:
+    found = class_folders.find_layout(make(tmp_path, *(f"{split}/{name}/1.jpg" for split in names for name in "ab")))
+    assert (found.validation, found.test) == (tmp_path / validation, tmp_path / test if test else None)
+
+
+@pytest.mark.parametrize("inside", ["1.jpg", "unknown/1.jpg"])
+def test_test_images_without_labels_are_not_read(tmp_path: Path, inside: str) -> None:
+    make(tmp_path, *(f"{split}/{name}/1.jpg" for split in ("train", "val") for name in "ab"), f"test/{inside}")
+    found = class_folders.find_layout(tmp_path)
+    assert (found.test, found.aside) == (None, ("test",))
 
 
 @pytest.mark.parametrize("names", [("bus", "Train"), ("Training", "resting"), ("test", "control")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,9 +34,64 @@ def test_both_sides_are_counted_where_there_are_two(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_read_is_told_by_check_as_by_the_start(tmp_path: Path) -> None:
-    data = make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "val", "test") for name in ("cat", "dog")))
-    assert folder.scan_image_folder(data).aside == "not read, beside train (training) and val (validation): test"
-    assert registry.open_splits(data).notes == (folder.scan_image_folder(data).aside,)
+    data = make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "val", "dev") for name in ("cat", "dog")))
+    said = ("not read, beside train (training) and val (validation): dev",)
+    assert folder.scan_image_folder(data).remarks == said
+    assert registry.open_splits(data).notes == said
+
+
+def test_a_folder_test_that_chooses_the_checkpoint_is_said_by_check_as_by_the_start(tmp_path: Path) -> None:
+    data = make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "test") for name in ("cat", "dog")))
+    (said,) = folder.scan_image_folder(data).remarks
+    assert said.startswith("test is the validation split, since there is no folder val: it chooses the best checkpoint")
+    assert registry.open_splits(data).notes == (said,)
+
+
+def test_a_test_folder_is_counted_by_check_as_by_the_start(tmp_path: Path) -> None:
+    sides = [f"{side}/{name}/1.jpg" for side in ("train", "val", "test") for name in ("cat", "dog")]
+    data = make(tmp_path, *sides, "test/dog/2.jpg")
+    found, real = folder.scan_image_folder(data), image_folder.list_splits(data)
+    assert (found.test, found.remarks, real.notes) == (3, (), ())
+    assert real.test is not None
+    assert real.test.labels.tolist() == [0, 1, 1]
+    assert "2 for training, 2 for validation, 3 for the test at the end" in found.row()
+
+
+@pytest.mark.parametrize("keys", [{"test_fraction": 0.2}, {"fold": "2/3"}, {"fold": "3/3", "test_fraction": 0.1}])
+@pytest.mark.parametrize("group", [None, r"\d"])
+def test_the_splits_that_check_counts_are_those_of_the_start(
+    tmp_path: Path, keys: dict[str, Any], group: str | None
+) -> None:
+    make(tmp_path, *(f"{name}/{i}-{k}.jpg" for name in ("a", "b") for i in range(9) for k in range(3)))
+    data = DataConfig(name="folder", root=str(tmp_path), group=group, **keys)
+    found, real = folder.scan_image_folder(data), image_folder.list_splits(data)
+    sizes = (len(real.training.paths), len(real.validation.paths), len(real.test.paths) if real.test else 0)
+    assert (found.training, found.validation, found.test) == sizes
+    assert sum(sizes) == 54
+    assert bool(sizes[2]) == ("test_fraction" in keys)
+
+
+def test_folds_leave_a_folder_test_beside_train_for_the_end(tmp_path: Path) -> None:
+    make(tmp_path, *(f"train/{name}/{i}.jpg" for name in ("a", "b") for i in range(5)), "test/a/1.jpg", "test/b/1.jpg")
+    data = DataConfig(name="folder", root=str(tmp_path), fold="1/5")
+    real = image_folder.list_splits(data)
+    assert (len(real.training.paths), len(real.validation.paths)) == (8, 2)
+    assert real.test is not None
+
+
+def test_folds_beside_a_validation_folder_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "val") for name in ("a", "b")))
+    with pytest.raises(Failure, match=r"data\.fold does not go with validation images of their own") as caught:
+        folder.scan_image_folder(DataConfig(name="folder", root=str(tmp_path), fold="1/5"))
+    assert caught.value.code == ExitCode.USAGE
+
+
+def test_a_group_in_the_test_folder_and_in_another_one_is_refused(tmp_path: Path) -> None:
+    sides = [f"{side}/{name}/{side}-1.jpg" for side in ("train", "val", "test") for name in ("a", "b")]
+    make(tmp_path, *sides, "train/a/test-2.jpg")
+    data = DataConfig(name="folder", root=str(tmp_path), group=r"(\w+)-")
+    with pytest.raises(Failure, match="1 groups are in both splits, training and test"):
+        image_folder.list_splits(data)
 
 
 def test_what_looks_like_a_slip_is_told_by_check_as_by_the_start(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ BAD = {
     "no-items": ("Squares(0), None", "without items"),
     "no-validation-items": ("Squares(), Squares(0)", "without items"),
     "too-many-targets": ("setattr(Squares, 'targets', [0, 1] * 40) or (Squares(), None)", "80 labels"),
-    "text-targets": ("setattr(Squares, 'targets', ['a', 'b'] * 20) or (Squares(), None)", "users_data:make"),
+    "text-targets": ("setattr(Squares, 'targets', ['a', 'b'] * 20) or (Squares(), None)", "'a'"),
     "float-targets": ("setattr(Squares, 'targets', [0.0, 1.0] * 20) or (Squares(), None)", "float64"),
     "negative-targets": ("setattr(Squares, 'targets', [-1, 1] * 20) or (Squares(), None)", "-1"),
     "a-gap": ("setattr(Squares, 'targets', [0, 2] * 20) or (Squares(), None)", "no label 1"),

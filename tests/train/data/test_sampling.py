@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.config.batches import compute_batch_sizes, count_steps
+from train.data import sampler
 from train.data.sampler import BatchSampler, MicroBatch, SampleIndices, prefetch_epoch_orders, rank_blocks
 
 SAMPLES, GLOBAL, MICRO = 50, 16, 2
@@ -94,3 +96,66 @@ def test_what_goes_wrong_in_drawing_is_told_in_its_turn() -> None:
 
     with pytest.raises(MemoryError):
         next(prefetch_epoch_orders(draw, range(1)))
+
+
+LABELS = np.array([0] * 40 + [1] * 7 + [2] * 3)
+
+
+def draws(epoch: int = 0, labels: SampleIndices = LABELS) -> SampleIndices:
+    return sampler.balanced_order(labels, 3, epoch).samples
+
+
+def test_a_balanced_epoch_has_as_many_draws_and_every_class_equally_often() -> None:
+    assert len(draws()) == len(LABELS)
+    assert sorted(np.bincount(LABELS[draws()]).tolist()) == [16, 17, 17]
+
+
+def test_the_images_of_a_class_take_turns() -> None:
+    counts = np.bincount(draws(), minlength=len(LABELS))
+    for label in range(3):
+        of_class = counts[label == LABELS]
+        assert of_class.max() - of_class.min() <= 1
+
+
+def test_another_epoch_draws_other_images_of_a_common_class() -> None:
+    first, second = ({sample for sample in draws(epoch).tolist() if LABELS[sample] == 0} for epoch in (0, 1))
+    assert first != second
+
+
+def test_over_many_epochs_each_class_is_drawn_equally_often() -> None:
+    counts = sum(np.bincount(LABELS[draws(epoch)]) for epoch in range(300))
+    assert np.abs(counts / (300 * 50 / 3) - 1).max() < 0.01
+
+
+def test_no_two_draws_of_an_epoch_share_the_key_of_their_augmentation() -> None:
+    order = sampler.balanced_order(LABELS, 3, 0)
+    assert order.draws is not None
+    assert len(set(order.draws.tolist())) == len(LABELS)
+    assert np.array_equal(order.draws % len(LABELS), order.samples)
+
+
+def test_a_class_of_one_image_among_many_is_drawn_fast() -> None:
+    labels = np.array([0] * 200_000 + [1])
+    assert np.bincount(draws(labels=labels), minlength=len(labels))[-1] in (100_000, 100_001)
+
+
+def test_a_class_without_an_image_is_left_out() -> None:
+    assert sorted(np.bincount(draws(labels=np.array([0, 0, 0, 2]))).tolist())[-1] <= 2
+
+
+def balanced_pieces(world_size: int, first: int = 0) -> dict[tuple[int, int], MicroBatch]:
+    balanced = [replace(course(world_size, rank), labels=LABELS) for rank in range(world_size)]
+    return {(piece.step, piece.number): piece for each in balanced for piece in each.micro_batches(first)}
+
+
+@pytest.mark.parametrize(("world_size", "first"), [(2, 0), (4, 0), (1, 2), (4, 4)])
+def test_every_world_and_every_resume_has_the_same_balanced_micro_batches(world_size: int, first: int) -> None:
+    one, many = balanced_pieces(1), balanced_pieces(world_size, first)
+    assert many.keys() == {place for place in one if place[0] >= first}
+    assert all(np.array_equal(one[place].samples, many[place].samples) for place in many)
+    assert all(np.array_equal(one[place].augmentation_keys, many[place].augmentation_keys) for place in many)
+
+
+def test_a_balanced_global_batch_is_its_micro_batches_in_order() -> None:
+    pieces = [piece.samples for (at, _), piece in sorted(balanced_pieces(2).items()) if at == 1]
+    assert np.array_equal(np.concatenate(pieces), replace(course(2, 1), labels=LABELS).global_batch(1))

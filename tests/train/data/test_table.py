@@ -12,7 +12,7 @@ from images import write_classes, write_image
 from jobs import TINY, built, trained
 from label_tables import rows, write_table
 
-from entrypoint import Failure, Heartbeat
+from entrypoint import ExitCode, Failure, Heartbeat
 from train.config.schema import DataConfig
 from train.data import decoded_cache, registry, statistics
 from train.data.image_folder import ImageFileSource
@@ -53,11 +53,29 @@ def test_the_split_column_decides_what_is_validation(tmp_path: Path) -> None:
     assert (names(sets.training), names(sets.validation)) == (["000.png", "002.png"], ["001.png", "003.png"])
 
 
-def test_test_rows_are_left_out_and_a_note_counts_them(tmp_path: Path) -> None:
-    table = write_table(tmp_path, rows("ababab", ["train"] * 2 + ["val"] * 2 + ["test"] * 2), "path,label,split")
+def test_test_rows_are_the_test_split(tmp_path: Path) -> None:
+    table = write_table(tmp_path, rows("ababab", ["train"] * 2 + ["test"] * 2 + ["val"] * 2), "path,label,split")
     sets = opened(table)
-    assert len(sets.training.labels) + len(sets.validation.labels) == 4
-    assert sets.notes == ("2 test rows are left out: neither trained on nor used for validation",)
+    assert sets.test is not None
+    assert [names(split) for split in (sets.training, sets.validation, sets.test)] == [
+        ["000.png", "001.png"],
+        ["004.png", "005.png"],
+        ["002.png", "003.png"],
+    ]
+
+
+def test_the_folds_of_a_table_are_all_of_its_images(tmp_path: Path) -> None:
+    table = write_table(tmp_path, rows("ab" * 10))
+    folds = [names(opened(table, fold=f"{number}/4").validation) for number in (1, 2, 3, 4)]
+    assert sorted(name for fold in folds for name in fold) == [f"{number:03d}.png" for number in range(20)]
+
+
+@pytest.mark.parametrize(("split", "key"), [("val", {"fold": "1/2"}), ("test", {"test_fraction": 0.5})])
+def test_a_split_of_the_table_and_of_a_key_is_refused(tmp_path: Path, split: str, key: dict[str, Any]) -> None:
+    table = write_table(tmp_path, rows("aabb", ["train", split] * 2), "path,label,split")
+    with pytest.raises(Failure, match="does not go with") as caught:
+        opened(table, **key)
+    assert caught.value.code == ExitCode.USAGE
 
 
 def test_without_a_split_column_a_share_of_every_class_is_for_validation(tmp_path: Path) -> None:

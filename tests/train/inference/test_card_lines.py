@@ -100,8 +100,8 @@ def test_the_lines_for_other_formats_name_the_same_class(tmp_path: Path) -> None
     code, torch_code, onnx_code = card_lines(model)
     assert run_elsewhere(onnx_code, tmp_path) == [name]
     about_network = re.compile(r"^(network|outputs)\b.*\n", re.MULTILINE)
-    start, end = about_network.sub("", code).rstrip().rsplit("\n", 2)
-    assert run_elsewhere(f"{start}\n{torch_code}{end}", tmp_path)[0] == name
+    start, *end = about_network.sub("", code).rstrip().rsplit("\n", 2)
+    assert run_elsewhere("\n".join([start, torch_code, *end]), tmp_path)[0] == name
 
 
 def test_the_lines_for_clips_run_too(tmp_path: Path) -> None:

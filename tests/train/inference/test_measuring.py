@@ -126,12 +126,12 @@ def small(tmp_path: Path) -> Path:
     return trainer.loop.checkpoint
 
 
-def measure(path: Path, *settings: str, as_json: bool = True, all_: bool = False) -> int:
+def measure(path: Path, *settings: str, as_json: bool = True, split: checkpoints.EvaluatedSplit = "validation") -> int:
     found = checkpoints.choose_checkpoint(str(path))
     config, _ = checkpoints.load_config(found, None, settings)
     forget_accelerate()
     try:
-        return evaluate.evaluate_on_rank(config, found, ALONE, {}, as_json=as_json, all_=all_)
+        return evaluate.evaluate_on_rank(config, found, ALONE, {}, as_json=as_json, split=split)
     finally:
         forget_accelerate()
 
@@ -285,7 +285,7 @@ def test_images_of_other_classes_are_refused_by_both_lists_of_names(pets: Path) 
 def test_images_of_as_many_other_classes_are_refused(pets: Path) -> None:
     write_classes(pets / "birds", emu=9, jay=9)
     with pytest.raises(Failure, match="other classes than the model was trained on"):
-        measure(pets / "run", f"data.root={pets / 'birds'}", all_=True)
+        measure(pets / "run", f"data.root={pets / 'birds'}", split="all")
 
 
 def told_of(captured: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], list[str]]:
@@ -307,7 +307,7 @@ def test_a_split_that_holds_trained_images_is_warned_of_in_a_line(
 def test_every_image_of_a_test_set_is_measured_once(pets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_classes(pets / "test", cat=7, dog=6)
     capsys.readouterr()
-    assert measure(pets / "run", f"data.root={pets / 'test'}", "eval.batch_size=5", all_=True) == 0
+    assert measure(pets / "run", f"data.root={pets / 'test'}", "eval.batch_size=5", split="all") == 0
     found, warned = told_of(capsys)
     assert (found["samples"], [sum(row) for row in found["confusion"]]) == (13, [7, 6])
     assert (found["measured"], found["all"], warned) == (f"all 13 images of {pets / 'test'}", True, [])
@@ -315,7 +315,7 @@ def test_every_image_of_a_test_set_is_measured_once(pets: Path, capsys: pytest.C
 
 def test_all_of_the_trainings_own_images_agree_with_both_sides(pets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert measure(pets / "run", all_=True) == 0
+    assert measure(pets / "run", split="all") == 0
     found, (warned,) = told_of(capsys)
     assert found["samples"] == 32
     assert "24 of these 32 images were trained on" in warned
@@ -328,7 +328,7 @@ def test_a_test_set_that_lacks_a_class_is_measured_by_the_names_it_has(
     write_classes(tmp_path / "test", cat=4, owl=3)
     trained(tmp_path / "run", "data.name=folder", f"data.root={tmp_path / 'pets'}", "data.classes=3")
     capsys.readouterr()
-    assert measure(tmp_path / "run", f"data.root={tmp_path / 'test'}", all_=True) == 0
+    assert measure(tmp_path / "run", f"data.root={tmp_path / 'test'}", split="all") == 0
     found, (warned,) = told_of(capsys)
     assert [sum(row) for row in found["confusion"]] == [4, 0, 3]
     assert (found["classes"], found["recall"][1]) == (["cat", "dog", "owl"], None)

@@ -111,7 +111,7 @@ def test_arrays_whose_classes_have_no_names_are_compared_by_number_which_is_said
     arrays = other(PETS, name="npz", root="pets.npz", classes=("0", "1"))
     before, there = (arrays, PETS) if turned else (PETS, arrays)
     checkpoints.refuse_other_classes(before, there)
-    said, *_ = checkpoints.evaluation_caveats(before, there, all_images=True)
+    said, *_ = checkpoints.evaluation_caveats(before, there, split="all")
     assert "by number" in said
 
 
@@ -131,12 +131,12 @@ def test_a_number_of_class_folders_is_no_claim_where_names_are_known() -> None:
 
 
 def test_the_same_split_says_nothing(pets: Path) -> None:
-    assert checkpoints.evaluation_caveats(PETS, PETS, all_images=False) == ()
-    assert checkpoints.evaluation_caveats(PETS, other(PETS, root="moved"), all_images=False) == ()
+    assert checkpoints.evaluation_caveats(PETS, PETS, split="validation") == ()
+    assert checkpoints.evaluation_caveats(PETS, other(PETS, root="moved"), split="validation") == ()
 
 
 def test_a_folder_that_has_become_larger_is_split_otherwise(pets: Path) -> None:
-    (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, training=88, validation=22), all_images=False)
+    (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, training=88, validation=22), split="validation")
     assert "images that the model was trained on are among these 22" in said
     assert "it had 20 of 100 images for validation" in said
     assert "\n" not in said
@@ -144,14 +144,14 @@ def test_a_folder_that_has_become_larger_is_split_otherwise(pets: Path) -> None:
 
 def test_another_share_is_counted(pets: Path) -> None:
     larger, smaller = other(PETS, training=50, validation=50), other(PETS, training=90, validation=10)
-    assert checkpoints.evaluation_caveats(PETS, larger, all_images=False)[0].startswith(
+    assert checkpoints.evaluation_caveats(PETS, larger, split="validation")[0].startswith(
         "30 of these 50 images were trained on"
     )
-    assert checkpoints.evaluation_caveats(PETS, smaller, all_images=False) == ()  # a part of the former split
+    assert checkpoints.evaluation_caveats(PETS, smaller, split="validation") == ()  # a part of the former split
 
 
 def test_another_grouping_is_another_split(pets: Path) -> None:
-    (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, group="^[^_]+"), all_images=False)
+    (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, group="^[^_]+"), split="validation")
     assert "are among these 20" in said
 
 
@@ -160,10 +160,10 @@ REPLACED = {"training": "d", "held_out": "e", "all": "f"}
 
 
 def test_as_many_files_that_are_others_are_split_otherwise(pets: Path) -> None:
-    (said,) = checkpoints.evaluation_caveats(KNOWN, other(KNOWN, digests=REPLACED), all_images=False)
+    (said,) = checkpoints.evaluation_caveats(KNOWN, other(KNOWN, digests=REPLACED), split="validation")
     assert "images that the model was trained on are among these 20" in said
     assert "files were added, removed or renamed since" in said
-    (said,) = checkpoints.evaluation_caveats(KNOWN, other(KNOWN, digests=REPLACED), all_images=True)
+    (said,) = checkpoints.evaluation_caveats(KNOWN, other(KNOWN, digests=REPLACED), split="all")
     assert said.startswith("images that the model was trained on are among these 100")
 
 
@@ -173,26 +173,28 @@ def test_one_renamed_file_is_found_by_an_evaluation(tmp_path: Path) -> None:
     found = checkpoints.choose_checkpoint(str(tmp_path / "run"))
     config, _ = checkpoints.load_config(found, None, ())
     ready: Any = shared_memory.SINGLE_RANK
-    assert evaluate.open_evaluation_data(config, found, ready, all_=False).notes == ()
+    assert evaluate.open_evaluation_data(config, found, ready, split="validation").notes == ()
     (photos / "ant/007.png").rename(photos / "ant/100.png")
-    (said,) = evaluate.open_evaluation_data(config, found, ready, all_=False).notes
+    (said,) = evaluate.open_evaluation_data(config, found, ready, split="validation").notes
     assert "images that the model was trained on are among these 16" in said
 
 
 def test_another_share_of_the_same_files_is_counted_and_of_others_is_not(pets: Path) -> None:
     larger = other(KNOWN, training=50, validation=50, val_fraction=0.5)
-    (said,) = checkpoints.evaluation_caveats(KNOWN, replace(larger, digests=REPLACED | {"all": "c"}), all_images=False)
+    (said,) = checkpoints.evaluation_caveats(
+        KNOWN, replace(larger, digests=REPLACED | {"all": "c"}), split="validation"
+    )
     assert said.startswith("30 of these 50 images were trained on")
-    (said,) = checkpoints.evaluation_caveats(KNOWN, replace(larger, digests=REPLACED), all_images=False)
+    (said,) = checkpoints.evaluation_caveats(KNOWN, replace(larger, digests=REPLACED), split="validation")
     assert said.startswith("images that the model was trained on are among these 50")
 
 
 def test_what_an_older_checkpoint_does_not_tell_is_no_difference(pets: Path) -> None:
-    assert checkpoints.evaluation_caveats(PETS, KNOWN, all_images=False) == ()
+    assert checkpoints.evaluation_caveats(PETS, KNOWN, split="validation") == ()
 
 
 def test_the_same_files_at_another_place_are_known(pets: Path) -> None:
-    (said,) = checkpoints.evaluation_caveats(KNOWN, other(KNOWN, root="copy"), all_images=True)
+    (said,) = checkpoints.evaluation_caveats(KNOWN, other(KNOWN, root="copy"), split="all")
     assert said.startswith("80 of these 100 images were trained on")
 
 
@@ -201,12 +203,12 @@ def test_files_that_changed_sides_are_warned_of_though_there_are_as_many(tmp_pat
         write_classes(tmp_path / side, cat=1, dog=1)
     before = other(PETS, root=str(tmp_path), digests={"training": "a", "held_out": "b"})
     (said,) = checkpoints.evaluation_caveats(
-        before, other(before, digests={"training": "c", "held_out": "d"}), all_images=False
+        before, other(before, digests={"training": "c", "held_out": "d"}), split="validation"
     )
     assert "if they were moved to the validation split, some of these were trained on" in said
     assert (
         checkpoints.evaluation_caveats(
-            before, other(before, digests={"training": "a", "held_out": "d"}), all_images=False
+            before, other(before, digests={"training": "a", "held_out": "d"}), split="validation"
         )
         == ()
     )
@@ -220,35 +222,41 @@ def test_a_separate_validation_folder_may_grow(tmp_path: Path, sizes: tuple[int,
         write_classes(tmp_path / side, cat=1, dog=1)
     before = other(PETS, root=str(tmp_path))
     found = checkpoints.evaluation_caveats(
-        before, other(before, training=sizes[0], validation=sizes[1]), all_images=False
+        before, other(before, training=sizes[0], validation=sizes[1]), split="validation"
     )
     assert [said in one for one in found if said] == ([True] if said else [])
     assert bool(found) == bool(said)
 
 
 @pytest.mark.parametrize(
-    ("samples", "sizes", "whole", "count"),
-    [(60, (48, 12), False, "12 of these 12"), (200, (160, 40), False, ""), (200, (160, 40), True, "80 of these 200")],
+    ("samples", "sizes", "split", "count"),
+    [
+        (60, (48, 12), "validation", "12 of these 12"),
+        (200, (160, 40), "validation", ""),
+        (200, (160, 40), "all", "80 of these 200"),
+    ],
 )
-def test_drawn_images_are_counted(samples: int, sizes: tuple[int, int], whole: bool, count: str) -> None:
+def test_drawn_images_are_counted(
+    samples: int, sizes: tuple[int, int], split: checkpoints.EvaluatedSplit, count: str
+) -> None:
     there = other(DRAWN, samples=samples, training=sizes[0], validation=sizes[1])
-    assert [one[: len(count)] for one in checkpoints.evaluation_caveats(DRAWN, there, all_images=whole)] == (
+    assert [one[: len(count)] for one in checkpoints.evaluation_caveats(DRAWN, there, split=split)] == (
         [count] if count else []
     )
 
 
 def test_all_of_the_trainings_own_data_is_said_to_be_trained_on(pets: Path) -> None:
-    (said,) = checkpoints.evaluation_caveats(PETS, PETS, all_images=True)
+    (said,) = checkpoints.evaluation_caveats(PETS, PETS, split="all")
     assert said.startswith("80 of these 100 images were trained on")
-    (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, root="copy"), all_images=True)
+    (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, root="copy"), split="all")
     assert said.startswith("as many images as in the training")
-    (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, training=88, validation=22), all_images=True)
+    (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, training=88, validation=22), split="all")
     assert said.startswith("images that the model was trained on are among these 110")
 
 
 def test_the_training_side_alone_is_known_by_its_place(pets: Path) -> None:
     (said,) = checkpoints.evaluation_caveats(
-        PETS, other(PETS, root=str(pets / "train"), training=64, validation=16), all_images=True
+        PETS, other(PETS, root=str(pets / "train"), training=64, validation=16), split="all"
     )
     assert said.startswith("these are the images that the model was trained on")
 
@@ -257,26 +265,25 @@ def test_the_training_side_is_known_whatever_its_case(tmp_path: Path) -> None:
     write_classes(tmp_path / "Training", cat=2, dog=2)
     pets, there = str(tmp_path), str(tmp_path / "Training")
     (said,) = checkpoints.evaluation_caveats(
-        other(PETS, root=pets), other(PETS, root=there, training=64, validation=16), all_images=True
+        other(PETS, root=pets), other(PETS, root=there, training=64, validation=16), split="all"
     )
     assert said.startswith("these are the images that the model was trained on")
 
 
 def test_a_test_set_of_its_own_says_nothing_and_its_split_names_the_way_to_measure_all(pets: Path) -> None:
     mine = other(PETS, root=str(write_classes(pets.with_name("test"), cat=3, dog=2)), training=4, validation=1)
-    assert checkpoints.evaluation_caveats(PETS, mine, all_images=True) == ()
-    (said,) = checkpoints.evaluation_caveats(PETS, mine, all_images=False)
+    assert checkpoints.evaluation_caveats(PETS, mine, split="all") == ()
+    (said,) = checkpoints.evaluation_caveats(PETS, mine, split="validation")
     assert said.startswith(f"1 of the 5 images in {mine.data.root} are measured")
     assert "--all measures all" in said
 
 
 def test_of_data_of_the_users_own_it_is_only_guessed_and_another_root_is_other_data() -> None:
     before = other(PETS, name="mine:animals")
-    (said,) = checkpoints.evaluation_caveats(before, other(before, training=88, validation=22), all_images=True)
+    (said,) = checkpoints.evaluation_caveats(before, other(before, training=88, validation=22), split="all")
     assert said.startswith("images that the model was trained on may be among these 110")
     assert (
-        checkpoints.evaluation_caveats(before, other(before, root="test", training=4, validation=1), all_images=True)
-        == ()
+        checkpoints.evaluation_caveats(before, other(before, root="test", training=4, validation=1), split="all") == ()
     )
 
 
@@ -284,9 +291,9 @@ def test_arrays_with_a_side_of_their_own_are_not_split(tmp_path: Path) -> None:
     images, labels = np.zeros((2, 4, 4, 3), np.uint8), np.arange(2)
     np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     before = other(PETS, name="npz", root=str(tmp_path / "a.npz"))
-    assert checkpoints.evaluation_caveats(before, other(before, validation=30), all_images=False) == ()
+    assert checkpoints.evaluation_caveats(before, other(before, validation=30), split="validation") == ()
 
 
 def test_what_is_measured_is_said_in_words() -> None:
-    assert PETS.measured(all_images=True) == "all 100 images of pets"
-    assert DRAWN.measured(all_images=False) == "the 20 validation images of 100 images of synthetic"
+    assert PETS.measured(split="all") == "all 100 images of pets"
+    assert DRAWN.measured(split="validation") == "the 20 validation images of 100 images of synthetic"

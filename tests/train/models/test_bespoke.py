@@ -85,6 +85,9 @@ def undefined(classes):
     nn.init.constant_(net.last.bias, float("nan"))
     return net
 def positional(classes, /): return Net(classes)
+def probabilities(classes): return nn.Sequential(Net(classes), nn.Softmax(1))
+class Sure(Net):
+    def forward(self, x): return super().forward(x).softmax(1)
 """
 
 
@@ -127,6 +130,30 @@ def test_a_network_that_comes_in_evaluation_mode_is_trained_in_training_mode() -
     net = build("trained_before")
     assert all(module.training for module in net.modules())
     assert custom.eval_mode_notes(net) == ()
+
+
+def notes(factory: str) -> tuple[str, ...]:
+    """What is said of a network whose outputs may be probabilities."""
+    net = build(factory)
+    return custom.softmax_notes(ModelConfig(name=f"of_the_user:{factory}"), net, Shape(channels=3, size=(4, 4)))
+
+
+def test_a_network_that_ends_in_a_softmax_is_named_with_its_file_and_line() -> None:
+    (said,) = notes("Sure")
+    line = next(number for number, text in enumerate(CODE.splitlines(), 1) if text.startswith("class Sure"))
+    assert "of_the_user.py, line " + str(line) in said
+    assert "ends in a softmax (class Sure, " in said
+    assert notes("probabilities")[0].startswith(
+        "the network of of_the_user:probabilities ends in a softmax (class Sequential):"
+    )
+
+
+@pytest.mark.parametrize("factory", ["plain", "trained_before", "frozen_in_part"])
+def test_scores_are_not_taken_for_probabilities(factory: str) -> None:
+    net = build(factory)
+    modes = [module.training for module in net.modules()]
+    assert custom.softmax_notes(ModelConfig(name="mine"), net, Shape(channels=3, size=(4, 4))) == ()
+    assert [module.training for module in net.modules()] == modes
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,17 @@ import pytest
 
 from train.config import load
 from train.config.batches import StepCounts, count_total_steps
+from train.evaluation.early_stopping import EarlyStop
 from train.run import continue_command
 from train.run.continue_command import FinishedRun
 
 
-def command_of(command: str, *settings: str, step: int = 40, stopped_early: bool = False) -> str:
+def command_of(command: str, *settings: str, step: int = 40, early_stops: tuple[EarlyStop, ...] = ()) -> str:
     """How a run of eight steps an epoch continues."""
     config = load.load_config(None, ["train.epochs=5", *settings])
     total = count_total_steps(8, epochs=config.train.epochs, max_steps=config.train.max_steps)
     steps = StepCounts(per_epoch=8, total=total, dropped=0)
-    run = FinishedRun(config=config, steps=steps, step=step, stopped_early=stopped_early)
+    run = FinishedRun(config=config, steps=steps, step=step, early_stops=early_stops)
     return continue_command.continue_command(run, command)
 
 
@@ -42,7 +43,8 @@ def test_more_epochs_count_from_those_that_are_done() -> None:
 
 @pytest.mark.parametrize("step", [4, 16], ids=["in-its-warm-up", "later"])
 def test_a_target_reached_early_leaves_the_schedule_as_it_is(step: int) -> None:
-    command = command_of("train", "eval.target=0.5", step=step, stopped_early=True)
+    reached = EarlyStop(description="accuracy reached eval.target 0.5", override="eval.target=null")
+    command = command_of("train", "eval.target=0.5", step=step, early_stops=(reached,))
     assert command == "train eval.target=null"
 
 

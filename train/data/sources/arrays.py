@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from train.config.batches import num_validation_samples
+from train.config.batches import count_splits
 from train.config.schema import DataConfig
-from train.data.registry import DataSource, DataSummary
+from train.data.registry import DataSource, DataSummary, describe_test
 
 if TYPE_CHECKING:
-    from train.data.array_files import ArraySummary
     from train.data.splits import DataSplits
 
 
@@ -36,23 +35,16 @@ def describe(data: DataConfig) -> DataSummary:
     summary = array_files.read_array_summary(Path(data.root), data.name)
     if summary is None:  # a .pt file, whose header is a pickle
         return DataSummary(description=f"{data.name} ({data.root}), its arrays are known at the start")
-    split_sizes = _split_sizes(summary, data.val_fraction)
-    return DataSummary(
-        description=f"{data.name} ({data.root}), images {list(summary.shape)}",
-        training=split_sizes["training"],
-        facts=split_sizes,
-    )
-
-
-def _split_sizes(summary: ArraySummary, fraction: float) -> dict[str, int]:
-    """The sizes of the splits, by the names that checkpoints use; without those that no header gives."""
     images = summary.shape[0] if summary.shape else 0
-    if summary.validation:
-        return {"training": images} | (
-            {} if summary.validation_images is None else {"held_out": summary.validation_images}
-        )
-    validation = num_validation_samples(images, fraction)
-    return {"training": images - validation, "held_out": validation}
+    sizes = count_splits(images, data, has_validation=summary.validation)
+    validation = summary.validation_images if summary.validation else sizes.validation
+    # By the names that checkpoints use; without those that no header gives.
+    facts = {"training": sizes.training} | ({} if validation is None else {"held_out": validation})
+    return DataSummary(
+        description=f"{data.name} ({data.root}), images {list(summary.shape)}{describe_test(sizes.test)}",
+        training=sizes.training,
+        facts=facts,
+    )
 
 
 def has_validation(data: DataConfig) -> bool:
@@ -62,7 +54,7 @@ def has_validation(data: DataConfig) -> bool:
     return summary is not None and summary.validation
 
 
-KEYS: Final = frozenset({"root", "val_fraction"})
+KEYS: Final = frozenset({"root", "val_fraction", "test_fraction", "fold"})
 
 NPZ: Final = DataSource(
     open=open_npz, count=count, describe=describe, has_validation=has_validation, keys=KEYS, origin="files"

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from train.config.batches import num_validation_samples
+from train.config.batches import SplitCounts, count_splits
 from train.config.schema import DataConfig
-from train.data import class_folders
-from train.data.registry import DataSource, DataSummary
+from train.data import class_folders, split_checks
+from train.data.class_folders import FolderLayout
+from train.data.registry import DataSource, DataSummary, describe_test
 from train.files import shorten_name
 
 if TYPE_CHECKING:
@@ -22,25 +23,28 @@ MAX_LISTED_CLASSES: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFolderSummary:
-    """The number of images in both splits and of unread files by ending, and warnings of likely mistakes.
+    """The number of images in the splits and of unread files by ending, and warnings of likely mistakes.
 
-    aside: a note of the folders that are not read.
+    remarks: notes of folders that are not read, or not used as their names say.
     """
 
     classes: tuple[str, ...]
     training: int
     validation: int
+    test: int
     unread: Mapping[str, int]
     warnings: tuple[str, ...] = ()
-    aside: str | None = None
+    remarks: tuple[str, ...] = ()
 
     def row(self) -> str:
         """The number of images and classes, for messages."""
         names = ", ".join(map(shorten_name, self.classes[:MAX_LISTED_CLASSES])) + (
             ", ..." if len(self.classes) > MAX_LISTED_CLASSES else ""
         )
-        images = f"{self.training + self.validation:,} images in {len(self.classes):,} classes ({names})"
-        return f"{images}: {self.training:,} for training, {self.validation:,} for validation"
+        count = self.training + self.validation + self.test
+        images = f"{count:,} images in {len(self.classes):,} classes ({names})"
+        sizes = f"{self.training:,} for training, {self.validation:,} for validation"
+        return f"{images}: {sizes}{describe_test(self.test)}"
 
     def note(self) -> str | None:
         """A note of the other files; None if there are none."""
@@ -58,46 +62,67 @@ def scan_image_folder(data: DataConfig) -> ImageFolderSummary:
         Failure: NO_INPUT for missing folders and for classes without images; DATA for groups that cannot be kept in
             one split.
     """
-    layout, unread = class_folders.find_layout(Path(data.root)), Counter[str]()
+    layout, unread = split_checks.find_layout(data), Counter[str]()
     inside: dict[str, set[str]] = {name: set() for name in layout.classes}
     counts = class_folders.count_images_by_class(layout.training, layout.classes, unread, inside)
     class_folders.count_files_outside_classes(Path(data.root), layout, unread)
-    images, warnings = sum(counts.values()), class_folders.split_folder_warnings(inside)
+    warnings = class_folders.split_folder_warnings(inside)
+    sizes = count_splits(sum(counts.values()), data, has_validation=layout.validation is not None)
+    if data.group is not None:
+        sizes = _count_splits_by_group(layout, data)
+    validation, test = sizes.validation, sizes.test
     if layout.validation is not None:
-        training, validation = images, class_folders.count_images(layout.validation, layout.classes, unread)
+        validation = class_folders.count_images(layout.validation, layout.classes, unread)
     elif data.group is None:
-        validation = num_validation_samples(images, data.val_fraction)
-        training, warnings = (
-            images - validation,
-            (*warnings, *_small_class_warnings(counts, validation, data.val_fraction)),
-        )
-    else:
-        from train.data import grouping  # numpy
-
-        training = grouping.count_training_images(layout, data.group, data.val_fraction)
-        validation = images - training
+        warnings = (*warnings, *_small_class_warnings(counts, data))
+    if layout.test is not None:
+        test = class_folders.count_images(layout.test, class_folders.class_names(layout.test), unread)
+    remarks = (class_folders.describe_ignored_folders(layout), class_folders.describe_test_as_validation(layout))
     return ImageFolderSummary(
         classes=layout.classes,
-        training=training,
+        training=sizes.training,
         validation=validation,
+        test=test,
         unread=unread,
         warnings=warnings,
-        aside=class_folders.describe_ignored_folders(layout),
+        remarks=tuple(filter(None, remarks)),
     )
 
 
-def _small_class_warnings(counts: Mapping[str, int], rest: int, fraction: float) -> tuple[str, ...]:
+def _count_splits_by_group(layout: FolderLayout, data: DataConfig) -> SplitCounts:
+    """The sizes of the splits of the training folder, if they are whole groups.
+
+    Raises:
+        Failure: as `grouping.group_names` and `partition.partition_samples`.
+    """
+    import numpy as np
+
+    from train.data import grouping, partition
+
+    files = [list(class_folders.image_files(layout.training / name)) for name in layout.classes]
+    labels = np.repeat(np.arange(len(files)), [len(of_class) for of_class in files])
+    paths = (path.relative_to(layout.training).as_posix() for of_class in files for path in of_class)
+    groups = grouping.group_names(paths, data.group or "")
+    parts = partition.partition_samples(labels, data, groups=groups, has_validation=layout.validation is not None)
+    masks = (parts.training, parts.validation, parts.test)
+    training, validation, test = (int(mask.sum()) for mask in masks)
+    return SplitCounts(training=training, validation=validation, test=test)
+
+
+def _small_class_warnings(counts: Mapping[str, int], data: DataConfig) -> tuple[str, ...]:
     """Warnings of classes without a validation image. A class of 1 / fraction images has at least one."""
-    if fraction == 0 or min(counts.values()) * fraction >= 1:
+    if data.fold is None and (data.val_fraction == 0 or min(counts.values()) * data.val_fraction >= 1):
         return ()
     import numpy as np
 
-    from train.data import image_folder
+    from train.data import partition
 
     labels = np.repeat(np.arange(len(counts)), [*counts.values()])
-    chosen = np.bincount(labels[image_folder.validation_mask(labels, rest)], minlength=len(counts))
-    training = [count - held for count, held in zip(counts.values(), chosen.tolist(), strict=True)]
-    return class_folders.missing_validation_warnings([*counts], training, chosen.tolist())
+    parts = partition.partition_samples(labels, data)
+    training, validation = (
+        np.bincount(labels[mask], minlength=len(counts)) for mask in (parts.training, parts.validation)
+    )
+    return class_folders.missing_validation_warnings([*counts], training.tolist(), validation.tolist())
 
 
 def open_splits(data: DataConfig) -> DataSplits:
@@ -108,7 +133,7 @@ def open_splits(data: DataConfig) -> DataSplits:
 
 def count(data: DataConfig) -> None:
     """Every task calls this, so it checks only the folders; counting would take a walk through all files."""
-    class_folders.find_layout(Path(data.root))
+    split_checks.find_layout(data)
 
 
 def describe(data: DataConfig) -> DataSummary:
@@ -118,12 +143,12 @@ def describe(data: DataConfig) -> DataSummary:
         training=summary.training,
         facts=summary.facts(),
         warnings=summary.warnings,
-        notes=tuple(filter(None, (summary.note(), summary.aside))),
+        notes=tuple(filter(None, (summary.note(), *summary.remarks))),
     )
 
 
 def has_validation(data: DataConfig) -> bool:
-    return class_folders.find_layout(Path(data.root)).validation is not None
+    return class_folders.find_layout(Path(data.root), keep_test=data.fold is not None).validation is not None
 
 
 FOLDER: Final = DataSource(
@@ -131,7 +156,7 @@ FOLDER: Final = DataSource(
     count=count,
     describe=describe,
     has_validation=has_validation,
-    keys=frozenset({"root", "val_fraction", "group", "cache"}),
+    keys=frozenset({"root", "val_fraction", "test_fraction", "fold", "group", "cache"}),
     origin="files",
     channels=3,
     has_class_names=True,

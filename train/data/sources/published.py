@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data import download
-from train.data.registry import DataSource, DataSummary, inapplicable_key_failure
+from train.data.registry import DataSource, DataSummary, describe_test, inapplicable_key_failure
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -28,12 +29,14 @@ def published_source(class_name: str, *, training: int, classes: int, channels: 
     def count(data: DataConfig) -> int:
         if not data.download:
             download.refuse_missing_files(data)
-        return training
+        return count_splits(training, data, has_validation=True).training
 
     def describe(data: DataConfig) -> DataSummary:
         missing = data.download and not download.files_exist(data.name, Path(data.root))
         where = f"not yet in {data.root}: fetched at the start" if missing else data.root
-        return DataSummary(description=f"{data.name} ({where}), {data.image_size} pixels", training=training)
+        sizes = count_splits(training, data, has_validation=True)
+        description = f"{data.name} ({where}), {data.image_size} pixels{describe_test(sizes.test)}"
+        return DataSummary(description=description, training=sizes.training)
 
     def check(data: DataConfig) -> None:
         if data.classes not in (DataConfig().classes, classes):
@@ -45,7 +48,7 @@ def published_source(class_name: str, *, training: int, classes: int, channels: 
         describe=describe,
         check=check,
         has_validation=lambda data: True,
-        keys=frozenset({"root", "download", "mirror"}),
+        keys=frozenset({"root", "download", "mirror", "test_fraction"}),
         origin="files",
         channels=channels,
         has_class_names=True,

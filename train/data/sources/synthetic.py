@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from train.config.batches import num_validation_samples
+from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data import long_tail
-from train.data.registry import DataSource, DataSummary
+from train.data.registry import DataSource, DataSummary, describe_test
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -20,19 +20,21 @@ def open_splits(data: DataConfig) -> DataSplits:
 
 
 def count(data: DataConfig) -> int:
-    return data.samples - num_validation_samples(data.samples, data.val_fraction)
+    return count_splits(data.samples, data).training
 
 
 def describe(data: DataConfig) -> DataSummary:
     tail = f", the rarest {data.imbalance:g} times rarer than the commonest" if data.imbalance != 1 else ""
     clips = f"clips of {data.frames} frames, " if data.frames else ""
     text = f"synthetic ({data.samples:,} samples, {data.classes} classes{tail}), {clips}{data.image_size} pixels"
-    return DataSummary(description=text, training=count(data))
+    sizes = count_splits(data.samples, data)
+    return DataSummary(description=text + describe_test(sizes.test), training=sizes.training)
 
 
 def check(data: DataConfig) -> None:
     if data.imbalance != 1:
-        for samples in (count(data), data.samples - count(data)):
+        sizes = count_splits(data.samples, data)
+        for samples in (sizes.training, sizes.validation, *([sizes.test] if sizes.test else [])):
             long_tail.long_tail_counts(samples, data.classes, data.imbalance)
 
 
@@ -41,7 +43,7 @@ SYNTHETIC: Final = DataSource(
     count=count,
     describe=describe,
     check=check,
-    keys=frozenset({"frames", "classes", "samples", "imbalance", "val_fraction"}),
+    keys=frozenset({"frames", "classes", "samples", "imbalance", "val_fraction", "test_fraction"}),
     origin="computed",
     channels=3,
     has_class_names=True,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from train.config.batches import num_validation_samples
+from train.config.batches import SplitCounts, count_splits
 from train.config.schema import DataConfig
 from train.data import label_table
-from train.data.label_table import TRAINING, VALIDATION
 from train.data.registry import DataSource, DataSummary
 from train.files import shorten_name
 from train.tasks import CLASSIFICATION, TASKS
@@ -30,38 +29,36 @@ def count(data: DataConfig) -> None:
 
 
 def describe(data: DataConfig) -> DataSummary:
-    """Reads the whole table. torch is imported only where the size of the split depends on which images are in it."""
+    """Reads the whole table. torch is imported only where the splits depend on which images there are."""
     import numpy as np
 
     from train.data import labels  # numpy
 
     table = label_table.read_table(data)
-    rows = [*table.rows_of(TRAINING), *table.rows_of(VALIDATION)]
+    rows = table.rows_by_split()
     read = labels.read_labels(table, rows, data)
     grouped = data.group is not None or table.groups is not None
     rarest = int(np.bincount(read.strata).min())
-    is_plain = not grouped and not table.has_validation and rarest * data.val_fraction >= 1
-    if is_plain or data.val_fraction == 0 == table.has_validation:
-        # Each class has a validation image, or none has.
-        validation, warnings = num_validation_samples(len(rows), data.val_fraction), tuple[str, ...]()
+    if table.splits is None and not grouped and data.fold is None and rarest * data.val_fraction >= 1:
+        counts, warnings = count_splits(len(rows), data), tuple[str, ...]()  # each class has a validation image
     else:
         from train.data import image_table  # torch
 
-        is_validation, _ = image_table.choose_validation_rows(table, rows, read.strata, data)
-        validation, warnings = int(is_validation.sum()), labels.missing_validation_warnings(read, is_validation)
-    training = len(rows) - validation
-    facts: dict[str, Any] = {"classes": [*read.classes], "training": training, "held_out": validation}
+        splits = image_table.partition_rows(table, rows, read.strata, data)
+        validation, test = int(splits.validation.sum()), int(splits.test.sum())
+        counts = SplitCounts(training=len(rows) - validation - test, validation=validation, test=test)
+        warnings = labels.missing_validation_warnings(read, splits)
+    facts: dict[str, Any] = {"classes": [*read.classes], "training": counts.training, "held_out": counts.validation}
     names = ", ".join(map(shorten_name, read.classes[:MAX_LISTED_CLASSES]))
     more = ", ..." if len(read.classes) > MAX_LISTED_CLASSES else ""
     named = f" ({names}{more})" if "{name}" not in TASKS[read.task].outputs else ""
     images = f"{len(rows):,} images, {TASKS[read.task].describe_outputs(read.classes)}{named}"
     return DataSummary(
-        description=f"{data.name} ({data.root}), {data.image_size} pixels, {images}: {training:,} for training, "
-        f"{validation:,} for validation",
-        training=training,
+        description=f"{data.name} ({data.root}), {data.image_size} pixels, {images}: {counts.training:,} for training, "
+        f"{counts.validation:,} for validation" + (f", {counts.test:,} for the test" if counts.test else ""),
+        training=counts.training,
         facts=facts if read.task == CLASSIFICATION else facts | {"task": read.task},
         warnings=warnings,
-        notes=tuple(filter(None, [table.test_note])),
         task=read.task,
     )
 
@@ -75,7 +72,7 @@ TABLE: Final = DataSource(
     count=count,
     describe=describe,
     has_validation=has_validation,
-    keys=frozenset({"root", "images", "columns", "val_fraction", "group", "cache"}),
+    keys=frozenset({"root", "images", "columns", "val_fraction", "test_fraction", "fold", "group", "cache"}),
     origin="files",
     channels=3,
     has_class_names=True,
