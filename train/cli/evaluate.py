@@ -1,6 +1,6 @@
 """`train eval` chooses a checkpoint, starts ranks that evaluate it, and formats their report.
 
-The ranks write nothing into the run's folder.
+The ranks write nothing into the run's folder. With --per-image, rank 0 writes a CSV table where the user says.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from entrypoint import ExitCode, add_launch_arguments, make_plan
@@ -18,7 +19,7 @@ from train.cli import launch
 from train.cli.launch import TrainArgumentParser
 from train.data import download
 from train.data.download import StatusLine
-from train.inference import checkpoints
+from train.inference import checkpoints, csv_table
 from train.run.folder import make_temporary_folder
 
 COMMAND: Final = "eval"
@@ -27,11 +28,13 @@ EXAMPLES: Final = """examples:
   train eval runs/NAME/checkpoints/step-00001200    this checkpoint
   train eval runs/NAME data.root=/my/test --all     every image of a test set of its own
   train eval runs/NAME --json > result.json         one JSON object, for programs
+  train eval runs/NAME --per-image images.csv       label, prediction, confidence and loss of each image
   train eval runs/NAME --device cpu --procs-per-node 2
 
 Nothing is written into the run. Settings may change data.*, launch.*, eval.batch_size, train.precision and train.tf32.
 Exit codes: 0 measured; 64 command line; 65 a damaged checkpoint, or data of other classes or another size; 66 no \
-checkpoint, no data, or no validation image; 75 stopped, without a result; 77 code that only the run names.
+checkpoint, no data, or no validation image; 73 a file that cannot be written; \
+75 stopped, without a result; 77 code that only the run names.
 """
 # The messages after a request to stop: there is nothing to save.
 STOP_MESSAGES: Final = ("the measurement ends without a result", "without a result")
@@ -41,7 +44,8 @@ def build_parser() -> TrainArgumentParser:
     """The command line after `train eval`."""
     parser = TrainArgumentParser(
         prog="train eval",
-        usage="train eval RUN [--all] [--json] [--config FILE] [options] [section.key=value ...]",
+        usage="train eval RUN [--all] [--json] [--per-image FILE.csv] [--config FILE] [options] "
+        "[section.key=value ...]",
         description="Measure a checkpoint again, on any number of processes: accuracy, loss, macro F1, confusion.",
         epilog=EXAMPLES,
         formatter_class=help_formatter,
@@ -51,6 +55,11 @@ def build_parser() -> TrainArgumentParser:
     parser.add_argument("words", nargs="*", metavar="section.key=value", help="settings, as data.root=/other/place")
     parser.add_argument("--all", action="store_true", help="measure every image, not the validation images alone")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument(
+        csv_table.PER_IMAGE_OPTION,
+        metavar="FILE.csv",
+        help="write label, prediction, confidence and loss of each image",
+    )
     parser.add_argument("--config", metavar="FILE", help="take data, launch, precision and your own code from it")
     # What torch.distributed.launch passes to each process.
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
@@ -82,6 +91,9 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
     config, notes = checkpoints.load_config(checkpoint, arguments.config, overrides)
     plan = make_plan(environ, launch.launch_options(arguments, config, environ))
     plan = replace(plan, warnings=(*plan.warnings, *checkpoint.notes, *notes))
+    per_image = None if arguments.per_image is None else Path(arguments.per_image).absolute()
+    if per_image is not None and plan.world.rank == 0:  # on this machine, which writes it
+        csv_table.refuse_unusable_file(per_image, csv_table.PER_IMAGE_OPTION)
     if config.data.download:
         download.ensure_downloaded(config.data, StatusLine(sys.stderr))
     folder = make_temporary_folder(environ)
@@ -93,6 +105,7 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
         "--scratch",
         str(folder),
         *(["--all"] if arguments.all else []),
+        *([csv_table.PER_IMAGE_OPTION, str(per_image)] if per_image is not None else []),
     ]
     code = int(ExitCode.OK)
     try:

@@ -5,7 +5,7 @@ Every image is counted exactly once, on any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -37,12 +37,19 @@ class Evaluation:
 
 
 def evaluate(
-    model: nn.Module, batches: Iterable[Batch], runtime: Runtime, *, classes: int, padded_size: int | None = None
+    model: nn.Module,
+    batches: Iterable[Batch],
+    runtime: Runtime,
+    *,
+    classes: int,
+    padded_size: int | None = None,
+    observe: Callable[[Tensor, Tensor], None] | None = None,
 ) -> Evaluation:
     """Evaluate `model` (not wrapped in DDP) on this rank's batches, and sum over all ranks.
 
     Counts are kept on the device and read once, at the end. A rank may have no batch. padded_size: pad each batch
-    to so many images, the size for which the model was compiled.
+    to so many images, the size for which the model was compiled. observe: called with the logits and the labels of
+    each batch.
 
     Raises:
         Failure: DATA for a model whose number of outputs is not `classes`, or if no rank has a sample.
@@ -51,7 +58,10 @@ def evaluate(
     counter = ConfusionCounter(classes, runtime.device)
     with torch.no_grad(), _eval_mode(model):
         for batch in batches:
-            counter.add(_compute_logits(model, batch.images, padded_size), batch.labels)
+            logits = _compute_logits(model, batch.images, padded_size)
+            counter.add(logits, batch.labels)
+            if observe is not None:
+                observe(logits, batch.labels)
     result, confusion = counter.read(runtime.all_reduce_sum, runtime.all_gather)
     return Evaluation(result=result, confusion=confusion)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +27,11 @@ from train.data.splits import DataSplits, SampleIndices, SampleSource
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
 from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
-from train.inference import checkpoints
+from train.files import one_line
+from train.inference import checkpoints, csv_table
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, EvaluationReport
+from train.inference.per_image import ResultCollector, SampleNames, encode_table
 from train.models import registry as model_registry
 
 
@@ -94,6 +97,18 @@ def _concat_sources(first: SampleSource, second: SampleSource) -> SampleSource:
     return ConcatSource(first=first, second=second, labels=labels)
 
 
+def sample_names(source: SampleSource) -> SampleNames:
+    """The path of each image file, the row of each sample in the user's arrays or data set, or its number."""
+    if isinstance(source, ConcatSource):
+        first, second = sample_names(source.first).names, sample_names(source.second).names
+        both = [*(f"training {name}" for name in first), *(f"validation {name}" for name in second)]
+        return SampleNames(head="sample", names=both)
+    if (paths := getattr(source, "paths", None)) is not None:
+        return SampleNames(head="path", names=paths)
+    rows: Tensor = getattr(source, "rows", torch.arange(len(source.labels)))
+    return SampleNames(head="sample", names=list(map(str, rows.tolist())))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWeights:
     """A model's tensors by name. averaged: they are the EMA weights (train.ema_decay)."""
@@ -136,11 +151,13 @@ def evaluate_on_rank(
     *,
     as_json: bool,
     all_: bool = False,
+    per_image: Path | None = None,
     heartbeat: Heartbeat | None = None,
 ) -> int:
     """Evaluate as one rank; rank 0 writes the result to stdout. Returns the exit code (OK).
 
-    all_: evaluate all images, not only the validation images.
+    all_: evaluate all images, not only the validation images. per_image: the CSV table that rank 0 writes, with a row
+    for each image.
 
     Raises:
         Failure: if the checkpoint cannot be evaluated.
@@ -161,15 +178,25 @@ def evaluate_on_rank(
     with explain_out_of_memory(max_batch_size(num_images, config.eval.batch_size)):
         loader = open_validation_loader(config, sets, rank_runtime, heartbeat)
         batches = rank_batches(num_images, config.eval.batch_size, world)
+        collector = None if per_image is None else ResultCollector(batches, loader.broken)
         evaluation = evaluate(
-            model, heartbeat.each("evaluation", loader.evaluate(batches)), rank_runtime, classes=len(sets.classes)
+            model,
+            heartbeat.each("evaluation", loader.evaluate(batches)),
+            rank_runtime,
+            classes=len(sets.classes),
+            observe=None if collector is None else collector.add,
         )
+    results = None if collector is None else collector.gather(rank_runtime.all_gather)
     if rank_runtime.is_main:
         report = _build_report(
             config, chosen, data, rank_runtime, evaluation, averaged=weights.averaged, loader=loader.description
         )
         sys.stdout.write((report.as_json() if as_json else report.as_text()) + "\n")
         sys.stdout.flush()
+        if per_image is not None and results is not None:
+            table = encode_table(results, sample_names(sets.validation), sets.classes)
+            csv_table.write(per_image, table, csv_table.PER_IMAGE_OPTION)
+            sys.stderr.write(f"per image      {len(results.samples):,} rows in {one_line(str(per_image))}\n")
     rank_runtime.barrier()
     rank_runtime.close()
     return int(ExitCode.OK)

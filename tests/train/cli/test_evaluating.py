@@ -78,6 +78,21 @@ def test_eval_of_all_images_is_handed_to_the_ranks(launched: dict[str, Any], che
     assert launched["command"][7:] == ["--all"]
 
 
+def test_the_table_of_images_is_written_by_the_ranks_where_the_user_stands(
+    launched: dict[str, Any], checkpoint: Path
+) -> None:
+    assert front.run_command(["eval", "run", "--per-image", "images.csv"], {"TMPDIR": "."}) == 7
+    assert launched["command"][7:] == ["--per-image", str(Path.cwd() / "images.csv")]
+
+
+@pytest.mark.parametrize(("file", "code"), [("images.txt", 64), ("none/images.csv", 73)])
+def test_a_table_that_cannot_be_written_is_refused_before_anything_starts(
+    launched: dict[str, Any], checkpoint: Path, file: str, code: int
+) -> None:
+    assert front.run_command(["eval", "run", "--per-image", file], {"TMPDIR": "."}) == code
+    assert "command" not in launched
+
+
 def test_eval_promises_no_save_to_who_stops_it(
     launched: dict[str, Any], checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +122,7 @@ def test_the_help_of_eval_is_its_own_with_an_example_of_each_kind(capsys: pytest
 
 def test_each_option_of_eval_is_explained_in_its_own_line() -> None:
     options = [line for line in evaluate.build_parser().format_help().splitlines() if line.startswith("  -")]
-    assert len(options) == 10
+    assert len(options) == 11
     assert all(len(line) <= 100 and re.match(r"  --?[a-z].*?  +[a-z]", line) for line in options)
 
 
