@@ -20,6 +20,7 @@ from train import files
 
 SUFFIX: Final = ".csv"
 PER_IMAGE_OPTION: Final = "--per-image"  # of `train eval`
+PREDICT_OPTION: Final = "--csv"  # of `train predict`
 # A spreadsheet computes a cell that begins so (OWASP, "CSV Injection"), also in its full-width form.
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 SIGNIFICANT_DIGITS: Final = 6
