@@ -81,7 +81,7 @@ def build_parser() -> TrainArgumentParser:
     # What torch.distributed.launch passes to each process.
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
     add_launch_arguments(parser)
-    parser.set_defaults(per_image=None)  # an option of `train eval` with the command first
+    parser.set_defaults(per_image=None, report=False)  # options of `train eval` with the command first
     return parser
 
 

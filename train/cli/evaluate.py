@@ -1,11 +1,13 @@
 """`train eval` chooses a checkpoint, starts ranks that evaluate it, and formats their report.
 
-The ranks write nothing into the run's folder. With --per-image, rank 0 writes a CSV table where the user says.
+Into the run's folder, rank 0 writes a single file, and only with --report. With --per-image it writes a CSV table
+where the user says.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, add_launch_arguments, make_plan
+from entrypoint import ExitCode, add_launch_arguments, make_plan, print_message
 from train import files
 from train.cli import launch
 from train.cli.launch import TrainArgumentParser
@@ -29,9 +31,11 @@ EXAMPLES: Final = """examples:
   train eval runs/NAME data.root=/my/test --all     every image of a test set of its own
   train eval runs/NAME --json > result.json         one JSON object, for programs
   train eval runs/NAME --per-image images.csv       label, prediction, confidence and loss of each image
+  train eval runs/NAME --report                     for `train report`: calibration, mistakes, the hardest images
   train eval runs/NAME --device cpu --procs-per-node 2
 
-Nothing is written into the run. Settings may change data.*, launch.*, eval.batch_size, train.precision and train.tf32.
+Without --report nothing is written into the run.
+Settings may change data.*, launch.*, eval.batch_size, train.precision and train.tf32.
 Exit codes: 0 measured; 64 command line; 65 a damaged checkpoint, or data of other classes or another size; 66 no \
 checkpoint, no data, or no validation image; 73 a file that cannot be written; \
 75 stopped, without a result; 77 code that only the run names.
@@ -44,8 +48,8 @@ def build_parser() -> TrainArgumentParser:
     """The command line after `train eval`."""
     parser = TrainArgumentParser(
         prog="train eval",
-        usage="train eval RUN [--all] [--json] [--per-image FILE.csv] [--config FILE] [options] "
-        "[section.key=value ...]",
+        usage="train eval RUN [--all] [--json] [--per-image FILE.csv] [--report] [--config FILE] "
+        "[options] [section.key=value ...]",
         description="Measure a checkpoint again, on any number of processes: accuracy, loss, macro F1, confusion.",
         epilog=EXAMPLES,
         formatter_class=help_formatter,
@@ -59,6 +63,9 @@ def build_parser() -> TrainArgumentParser:
         csv_table.PER_IMAGE_OPTION,
         metavar="FILE.csv",
         help="write label, prediction, confidence and loss of each image",
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="keep calibration and images in the run, for train report"
     )
     parser.add_argument("--config", metavar="FILE", help="take data, launch, precision and your own code from it")
     # What torch.distributed.launch passes to each process.
@@ -94,6 +101,10 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
     per_image = None if arguments.per_image is None else Path(arguments.per_image).absolute()
     if per_image is not None and plan.world.rank == 0:  # on this machine, which writes it
         csv_table.refuse_unusable_file(per_image, csv_table.PER_IMAGE_OPTION)
+    if arguments.report:
+        run_folder = checkpoints.run_folder_of(checkpoint.path)
+        if plan.world.rank == 0:
+            files.prepare_folder(run_folder)
     if config.data.download:
         download.ensure_downloaded(config.data, StatusLine(sys.stderr))
     folder = make_temporary_folder(environ)
@@ -105,6 +116,7 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
         "--scratch",
         str(folder),
         *(["--all"] if arguments.all else []),
+        *(["--report"] if arguments.report else []),
         *([csv_table.PER_IMAGE_OPTION, str(per_image)] if per_image is not None else []),
     ]
     code = int(ExitCode.OK)
@@ -114,4 +126,6 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
     finally:
         if code in (ExitCode.OK, ExitCode.STOPPED):  # otherwise the error names the logs
             files.remove(folder)
+    if arguments.report and code == ExitCode.OK and plan.world.rank == 0:
+        print_message(f"next: train report {shlex.quote(str(run_folder))}", sys.stderr)
     return code

@@ -28,11 +28,15 @@ from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
 from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
 from train.files import one_line
-from train.inference import checkpoints, csv_table
+from train.inference import checkpoints, csv_table, gallery
+from train.inference.calibration import measure_calibration
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, describe_standing
-from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, EvaluationReport
-from train.inference.per_image import ResultCollector, SampleNames, encode_table
+from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
+from train.inference.per_image import ImageResults, ResultCollector, SampleNames, encode_table
 from train.models import registry as model_registry
+from train.report import saved_evaluation
+from train.report.saved_evaluation import SavedEvaluation
+from train.run.record import EVALUATION_FILE
 
 
 def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSplits:
@@ -152,12 +156,13 @@ def evaluate_on_rank(
     as_json: bool,
     all_: bool = False,
     per_image: Path | None = None,
+    for_report: bool = False,
     heartbeat: Heartbeat | None = None,
 ) -> int:
     """Evaluate as one rank; rank 0 writes the result to stdout. Returns the exit code (OK).
 
     all_: evaluate all images, not only the validation images. per_image: the CSV table that rank 0 writes, with a row
-    for each image.
+    for each image. for_report: rank 0 keeps calibration and images in the run's folder.
 
     Raises:
         Failure: if the checkpoint cannot be evaluated.
@@ -178,7 +183,7 @@ def evaluate_on_rank(
     with explain_out_of_memory(max_batch_size(num_images, config.eval.batch_size)):
         loader = open_validation_loader(config, sets, rank_runtime, heartbeat)
         batches = rank_batches(num_images, config.eval.batch_size, world)
-        collector = None if per_image is None else ResultCollector(batches, loader.broken)
+        collector = ResultCollector(batches, loader.broken) if per_image is not None or for_report else None
         evaluation = evaluate(
             model,
             heartbeat.each("evaluation", loader.evaluate(batches)),
@@ -197,6 +202,9 @@ def evaluate_on_rank(
             table = encode_table(results, sample_names(sets.validation), sets.classes)
             csv_table.write(per_image, table, csv_table.PER_IMAGE_OPTION)
             sys.stderr.write(f"per image      {len(results.samples):,} rows in {one_line(str(per_image))}\n")
+        if for_report and results is not None:
+            saved = _evaluation_for_report(report, results, sets.validation, config.data.root)
+            saved_evaluation.write(checkpoints.run_folder_of(chosen.path) / EVALUATION_FILE, saved)
     rank_runtime.barrier()
     rank_runtime.close()
     return int(ExitCode.OK)
@@ -299,6 +307,30 @@ def _build_report(
         classes=part.sets.classes,
         result=measured.result,
         confusion=None if measured.confusion is None else measured.confusion.tolist(),
+    )
+
+
+def _evaluation_for_report(
+    report: EvaluationReport, results: ImageResults, source: SampleSource, root: str
+) -> SavedEvaluation:
+    names = sample_names(source)
+    mistakes, hardest = (
+        gallery.make_gallery(rows, results, source, names, root, report.classes)
+        for rows in (gallery.confident_mistakes(results), gallery.hardest_images(results))
+    )
+    return SavedEvaluation(
+        step=report.step,
+        weights=WEIGHTS_DESCRIPTIONS[report.weights],
+        standing=report.standing,
+        measured=report.measured,
+        samples=report.result.samples,
+        values={name: report.result.value(name) for name in report.result.values},
+        notes=report.notes,
+        classes=report.classes,
+        confusion=report.confusion,
+        calibration=measure_calibration(results.confidences, results.correct),
+        mistakes=mistakes,
+        hardest=hardest,
     )
 
 

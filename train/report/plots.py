@@ -35,6 +35,7 @@ from train.report.read import (
     finite_or_nan,
     format_number,
 )
+from train.report.saved_evaluation import Calibration
 
 # Okabe and Ito's colours, which colour-blind people can distinguish, darkest first. Each has a
 # marker and a dash for printers without colours.
@@ -132,6 +133,42 @@ def draw_confusion_matrix(matrix: Sequence[Sequence[int]], classes: Sequence[str
                     text_color = "white" if shares[row][column] > 0.55 else "#111827" if count else "#9CA3AF"
                     axes.text(column, row, f"{count}", ha="center", va="center", fontsize=7, color=text_color)
         figure.colorbar(image, ax=axes, shrink=0.8, label="share of the row")
+        return encode_png(figure)
+
+
+GAP_COLOR, GAP_FILL = "#D55E00", "#F7D3BD"
+
+
+def draw_calibration(calibration: Calibration) -> bytes:
+    """Draw a PNG: a reliability diagram, and below it how many images each bin has."""
+    bins = calibration.bins
+    width = 1 / len(bins)
+    with plot_style():
+        figure = Figure(figsize=(PANEL_WIDTH, PANEL_HEIGHT * 1.35), dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        upper.set_title(f"Calibration, ECE {calibration.error:.3f}")
+        upper.plot([0, 1], [0, 1], label="ideal", **SERIES_STYLES["ideal"])
+        filled = [(number * width, each) for number, each in enumerate(bins) if each.images]
+        left, accuracy = [x for x, _ in filled], [each.accuracy for _, each in filled]
+        gaps = [each.confidence - each.accuracy for _, each in filled]
+        upper.bar(left, accuracy, width, align="edge", color=COLORS[0], edgecolor="white", alpha=0.55)
+        gap = {"facecolor": GAP_FILL, "edgecolor": GAP_COLOR, "hatch": "///", "linewidth": 0.6}
+        upper.bar(left, gaps, width, accuracy, align="edge", label="gap to the mean confidence", **gap)
+        upper.hlines(accuracy, left, [x + width for x in left], color="#111827", linewidth=2.2, label="accuracy")
+        upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
+        upper.legend(loc="upper left")
+        lower.bar(
+            [number * width for number in range(len(bins))],
+            [each.images for each in bins],
+            width,
+            align="edge",
+            color=GRAY,
+            edgecolor="white",
+        )
+        lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+        lower.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        lower.set(xlabel="confidence", ylabel="images")
         return encode_png(figure)
 
 
@@ -564,18 +601,25 @@ def _format_step(matrix: ConfusionMatrix) -> str:
 
 
 def class_table(matrix: ConfusionMatrix) -> Table:
-    """Recall and precision by class; of many classes those with the worst recall."""
+    """Counts, recall, precision and F1 by class; of many classes those with the worst recall."""
     predicted = [sum(column) for column in zip(*matrix.matrix, strict=True)]
     lines = [
         (
             _sortable_ratio(row[index], sum(row)),
-            [name, f"{sum(row):,}", _format_ratio(row[index], sum(row)), _format_ratio(row[index], predicted[index])],
+            [
+                name,
+                *(f"{sum(row):,}", f"{predicted[index]:,}", f"{row[index]:,}"),
+                _format_ratio(row[index], sum(row)),
+                _format_ratio(row[index], predicted[index]),
+                _format_ratio(2 * row[index], sum(row) + predicted[index]),
+            ],
         )
         for index, (name, row) in enumerate(zip(matrix.classes, matrix.matrix, strict=True))
     ]
     if len(lines) > MAX_LISTED_CLASSES:
         lines = sorted(lines, key=lambda line: line[0])[:MAX_LISTED_CLASSES]
-    return Table(head=[_class_heading(matrix), "images", "recall", "precision"], rows=[line for _, line in lines])
+    head = [_class_heading(matrix), "images", "predicted", "correct", "recall", "precision", "F1"]
+    return Table(head=head, rows=[line for _, line in lines])
 
 
 def _class_heading(matrix: ConfusionMatrix) -> str:
