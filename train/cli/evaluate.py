@@ -71,7 +71,9 @@ def build_parser() -> TrainArgumentParser:
     # What torch.distributed.launch passes to each process.
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
     add_launch_arguments(parser)
-    parser.set_defaults(version=False, time_limit=None, profile_lines=False)  # attributes of other commands
+    parser.set_defaults(
+        version=False, time_limit=None, profile_lines=False, output=None
+    )  # attributes of other commands
     return parser
 
 
@@ -100,7 +102,7 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
     plan = replace(plan, warnings=(*plan.warnings, *checkpoint.notes, *notes))
     per_image = None if arguments.per_image is None else Path(arguments.per_image).absolute()
     if per_image is not None and plan.world.rank == 0:  # on this machine, which writes it
-        csv_table.refuse_unusable_file(per_image, csv_table.PER_IMAGE_OPTION)
+        files.refuse_unusable_file(per_image, csv_table.PER_IMAGE_OPTION, csv_table.SUFFIX)
     if arguments.report:
         run_folder = checkpoints.run_folder_of(checkpoint.path)
         if plan.world.rank == 0:

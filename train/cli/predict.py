@@ -22,6 +22,7 @@ from train import plugin
 from train.cli.launch import TrainArgumentParser
 from train.config import environment, load, schema
 from train.data import class_folders
+from train.files import refuse_unusable_file, write_named_file
 from train.inference import checkpoints, csv_table
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _table_file(arguments: argparse.Namespace) -> Path | None:
     """The file of --csv, or None.
 
     Raises:
-        Failure: USAGE for options that do not go together; as `csv_table.refuse_unusable_file`.
+        Failure: USAGE for options that do not go together; as `files.refuse_unusable_file`.
     """
     if arguments.all_classes and arguments.csv is None:
         fix = f"add {csv_table.PREDICT_OPTION} FILE.csv, or write --top K --json"
@@ -137,7 +138,7 @@ def _table_file(arguments: argparse.Namespace) -> Path | None:
     if arguments.json:
         what = f"--json and {csv_table.PREDICT_OPTION} are two forms of the same"
         raise Failure(what, fix="leave one of them out", code=ExitCode.USAGE)
-    csv_table.refuse_unusable_file(Path(arguments.csv), csv_table.PREDICT_OPTION)
+    refuse_unusable_file(Path(arguments.csv), csv_table.PREDICT_OPTION, csv_table.SUFFIX)
     return Path(arguments.csv)
 
 
@@ -145,7 +146,7 @@ def _write_table(predictions: Iterator[Prediction], file: Path, top: int, classe
     """Write the table when all images are done. Broken images are left out.
 
     Raises:
-        Failure: DATA after the table is written, if there were broken images; as `csv_table.write`.
+        Failure: DATA after the table is written, if there were broken images; as `files.write_named_file`.
     """
     from train.inference import prediction
 
@@ -157,7 +158,8 @@ def _write_table(predictions: Iterator[Prediction], file: Path, top: int, classe
         if error.code != ExitCode.DATA:
             raise
         failure = error
-    csv_table.write(file, prediction.encode_table(done, top, classes), csv_table.PREDICT_OPTION)
+    table = prediction.encode_table(done, top, classes)
+    write_named_file(file, table, csv_table.PREDICT_OPTION, csv_table.SUFFIX)
     print_message(f"table          {len(done):,} rows in {file}", sys.stderr)
     if failure is not None:
         raise failure

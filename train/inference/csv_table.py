@@ -8,15 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
-import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
-
-from entrypoint import ExitCode, Failure
-from train import files
 
 SUFFIX: Final = ".csv"
 PER_IMAGE_OPTION: Final = "--per-image"  # of `train eval`
@@ -57,46 +51,3 @@ def encode(head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
     writer.writerow(head)
     writer.writerows(rows)
     return text.getvalue().encode(errors="backslashreplace")
-
-
-def refuse_unusable_file(path: Path, option: str) -> None:
-    """Refuse, before anything is computed, a file that cannot be written or should not be replaced.
-
-    Raises:
-        Failure: USAGE for a name without .csv; OUTPUT for a folder, a link or a device, and where this user may not
-            write.
-    """
-    if path.suffix.lower() != SUFFIX:
-        raise Failure(
-            f"{option} takes the name of a {SUFFIX} file",
-            found=str(path),
-            fix=f"write {option} {path.name or 'images'}{SUFFIX}",
-            code=ExitCode.USAGE,
-        )
-    if not os.path.isdir(path.parent):
-        raise _unusable_failure(path, f"{path.parent} is no folder", f"mkdir -p {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise _unusable_failure(path, f"{path.parent} is not writable", _other_file(option))
-    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-        raise _unusable_failure(path, "it is there, and no plain file", _other_file(option))
-
-
-def write(path: Path, table: bytes, option: str) -> None:
-    """Replace the file by the table, which then is whole.
-
-    Raises:
-        Failure: IO or OUTPUT, with a fix that names the option.
-    """
-    try:
-        files.write_atomic(path, table)
-    except Failure as failure:
-        failure.fix = f"free space there, or name a file in a folder that you may write: {_other_file(option)}"
-        raise
-
-
-def _other_file(option: str) -> str:
-    return f"write {option} DIR/NAME{SUFFIX}, in a folder that you may write"
-
-
-def _unusable_failure(path: Path, reason: str, fix: str) -> Failure:
-    return Failure(f"cannot write {path}", found=reason, fix=fix, code=ExitCode.OUTPUT)

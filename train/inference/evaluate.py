@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, Heartbeat, World
+from train import files
 from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
 from train.config import resume_rules
@@ -27,7 +28,6 @@ from train.data.splits import DataSplits, SampleIndices, SampleSource
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
 from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
-from train.files import one_line
 from train.inference import checkpoints, csv_table, gallery
 from train.inference.calibration import measure_calibration
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, describe_standing
@@ -200,8 +200,8 @@ def evaluate_on_rank(
         sys.stdout.flush()
         if per_image is not None and results is not None:
             table = encode_table(results, sample_names(sets.validation), sets.classes)
-            csv_table.write(per_image, table, csv_table.PER_IMAGE_OPTION)
-            sys.stderr.write(f"per image      {len(results.samples):,} rows in {one_line(str(per_image))}\n")
+            files.write_named_file(per_image, table, csv_table.PER_IMAGE_OPTION, csv_table.SUFFIX)
+            sys.stderr.write(f"per image      {len(results.samples):,} rows in {files.one_line(str(per_image))}\n")
         if for_report and results is not None:
             saved = _evaluation_for_report(report, results, sets.validation, config.data.root)
             saved_evaluation.write(checkpoints.run_folder_of(chosen.path) / EVALUATION_FILE, saved)

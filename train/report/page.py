@@ -27,7 +27,7 @@ from train.report.render import GENERATOR_TAG, render_html, render_markdown
 HTML_FILE, MARKDOWN_FILE = "report.html", "report.md"
 OUTPUT_FIX: Final = "write `--output DIR`, a folder that you may write"
 PICTURE_PATTERN: Final = re.compile(
-    r"(curves|scaling|gpus|confusion|calibration|bench-[0-9]+)(-[a-z0-9-]+)?\.png"
+    r"(curves|scaling|gpus|confusion|calibration|samples|bench-[0-9]+)(-[a-z0-9-]+)?\.png"
 )  # names that we give
 
 
@@ -341,6 +341,7 @@ def _single_run_sections(run: RecordedRun) -> list[Section]:
         plots.gpu_section(run),
         matrix,
         mistakes.mistakes_section(run),
+        plots.samples_section(run),
     ]
     all_sections = [*sections, starts_section(run), settings_section(run)]
     return [section for section in all_sections if section is not None]

@@ -18,12 +18,16 @@ from statistics import fmean
 from typing import Any, Final, Literal
 
 import matplotlib
+import numpy as np
+import numpy.typing as npt
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from PIL import Image
 
+from train.files import read_regular_file
 from train.metrics import METRICS, NOT_MEASURED
 from train.report import read
 from train.report.document import DPI, Block, Paragraph, Picture, Section, Table
@@ -36,6 +40,7 @@ from train.report.read import (
     format_number,
 )
 from train.report.saved_evaluation import Calibration
+from train.run.record import SAMPLES_FILE
 
 # Okabe and Ito's colours, which colour-blind people can distinguish, darkest first. Each has a
 # marker and a dash for printers without colours.
@@ -133,6 +138,27 @@ def draw_confusion_matrix(matrix: Sequence[Sequence[int]], classes: Sequence[str
                     text_color = "white" if shares[row][column] > 0.55 else "#111827" if count else "#9CA3AF"
                     axes.text(column, row, f"{count}", ha="center", va="center", fontsize=7, color=text_color)
         figure.colorbar(image, ax=axes, shrink=0.8, label="share of the row")
+        return encode_png(figure)
+
+
+SAMPLE_COLUMNS: Final = 8
+SAMPLE_INCHES: Final = 1.15  # of the longer side of an image
+
+
+def draw_samples(samples: Sequence[tuple[npt.NDArray[np.uint8], str]]) -> bytes:
+    """Draw a PNG of small images [height, width] or [height, width, 3] with a name above each."""
+    rows = max(1, -(-len(samples) // SAMPLE_COLUMNS))
+    height, width = samples[0][0].shape[:2] if samples else (1, 1)
+    cell_width, cell_height = (SAMPLE_INCHES * side / max(height, width) for side in (width, height))
+    with plot_style():
+        size = (SAMPLE_COLUMNS * max(cell_width, 0.8) + 0.2, rows * (cell_height + 0.24) + 0.1)
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes in figure.subplots(rows, SAMPLE_COLUMNS, squeeze=False).flat:
+            axes.set_axis_off()
+        for axes, (image, name) in zip(figure.axes, samples, strict=False):
+            axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axes.set_title(shorten_middle(name, 15), fontsize=7, fontweight="normal", loc="center", pad=2)
         return encode_png(figure)
 
 
@@ -505,6 +531,23 @@ def _x_axis_label(runs: Sequence[RecordedRun]) -> str:
 
 def _format_ranks(count: int | None) -> str:
     return f"{count} rank{'s' * (count != 1)}" if count else "ranks not recorded"
+
+
+SAMPLES_TITLE: Final = "What the network sees"
+MAX_SAMPLES_BYTES: Final = 8 * 2**20
+
+
+def samples_section(run: RecordedRun) -> Section | None:
+    """The picture that `train data show` drew into the run's folder; None without one."""
+    try:
+        png = read_regular_file(run.folder / SAMPLES_FILE, MAX_SAMPLES_BYTES)
+        with Image.open(io.BytesIO(png), formats=("PNG",)) as image:
+            image.verify()
+    except (OSError, SyntaxError, Image.DecompressionBombError):
+        return None
+    text = "The first training images, augmented, in the order of training; drawn by `train data show`."
+    picture = Picture(name="samples", png=png, alt=f"The first training images of {run.name}")
+    return Section(title=SAMPLES_TITLE, blocks=[Paragraph(text=text), picture])
 
 
 MAX_DRAWN_CLASSES: Final = 200  # with more classes, a cell is smaller than a pixel
