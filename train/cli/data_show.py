@@ -12,13 +12,14 @@ from torch import Tensor
 
 from train import files, plugin
 from train.config.batches import compute_batch_sizes, count_steps
+from train.config.load import as_mapping
 from train.config.schema import RunConfig
 from train.data import registry
 from train.data.loader import open_loader
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.sampler import BatchSampler
 from train.inference.gallery import displayable
-from train.report import plots
+from train.report import plots, read
 from train.run.folder import run_folder
 from train.run.record import SAMPLES_FILE
 
@@ -42,7 +43,8 @@ def show_samples(config: RunConfig, *, config_file: str | None, output: str | No
     files.refuse_unusable_file(path, OPTION, SUFFIX)
     plugin.add_config_folder_to_path(config_file, config.data.name)
     shown = [(displayable(image), name) for image, name in first_samples(config)]
-    files.write_named_file(path, plots.draw_samples(shown), OPTION, SUFFIX)
+    note = f"data.augment: {read.format_value(as_mapping(config)['data']['augment'])}; run.seed: {config.run.seed}"
+    files.write_named_file(path, plots.draw_samples(shown, note), OPTION, SUFFIX)
     return f"samples        {files.one_line(str(path))}: {len(shown)} training images as the network gets them"
 
 

@@ -145,13 +145,16 @@ SAMPLE_COLUMNS: Final = 8
 SAMPLE_INCHES: Final = 1.15  # of the longer side of an image
 
 
-def draw_samples(samples: Sequence[tuple[npt.NDArray[np.uint8], str]]) -> bytes:
-    """Draw a PNG of small images [height, width] or [height, width, 3] with a name above each."""
+def draw_samples(samples: Sequence[tuple[npt.NDArray[np.uint8], str]], note: str) -> bytes:
+    """Draw a PNG of small images [height, width] or [height, width, 3] with a name above each.
+
+    note: a text inside the picture, so that it is not lost when the picture is copied.
+    """
     rows = max(1, -(-len(samples) // SAMPLE_COLUMNS))
     height, width = samples[0][0].shape[:2] if samples else (1, 1)
     cell_width, cell_height = (SAMPLE_INCHES * side / max(height, width) for side in (width, height))
     with plot_style():
-        size = (SAMPLE_COLUMNS * max(cell_width, 0.8) + 0.2, rows * (cell_height + 0.24) + 0.1)
+        size = (SAMPLE_COLUMNS * max(cell_width, 0.8) + 0.2, rows * (cell_height + 0.24) + 0.35)
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         for axes in figure.subplots(rows, SAMPLE_COLUMNS, squeeze=False).flat:
@@ -159,6 +162,7 @@ def draw_samples(samples: Sequence[tuple[npt.NDArray[np.uint8], str]]) -> bytes:
         for axes, (image, name) in zip(figure.axes, samples, strict=False):
             axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
             axes.set_title(shorten_middle(name, 15), fontsize=7, fontweight="normal", loc="center", pad=2)
+        figure.suptitle(shorten_middle(note, 120), fontsize=8, color=GRAY, x=0.01, ha="left")
         return encode_png(figure)
 
 

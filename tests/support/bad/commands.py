@@ -139,6 +139,9 @@ LINES: dict[str, Row] = {
         ("train.parallel dp is one process", "2 ranks"),
         "ddp",
     ),
+    "show-as-jpeg": ("data show --output a.jpg", 64, ("takes the name of a .png file",), "--output a.jpg.png"),
+    "show-into-nothing": ("data show --output none/a.png", 73, ("none is no folder",), "mkdir -p none"),
+    "check-with-a-picture": ("data check --output a.png", 64, ("belongs to `train data show`",), "leave --output out"),
     "target-in-percent": ("check eval.target=95", 64, ("eval.target 95", "up to 1"), "eval.target=0.95"),
     "target-zero": ("check eval.target=0", 64, ("eval.target 0 is no value",), "set null"),
     "target-negative-loss": (

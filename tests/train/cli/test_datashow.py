@@ -98,7 +98,7 @@ def test_clips_show_their_middle_frame_and_floats_are_stretched() -> None:
     clips = data_show.first_samples(load.load_config(None, ["data.frames=4", "data.image_size=16", "data.samples=800"]))
     assert (len(clips), clips[0][0].shape[:3]) == (32, (4, 16, 16))
     gray = np.zeros((8, 12), np.uint8)
-    with Image.open(io.BytesIO(plots.draw_samples([(gray, "a" * 99)] * 3))) as image:
+    with Image.open(io.BytesIO(plots.draw_samples([(gray, "a" * 99)] * 3, "b" * 999))) as image:
         assert image.width > 900
 
 
