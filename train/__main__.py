@@ -39,6 +39,7 @@ EXAMPLES = f"""examples:
   train data fetch data.name=cifar10        bring a published data set into data.root, verified
   train data check --config cfg.yaml        read every sample once: broken files, sizes, duplicates across the split
   train data profile --config cfg.yaml      what limits a training here: reading, augmenting, copying or the step
+  train data show --config cfg.yaml         a picture of training images as the network gets them
   train bench sweep --config cfg.yaml       which settings are fastest here (also comm, scaling: train bench --help)
   train report runs/NAME                    a page with curves; of several runs also speed-up and efficiency
   train where --config cfg.yaml             print the run's folder (for job scripts)
@@ -55,7 +56,8 @@ def build_parser() -> TrainArgumentParser:
     parser = TrainArgumentParser(
         prog="train",
         usage="train [check | where | eval RUN | predict RUN IMAGES... | export RUN --output DIR | "
-        "data {check|profile|fetch} | bench NAME | report RUN...] [--config FILE] [options] [section.key=value ...]",
+        "data {check|profile|show|fetch} | bench NAME | report RUN...] [--config FILE] [options] "
+        "[section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -67,6 +69,7 @@ def build_parser() -> TrainArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="a YAML file (default: the quickstart)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval, data)")
     parser.add_argument("--all", action="store_true", help="measure every image, not only the validation images (eval)")
+    parser.add_argument("--output", metavar="FILE.png", help="where to draw the picture (data show)")
     parser.add_argument(
         "--time-limit",
         metavar="D-HH:MM:SS",
@@ -81,7 +84,7 @@ def build_parser() -> TrainArgumentParser:
     # What torch.distributed.launch passes to each process.
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
     add_launch_arguments(parser)
-    parser.set_defaults(split="validation")  # an option of `train eval`
+    parser.set_defaults(split="validation", per_image=None, report=False)  # options of `train eval`
     return parser
 
 
@@ -116,6 +119,8 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             raise Failure(what, fix="leave --json out", code=ExitCode.USAGE)
         if arguments.all and command != evaluate.COMMAND:
             raise Failure("--all belongs to `train eval`", fix="leave --all out", code=ExitCode.USAGE)
+        if arguments.output is not None and command != "data":
+            raise Failure("--output belongs to `train data show`", fix="leave --output out", code=ExitCode.USAGE)
         if arguments.profile_lines and command != "train":
             raise Failure("--profile-lines belongs to a training", fix="leave it out", code=ExitCode.USAGE)
         return COMMANDS[command](arguments, overrides, with_local_rank(environ, arguments.local_rank))

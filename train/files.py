@@ -278,6 +278,44 @@ def refuse_full_disk(folder: Path, need: int) -> None:
         raise short
 
 
+def refuse_unusable_file(path: Path, option: str, suffix: str) -> None:
+    """Refuse, before anything is computed, a file that the user named and that cannot or should not be written.
+
+    Raises:
+        Failure: USAGE for a name without `suffix`, so that no other file of the user's is replaced by mistake; OUTPUT
+            for a folder, a link or a device, and where this user may not write.
+    """
+    if path.suffix.lower() != suffix:
+        raise Failure(
+            f"{option} takes the name of a {suffix} file",
+            found=str(path),
+            fix=f"write {option} {path.name or 'file'}{suffix}",
+            code=ExitCode.USAGE,
+        )
+    reason, fix = None, _other_file_fix(option, suffix)
+    if not os.path.isdir(path.parent):
+        reason, fix = f"{path.parent} is no folder", f"mkdir -p {path.parent}"
+    elif not os.access(path.parent, os.W_OK):
+        reason = f"{path.parent} is not writable"
+    elif os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        reason = "it is there, and no plain file"
+    if reason is not None:
+        raise Failure(f"cannot write {path}", found=reason, fix=fix, code=ExitCode.OUTPUT)
+
+
+def write_named_file(path: Path, data: bytes, option: str, suffix: str) -> None:
+    """Write a file that the user named, as `write_atomic` does; its fix names the option."""
+    try:
+        write_atomic(path, data)
+    except Failure as failure:
+        failure.fix = f"free space there, or {_other_file_fix(option, suffix)}"
+        raise
+
+
+def _other_file_fix(option: str, suffix: str) -> str:
+    return f"write {option} DIR/NAME{suffix}, in a folder that you may write"
+
+
 MAX_NAME_CHARACTERS: Final = 40  # of a name in a line
 
 

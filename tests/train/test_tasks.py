@@ -20,7 +20,7 @@ from train import tasks
 from train.config import load, task_keys
 from train.config.schema import RunConfig
 from train.inference import checkpoints, export
-from train.inference.prediction import LabelPrediction, NumberPrediction
+from train.inference.prediction import LabelPrediction, NumberPrediction, encode_table
 from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.metrics import METRICS, metrics_of
 
@@ -164,8 +164,8 @@ def test_an_exported_model_predicts_what_the_run_predicts(table: Path, tmp_path:
     assert values.keys() == {"path", "labels", "probabilities"} if task == "multi_label" else {"path", "name", "value"}
     names: dict[str, Any] = {}
     card = (tmp_path / "export" / "README.md").read_text()
-    code = card.partition("```python\n")[2].partition("```")[0].replace("image.png", str(image))
-    exec(code.replace("'export'", repr(str(tmp_path / "export"))).replace("print(", "answer = ("), names)
+    code = card.partition("```python\n")[2].partition("```")[0].replace("photo.jpg", str(image))
+    exec(code.replace("export/", f"{tmp_path}/export/").replace("print(", "answer = ("), names)
     if task == "multi_label":
         assert sorted(names["answer"]) == sorted(values["labels"])
     else:
@@ -247,3 +247,23 @@ def test_labels_of_another_task_are_refused(table: Path, tmp_path: Path) -> None
     measured = python("-m", "train", "eval", str(tmp_path / "run"), *words)
     assert measured.returncode == 65
     assert "another task than the model was trained on" in measured.stderr
+
+
+def test_a_table_of_predicted_labels_has_the_probability_of_each() -> None:
+    predicted = LabelPrediction(path=Path("a"), labels=("x", "y"), probabilities=(0.5, 0.25), thresholds=(0.5, 0.5))
+    table = encode_table([predicted], top=1).decode()
+    assert table == '"path","labels","probability of x","probability of y"\n"a","x",0.5,0.25\n'
+
+
+def test_a_table_of_predicted_numbers_has_the_column_of_the_labels() -> None:
+    table = encode_table([NumberPrediction(path=Path("a"), name="age", value=31.5)], top=1).decode()
+    assert table == '"path","age"\n"a",31.5\n'
+
+
+@pytest.mark.slow
+def test_a_table_of_each_images_class_is_refused_where_images_have_none(table: Path, tmp_path: Path) -> None:
+    trained(tmp_path / "run", *settings(table, "regression"))
+    line = ("eval", str(tmp_path / "run"), "--device", "cpu", "--per-image", "images.csv")
+    ended = python("-m", "train", *line, cwd=tmp_path)
+    assert ended.returncode == 64
+    assert "data.task is regression" in ended.stderr

@@ -1,4 +1,4 @@
-"""`train data check|fetch|profile` inspects, downloads and profiles a data set without training.
+"""`train data check|fetch|profile|show` inspects, downloads, profiles and draws a data set without training.
 
 It imports torch only for commands that need it.
 """
@@ -33,6 +33,7 @@ def run_command(
     file: str | None,
     as_json: bool,
     console: TextIO,
+    output: str | None = None,
     device_and_ranks: Callable[[RunConfig], DeviceAndRanks] = _single_cpu_rank,
 ) -> CommandResult:
     """Run one command; return its text and the failure that it ends with.
@@ -41,6 +42,7 @@ def run_command(
         words: the command and its settings.
         file: the value of --config.
         console: for progress messages.
+        output: the value of --output.
         device_and_ranks: where a training would compute: cpu or cuda, ranks on this machine, all
             ranks.
 
@@ -54,7 +56,11 @@ def run_command(
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
     if as_json and name not in JSON_COMMANDS:
         raise Failure(f"`train data {name}` has no --json", fix="leave --json out", code=ExitCode.USAGE)
+    if output is not None and name != "show":
+        raise Failure("--output belongs to `train data show`", fix="leave --output out", code=ExitCode.USAGE)
     config = load.load_config(file, overrides)
+    if name == "show":
+        return show_samples(config, file, output)
     if name == "profile":
         return profile_data(config, file, as_json, device_and_ranks(config))
     return DATA_COMMANDS[name](config, file, as_json, console)
@@ -97,11 +103,19 @@ def profile_data(config: RunConfig, file: str | None, as_json: bool, device_and_
     return profile.as_json() if as_json else profile.as_text(), None
 
 
+def show_samples(config: RunConfig, file: str | None, output: str | None) -> CommandResult:
+    """`train data show`: draw the first training images as the network gets them."""
+    registry.refuse_unused_key(config.data, "group")
+    from train.cli import data_show  # torch, and matplotlib
+
+    return data_show.show_samples(config, config_file=file, output=output), None
+
+
 DATA_COMMANDS: Final[Mapping[str, Callable[[RunConfig, str | None, bool, TextIO], CommandResult]]] = {
     "check": check_data,
     "fetch": fetch_data,
 }
-COMMAND_NAMES: Final = (*DATA_COMMANDS, "profile")
+COMMAND_NAMES: Final = (*DATA_COMMANDS, "profile", "show")
 JSON_COMMANDS: Final = ("check", "profile")
 
 
@@ -120,7 +134,12 @@ def handle(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping
         return plan.device, plan.world.local_world_size, plan.world.world_size
 
     text, failure = run_command(
-        words, file=arguments.config, as_json=arguments.json, console=sys.stderr, device_and_ranks=device_and_ranks
+        words,
+        file=arguments.config,
+        as_json=arguments.json,
+        console=sys.stderr,
+        output=arguments.output,
+        device_and_ranks=device_and_ranks,
     )
     print_message(text, sys.stdout)
     if failure is not None:

@@ -1,24 +1,27 @@
 """`train eval` chooses a checkpoint, starts ranks that evaluate it, and formats their report.
 
-The ranks write nothing into the run's folder.
+Into the run's folder, rank 0 writes a single file, and only with --report. With --per-image it writes a CSV table
+where the user says.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, add_launch_arguments, make_plan
+from entrypoint import ExitCode, add_launch_arguments, make_plan, print_message
 from train import files
 from train.cli import launch
 from train.cli.launch import TrainArgumentParser
 from train.data import download
 from train.data.download import StatusLine
-from train.inference import checkpoints
+from train.inference import checkpoints, csv_table
 from train.run.folder import make_temporary_folder
 
 COMMAND: Final = "eval"
@@ -28,11 +31,15 @@ EXAMPLES: Final = """examples:
   train eval runs/NAME data.root=/my/test --all     every image of a test set of its own
   train eval runs/NAME --split test                 the test split, which the training measured once at its end
   train eval runs/NAME --json > result.json         one JSON object, for programs
+  train eval runs/NAME --per-image images.csv       label, prediction, confidence and loss of each image
+  train eval runs/NAME --report                     for `train report`: calibration, mistakes, the hardest images
   train eval runs/NAME --device cpu --procs-per-node 2
 
-Nothing is written into the run. Settings may change data.*, launch.*, eval.batch_size, train.precision and train.tf32.
+Without --report nothing is written into the run.
+Settings may change data.*, launch.*, eval.batch_size, train.precision and train.tf32.
 Exit codes: 0 measured; 64 command line; 65 a damaged checkpoint, or data of other classes or another size; 66 no \
-checkpoint, no data, or no validation image; 75 stopped, without a result; 77 code that only the run names.
+checkpoint, no data, or no validation image; 73 a file that cannot be written; \
+75 stopped, without a result; 77 code that only the run names.
 """
 # The messages after a request to stop: there is nothing to save.
 STOP_MESSAGES: Final = ("the measurement ends without a result", "without a result")
@@ -42,7 +49,8 @@ def build_parser() -> TrainArgumentParser:
     """The command line after `train eval`."""
     parser = TrainArgumentParser(
         prog="train eval",
-        usage="train eval RUN [--all | --split NAME] [--json] [--config FILE] [options] [section.key=value ...]",
+        usage="train eval RUN [--all | --split NAME] [--json] [--per-image FILE.csv] [--report] [--config FILE] "
+        "[options] [section.key=value ...]",
         description="Measure a checkpoint again, on any number of processes: accuracy, loss, macro F1, confusion.",
         epilog=EXAMPLES,
         formatter_class=help_formatter,
@@ -60,11 +68,21 @@ def build_parser() -> TrainArgumentParser:
         help="validation, test (the split that chose nothing) or all",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument(
+        csv_table.PER_IMAGE_OPTION,
+        metavar="FILE.csv",
+        help="write label, prediction, confidence and loss of each image",
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="keep calibration and images in the run, for train report"
+    )
     parser.add_argument("--config", metavar="FILE", help="take data, launch, precision and your own code from it")
     # What torch.distributed.launch passes to each process.
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
     add_launch_arguments(parser)
-    parser.set_defaults(version=False, time_limit=None, profile_lines=False)  # attributes of other commands
+    parser.set_defaults(
+        version=False, time_limit=None, profile_lines=False, output=None
+    )  # attributes of other commands
     return parser
 
 
@@ -91,6 +109,13 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
     config, notes = checkpoints.load_config(checkpoint, arguments.config, overrides)
     plan = make_plan(environ, launch.launch_options(arguments, config, environ))
     plan = replace(plan, warnings=(*plan.warnings, *checkpoint.notes, *notes))
+    per_image = None if arguments.per_image is None else Path(arguments.per_image).absolute()
+    if per_image is not None and plan.world.rank == 0:  # on this machine, which writes it
+        files.refuse_unusable_file(per_image, csv_table.PER_IMAGE_OPTION, csv_table.SUFFIX)
+    if arguments.report:
+        run_folder = checkpoints.run_folder_of(checkpoint.path)
+        if plan.world.rank == 0:
+            files.prepare_folder(run_folder)
     if config.data.download:
         download.ensure_downloaded(config.data, StatusLine(sys.stderr))
     folder, split = make_temporary_folder(environ), "all" if arguments.all else arguments.split
@@ -102,6 +127,8 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
         "--scratch",
         str(folder),
         *(["--split", split] if split != "validation" else []),
+        *(["--report"] if arguments.report else []),
+        *([csv_table.PER_IMAGE_OPTION, str(per_image)] if per_image is not None else []),
     ]
     code = int(ExitCode.OK)
     try:
@@ -110,4 +137,6 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
     finally:
         if code in (ExitCode.OK, ExitCode.STOPPED):  # otherwise the error names the logs
             files.remove(folder)
+    if arguments.report and code == ExitCode.OK and plan.world.rank == 0:
+        print_message(f"next: train report {shlex.quote(str(run_folder))}", sys.stderr)
     return code

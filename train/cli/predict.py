@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +22,8 @@ from train import plugin
 from train.cli.launch import TrainArgumentParser
 from train.config import environment, load, schema
 from train.data import class_folders
-from train.inference import checkpoints
+from train.files import refuse_unusable_file, write_named_file
+from train.inference import checkpoints, csv_table
 
 if TYPE_CHECKING:
     from train.inference.predict import InferenceModel
@@ -82,14 +83,16 @@ EXAMPLES: Final = """examples:
   train predict runs/NAME photos/ --top 3              all images in a folder and below it; three classes each
   train predict model photos/                          an exported model: train export
   train predict runs/NAME photos/ --json > out.jsonl   one JSON object for each image
+  train predict runs/NAME photos/ --csv out.csv        a table for a spreadsheet, written when all images are done
 """
 
 
 def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Print predictions on stdout, and unreadable images on stderr. No file is written."""
+    """Print predictions on stdout, or write them to the table of --csv; name unreadable images on stderr."""
     arguments = build_parser().parse_intermixed_args(argv)
     words, settings = split_images_and_settings(arguments.images)
     top, device = _parse_top(arguments.top), parse_launch_options(arguments, environ).device
+    table = _table_file(arguments)
     unread = Counter[str]()
     if os.path.exists(os.path.join(arguments.checkpoint, checkpoints.EXPORT_FILE)):
         model, files = _load_from_export(arguments, words, settings, device, unread)
@@ -102,8 +105,16 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print_message(f"WARNING: {warning}", sys.stderr)
     if model.warning:
         print_message(f"WARNING: {model.warning}", sys.stderr)
+    num_classes = len(model.classes)
+    predictions = predict.predict_images(
+        model, files, num_classes if arguments.all_classes else top, lambda text: print(text, file=sys.stderr)
+    )
     try:
-        for prediction in predict.predict_images(model, files, top, lambda text: print(text, file=sys.stderr)):
+        if table is not None:
+            columns = model.classes if arguments.all_classes else ()
+            _write_table(predictions, table, min(top, num_classes), columns)
+            return int(ExitCode.OK)
+        for prediction in predictions:
             _print_prediction(prediction, as_json=arguments.json)
             if _count_lost_writes():
                 break
@@ -111,6 +122,47 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if note := class_folders.describe_unread_files(unread):
             print_message(f"note: {note}", sys.stderr)
     return _finish_stdout()
+
+
+def _table_file(arguments: argparse.Namespace) -> Path | None:
+    """The file of --csv, or None.
+
+    Raises:
+        Failure: USAGE for options that do not go together; as `files.refuse_unusable_file`.
+    """
+    if arguments.all_classes and arguments.csv is None:
+        fix = f"add {csv_table.PREDICT_OPTION} FILE.csv, or write --top K --json"
+        raise Failure("--all-classes adds columns to a table", fix=fix, code=ExitCode.USAGE)
+    if arguments.csv is None:
+        return None
+    if arguments.json:
+        what = f"--json and {csv_table.PREDICT_OPTION} are two forms of the same"
+        raise Failure(what, fix="leave one of them out", code=ExitCode.USAGE)
+    refuse_unusable_file(Path(arguments.csv), csv_table.PREDICT_OPTION, csv_table.SUFFIX)
+    return Path(arguments.csv)
+
+
+def _write_table(predictions: Iterator[Prediction], file: Path, top: int, classes: Sequence[str]) -> None:
+    """Write the table when all images are done. Broken images are left out.
+
+    Raises:
+        Failure: DATA after the table is written, if there were broken images; as `files.write_named_file`.
+    """
+    from train.inference import prediction
+
+    done: list[Prediction] = []
+    failure: Failure | None = None
+    try:
+        done.extend(predictions)
+    except Failure as error:
+        if error.code != ExitCode.DATA:
+            raise
+        failure = error
+    table = prediction.encode_table(done, top, classes)
+    write_named_file(file, table, csv_table.PREDICT_OPTION, csv_table.SUFFIX)
+    print_message(f"table          {len(done):,} rows in {file}", sys.stderr)
+    if failure is not None:
+        raise failure
 
 
 def _print_prediction(prediction: Prediction, *, as_json: bool) -> None:
@@ -221,8 +273,8 @@ def build_parser() -> TrainArgumentParser:
     """The command line after `train predict`."""
     parser = TrainArgumentParser(
         prog="train predict",
-        usage="train predict RUN IMAGES... [--top K] [--json] [--device auto|cpu|cuda] [--config FILE] "
-        "[section.key=value ...]",
+        usage="train predict RUN IMAGES... [--top K] [--json | --csv FILE [--all-classes]] "
+        "[--device auto|cpu|cuda] [--config FILE] [section.key=value ...]",
         description="Class and probability of image files, as the evaluation of the training would have read them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -236,6 +288,8 @@ def build_parser() -> TrainArgumentParser:
     parser.add_argument("images", nargs="*", metavar="IMAGES", help="image files, or folders of them")
     parser.add_argument("--top", metavar="K", default="1", help="so many classes for each image (default: 1)")
     parser.add_argument("--json", action="store_true", help="one JSON object for each image")
+    parser.add_argument(csv_table.PREDICT_OPTION, metavar="FILE.csv", help="a table in this file, instead of lines")
+    parser.add_argument("--all-classes", action="store_true", help="with --csv: a column for each class's probability")
     parser.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: a GPU if there is one)")
     parser.add_argument("--config", metavar="FILE", help="the training's file, for code of your own that it names")
     # One process predicts: the other launch options do not exist here.

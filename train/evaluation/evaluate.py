@@ -56,12 +56,13 @@ def evaluate(
     classes: int,
     padded_size: int | None = None,
     new_counter: Callable[[int, torch.device], Counter] = ConfusionCounter,
+    observe: Callable[[Tensor, Tensor], None] | None = None,
 ) -> Evaluation:
     """Evaluate `model` (not wrapped in DDP) on this rank's batches, and sum over all ranks.
 
     Counts are kept on the device and read once, at the end. A rank may have no batch. padded_size: pad each batch
     to so many images, the size for which the model was compiled. new_counter: makes what counts, for the number of
-    classes and the device.
+    classes and the device. observe: called with the logits and the labels of each batch.
 
     Raises:
         Failure: DATA for a model whose number of outputs is not `classes`, or if no rank has a sample.
@@ -70,7 +71,10 @@ def evaluate(
     counter = new_counter(classes, runtime.device)
     with torch.no_grad(), _eval_mode(model):
         for batch in batches:
-            counter.add(_compute_logits(model, batch.images, padded_size), batch.labels)
+            logits = _compute_logits(model, batch.images, padded_size)
+            counter.add(logits, batch.labels)
+            if observe is not None:
+                observe(logits, batch.labels)
     result, confusion = counter.read(runtime.all_reduce_sum, runtime.all_gather)
     return Evaluation(result=result, confusion=confusion)
 

@@ -186,6 +186,22 @@ def describe_standing(path: Path) -> str | None:
     return None
 
 
+def run_folder_of(checkpoint: Path) -> Path:
+    """The folder of the run that a checkpoint belongs to.
+
+    Raises:
+        Failure: USAGE for a checkpoint outside of a run.
+    """
+    if checkpoint.parent.name != "checkpoints":
+        raise Failure(
+            "--report keeps its results in a run's folder",
+            found=f"{checkpoint}, a checkpoint outside of a run",
+            fix="name the run, or leave --report out",
+            code=ExitCode.USAGE,
+        )
+    return checkpoint.parents[1]
+
+
 def _best_checkpoint(run_folder: Path, committed: Mapping[int, Path]) -> list[Path]:
     """The checkpoint that best.json names, if it is committed; otherwise an empty list."""
     with suppress(OSError, ValueError, TypeError, KeyError):

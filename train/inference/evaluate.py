@@ -11,11 +11,13 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, Heartbeat, World
+from train import files
 from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
 from train.config import resume_rules
@@ -27,11 +29,16 @@ from train.data.splits import DataSplits, SampleIndices, SampleSource, with_test
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
 from train.evaluation.evaluate import Counter, Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
-from train.inference import checkpoints
+from train.inference import checkpoints, csv_table, gallery
+from train.inference.calibration import measure_calibration
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
-from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, EvaluationReport
+from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
+from train.inference.per_image import ImageResults, ResultCollector, SampleNames, encode_table
 from train.models import registry as model_registry
 from train.optim.loss import build_task_criterion
+from train.report import saved_evaluation
+from train.report.saved_evaluation import SavedEvaluation
+from train.run.record import EVALUATION_FILE
 from train.tasks import CLASSIFICATION, REGRESSION, TASKS
 
 
@@ -107,6 +114,18 @@ def _concat_sources(first: SampleSource, second: SampleSource) -> SampleSource:
     return ConcatSource(first=first, second=second, labels=labels)
 
 
+def sample_names(source: SampleSource) -> SampleNames:
+    """The path of each image file, the row of each sample in the user's arrays or data set, or its number."""
+    if isinstance(source, ConcatSource):
+        first, second = sample_names(source.first).names, sample_names(source.second).names
+        both = [*(f"training {name}" for name in first), *(f"validation {name}" for name in second)]
+        return SampleNames(head="sample", names=both)
+    if (paths := getattr(source, "paths", None)) is not None:
+        return SampleNames(head="path", names=paths)
+    rows: Tensor = getattr(source, "rows", torch.arange(len(source.labels)))
+    return SampleNames(head="sample", names=list(map(str, rows.tolist())))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWeights:
     """A model's tensors by name. averaged: they are the EMA weights (train.ema_decay)."""
@@ -136,11 +155,14 @@ def evaluate_on_rank(
     *,
     as_json: bool,
     split: EvaluatedSplit = "validation",
+    per_image: Path | None = None,
+    for_report: bool = False,
     heartbeat: Heartbeat | None = None,
 ) -> int:
     """Evaluate as one rank; rank 0 writes the result to stdout. Returns the exit code (OK).
 
-    split: which images to evaluate.
+    split: which images to evaluate. per_image: the CSV table that rank 0 writes, with a row for each image. for_report:
+    rank 0 keeps calibration and images in the run's folder.
 
     Raises:
         Failure: if the checkpoint cannot be evaluated.
@@ -153,6 +175,8 @@ def evaluate_on_rank(
     config = replace(config, data=replace(config.data, cache=None))
     data = open_evaluation_data(config, chosen, rank_runtime, split=split)
     sets = data.sets
+    if per_image is not None or for_report:
+        _refuse_other_tasks(sets.task)
     for note in data.notes if rank_runtime.is_main else ():
         sys.stderr.write(f"WARNING: {note}\n")
     weights = load_weights(chosen)
@@ -161,22 +185,42 @@ def evaluate_on_rank(
     with explain_out_of_memory(max_batch_size(num_images, config.eval.batch_size)):
         loader = open_validation_loader(config, sets, rank_runtime, heartbeat)
         batches = rank_batches(num_images, config.eval.batch_size, world)
+        collector = ResultCollector(batches, loader.broken) if per_image is not None or for_report else None
         evaluation = evaluate(
             model,
             heartbeat.each("evaluation", loader.evaluate(batches)),
             rank_runtime,
             classes=len(sets.classes),
             new_counter=build_counter(config, sets),
+            observe=None if collector is None else collector.add,
         )
+    results = None if collector is None else collector.gather(rank_runtime.all_gather)
     if rank_runtime.is_main:
         report = _build_report(
             config, chosen, data, rank_runtime, evaluation, averaged=weights.averaged, loader=loader.description
         )
         sys.stdout.write((report.as_json() if as_json else report.as_text()) + "\n")
         sys.stdout.flush()
+        if per_image is not None and results is not None:
+            table = encode_table(results, sample_names(sets.validation), sets.classes)
+            files.write_named_file(per_image, table, csv_table.PER_IMAGE_OPTION, csv_table.SUFFIX)
+            sys.stderr.write(f"per image      {len(results.samples):,} rows in {files.one_line(str(per_image))}\n")
+        if for_report and results is not None:
+            saved = _evaluation_for_report(report, results, sets.validation, config.data.root)
+            saved_evaluation.write(checkpoints.run_folder_of(chosen.path) / EVALUATION_FILE, saved)
     rank_runtime.barrier()
     rank_runtime.close()
     return int(ExitCode.OK)
+
+
+def _refuse_other_tasks(task: str) -> None:
+    """Refuse --per-image and --report for labels that are not classes. Raises Failure (USAGE)."""
+    if task != CLASSIFICATION:
+        raise Failure(
+            f"--per-image and --report show classes, and data.task is {task}",
+            fix="leave them out; `train predict RUN IMAGES --csv FILE.csv` writes a row for each image",
+            code=ExitCode.USAGE,
+        )
 
 
 def build_counter(config: RunConfig, sets: DataSplits) -> Callable[[int, torch.device], Counter]:
@@ -296,6 +340,30 @@ def _build_report(
         classes=part.sets.classes,
         result=measured.result,
         confusion=None if measured.confusion is None else measured.confusion.tolist(),
+    )
+
+
+def _evaluation_for_report(
+    report: EvaluationReport, results: ImageResults, source: SampleSource, root: str
+) -> SavedEvaluation:
+    names = sample_names(source)
+    mistakes, hardest = (
+        gallery.make_gallery(rows, results, source, names, root, report.classes)
+        for rows in (gallery.confident_mistakes(results), gallery.hardest_images(results))
+    )
+    return SavedEvaluation(
+        step=report.step,
+        weights=WEIGHTS_DESCRIPTIONS[report.weights],
+        standing=report.standing,
+        measured=report.measured,
+        samples=report.result.samples,
+        values={name: report.result.value(name) for name in report.result.values},
+        notes=report.notes,
+        classes=report.classes,
+        confusion=report.confusion,
+        calibration=measure_calibration(results.confidences, results.correct),
+        mistakes=mistakes,
+        hardest=hardest,
     )
 
 

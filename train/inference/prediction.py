@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from train.files import one_line
+from train.inference import csv_table
+from train.inference.csv_table import Cell
 
 
 class Prediction(Protocol):
     """What a model says of one image."""
+
+    @property
+    def path(self) -> Path:
+        """The image file."""
+
+    def cells(self, top: int, classes: Sequence[str]) -> dict[str, Cell]:
+        """The prediction as the cells of a table, by column."""
 
     def as_text(self) -> str:
         """The path and the prediction, separated by tabs."""
@@ -33,6 +42,16 @@ class ClassPrediction:
         """Path, class and probability, separated by tabs; further classes follow."""
         pairs = zip(self.classes, self.probabilities, strict=True)
         return "\t".join([one_line(str(self.path)), *(f"{one_line(name)}\t{share:.4f}" for name, share in pairs)])
+
+    def cells(self, top: int, classes: Sequence[str]) -> dict[str, Cell]:
+        """The `top` likeliest classes, then the probability of each of `classes`, which the prediction must hold."""
+        pairs, row = list(zip(self.classes, self.probabilities, strict=True)), dict[str, Cell]()
+        for number, (name, probability) in enumerate(pairs[:top], start=1):
+            suffix = f" {number}" if number > 1 else ""
+            row[f"prediction{suffix}"] = csv_table.text_cell(name)
+            row[f"confidence{suffix}"] = csv_table.number_cell(probability)
+        by_class = dict(pairs)
+        return row | {f"probability of {name}": csv_table.number_cell(by_class[name]) for name in classes}
 
     def as_json(self, *, ascii_: bool = False) -> str:
         """One JSON object, see `dump_json`."""
@@ -62,6 +81,14 @@ class LabelPrediction:
         pairs = (f"{one_line(name)}\t{probability:.4f}" for name, probability in self.likely)
         return "\t".join([one_line(str(self.path)), *pairs])
 
+    def cells(self, top: int, classes: Sequence[str]) -> dict[str, Cell]:
+        """The labels that the image has, with semicolons between them, then the probability of every label."""
+        labels = csv_table.text_cell(";".join(name for name, _ in self.likely))
+        pairs = zip(self.labels, self.probabilities, strict=True)
+        return {"labels": labels} | {
+            f"probability of {name}": csv_table.number_cell(probability) for name, probability in pairs
+        }
+
     def as_json(self, *, ascii_: bool = False) -> str:
         """One JSON object with the labels, and the probability of every label; see `dump_json`."""
         probabilities = dict(zip(self.labels, self.probabilities, strict=True))
@@ -81,6 +108,10 @@ class NumberPrediction:
         """Path and number, separated by a tab."""
         return f"{one_line(str(self.path))}\t{self.value:.6g}"
 
+    def cells(self, top: int, classes: Sequence[str]) -> dict[str, Cell]:
+        """The number, in the column of its name."""
+        return {csv_table.text_cell(self.name): csv_table.number_cell(self.value)}
+
     def as_json(self, *, ascii_: bool = False) -> str:
         """One JSON object, see `dump_json`."""
         return dump_json({"path": str(self.path), "name": self.name, "value": self.value}, ascii_=ascii_)
@@ -93,6 +124,18 @@ def dump_json(values: Mapping[str, Any], *, ascii_: bool) -> str:
     """
     text = json.dumps(values, ensure_ascii=ascii_)
     return text.translate(CONTROL_CHARACTER_ESCAPES).encode(errors="backslashreplace").decode()
+
+
+def encode_table(predictions: Sequence[Prediction], top: int, classes: Sequence[str] = ()) -> bytes:
+    """The CSV table of `train predict --csv`: a row for each image.
+
+    top, classes: as in `ClassPrediction.cells`, which other predictions ignore.
+    """
+    rows = [
+        {"path": csv_table.path_cell(str(prediction.path)), **prediction.cells(top, classes)}
+        for prediction in predictions
+    ]
+    return csv_table.encode([*rows[0]] if rows else ["path"], [[*row.values()] for row in rows])
 
 
 # JSON does not escape these. A reader may treat them as the end of a line, and a terminal as a command.

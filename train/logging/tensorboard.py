@@ -7,10 +7,14 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+
+# TensorBoard opens with the first group of curves by name. These events come under `usage`, after `eval` and `train`.
+RESOURCE_EVENTS: Final = frozenset({"checkpoint", "compiled", "gpu", "rank"})
 
 
 class TensorBoardWriter:
@@ -43,7 +47,7 @@ class TensorBoardWriter:
 
     def write(self, values: Mapping[str, float], *, step: int, now: float) -> None:
         """Add one point to each named curve."""
-        points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        points = [Summary.Value(tag=curve_tag(tag), simple_value=value) for tag, value in values.items()]
         self._add(Event(wall_time=now, step=step, summary=Summary(value=points)))
         self._file.flush()
 
@@ -53,6 +57,11 @@ class TensorBoardWriter:
 
     def _add(self, event: Event) -> None:
         self._records.write(event.SerializeToString())
+
+
+def curve_tag(name: str) -> str:
+    """The tag of the curve `event/name`, which decides where TensorBoard shows it."""
+    return f"usage/{name}" if name.partition("/")[0] in RESOURCE_EVENTS else name
 
 
 def _next_event_file(folder: Path) -> Path:

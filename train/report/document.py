@@ -1,6 +1,6 @@
 """A Report consists of sections of blocks, independent of how it is rendered.
 
-A block is a paragraph, a description list, a table or a picture.
+A block is a paragraph, a description list, a table, a picture or a gallery.
 """
 
 from __future__ import annotations
@@ -73,7 +73,29 @@ class Picture:
     caption: str = ""
 
 
-Block = Paragraph | DescriptionList | Table | Picture
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thumbnail:
+    """A small JPEG of width x height pixels. cells: its name, and the other values of the gallery's head."""
+
+    jpeg: bytes
+    width: int
+    height: int
+    cells: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gallery:
+    """Thumbnails with captions. Markdown, which cannot hold pictures inside, shows the captions as a table."""
+
+    head: Sequence[str]
+    thumbnails: Sequence[Thumbnail]
+
+    def table(self) -> Table:
+        """The captions alone."""
+        return Table(head=self.head, rows=[each.cells for each in self.thumbnails], left=3)
+
+
+Block = Paragraph | DescriptionList | Table | Picture | Gallery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure
 from train import files as file_io
 from train.metrics import NOT_MEASURED
-from train.report import compare, plots, read
+from train.report import compare, mistakes, plots, read
 from train.report.compare import RunDifferences, ScalingMeasurement
 from train.report.document import Block, DescriptionList, Paragraph, Picture, Report, Section, Table
 from train.report.plots import Panel, PlotSeries, TargetRatio
@@ -27,7 +27,7 @@ from train.report.render import GENERATOR_TAG, render_html, render_markdown
 HTML_FILE, MARKDOWN_FILE = "report.html", "report.md"
 OUTPUT_FIX: Final = "write `--output DIR`, a folder that you may write"
 PICTURE_PATTERN: Final = re.compile(
-    r"(curves|scaling|gpus|confusion|bench-[0-9]+)(-[a-z0-9-]+)?\.png"
+    r"(curves|scaling|gpus|confusion|calibration|samples|bench-[0-9]+)(-[a-z0-9-]+)?\.png"
 )  # names that we give
 
 
@@ -340,6 +340,8 @@ def _single_run_sections(run: RecordedRun) -> list[Section]:
         plots.curves_section([run]),
         plots.gpu_section(run),
         matrix,
+        mistakes.mistakes_section(run),
+        plots.samples_section(run),
     ]
     all_sections = [*sections, starts_section(run), settings_section(run)]
     return [section for section in all_sections if section is not None]

@@ -18,12 +18,16 @@ from statistics import fmean
 from typing import Any, Final, Literal
 
 import matplotlib
+import numpy as np
+import numpy.typing as npt
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from PIL import Image
 
+from train.files import read_regular_file
 from train.metrics import METRICS, NOT_MEASURED
 from train.report import read
 from train.report.document import DPI, Block, Paragraph, Picture, Section, Table
@@ -35,6 +39,8 @@ from train.report.read import (
     finite_or_nan,
     format_number,
 )
+from train.report.saved_evaluation import Calibration
+from train.run.record import SAMPLES_FILE
 from train.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
 # Okabe and Ito's colours, which colour-blind people can distinguish, darkest first. Each has a
@@ -133,6 +139,67 @@ def draw_confusion_matrix(matrix: Sequence[Sequence[int]], classes: Sequence[str
                     text_color = "white" if shares[row][column] > 0.55 else "#111827" if count else "#9CA3AF"
                     axes.text(column, row, f"{count}", ha="center", va="center", fontsize=7, color=text_color)
         figure.colorbar(image, ax=axes, shrink=0.8, label="share of the row")
+        return encode_png(figure)
+
+
+SAMPLE_COLUMNS: Final = 8
+SAMPLE_INCHES: Final = 1.15  # of the longer side of an image
+
+
+def draw_samples(samples: Sequence[tuple[npt.NDArray[np.uint8], str]], note: str) -> bytes:
+    """Draw a PNG of small images [height, width] or [height, width, 3] with a name above each.
+
+    note: a text inside the picture, so that it is not lost when the picture is copied.
+    """
+    rows = max(1, -(-len(samples) // SAMPLE_COLUMNS))
+    height, width = samples[0][0].shape[:2] if samples else (1, 1)
+    cell_width, cell_height = (SAMPLE_INCHES * side / max(height, width) for side in (width, height))
+    with plot_style():
+        size = (SAMPLE_COLUMNS * max(cell_width, 0.8) + 0.2, rows * (cell_height + 0.24) + 0.35)
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes in figure.subplots(rows, SAMPLE_COLUMNS, squeeze=False).flat:
+            axes.set_axis_off()
+        for axes, (image, name) in zip(figure.axes, samples, strict=False):
+            axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axes.set_title(shorten_middle(name, 15), fontsize=7, fontweight="normal", loc="center", pad=2)
+        figure.suptitle(shorten_middle(note, 120), fontsize=8, color=GRAY, x=0.01, ha="left")
+        return encode_png(figure)
+
+
+GAP_COLOR, GAP_FILL = "#D55E00", "#F7D3BD"
+
+
+def draw_calibration(calibration: Calibration) -> bytes:
+    """Draw a PNG: a reliability diagram, and below it how many images each bin has."""
+    bins = calibration.bins
+    width = 1 / len(bins)
+    with plot_style():
+        figure = Figure(figsize=(PANEL_WIDTH, PANEL_HEIGHT * 1.35), dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        upper.set_title(f"Calibration, ECE {calibration.error:.3f}")
+        upper.plot([0, 1], [0, 1], label="ideal", **SERIES_STYLES["ideal"])
+        filled = [(number * width, each) for number, each in enumerate(bins) if each.images]
+        left, accuracy = [x for x, _ in filled], [each.accuracy for _, each in filled]
+        gaps = [each.confidence - each.accuracy for _, each in filled]
+        upper.bar(left, accuracy, width, align="edge", color=COLORS[0], edgecolor="white", alpha=0.55)
+        gap = {"facecolor": GAP_FILL, "edgecolor": GAP_COLOR, "hatch": "///", "linewidth": 0.6}
+        upper.bar(left, gaps, width, accuracy, align="edge", label="gap to the mean confidence", **gap)
+        upper.hlines(accuracy, left, [x + width for x in left], color="#111827", linewidth=2.2, label="accuracy")
+        upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
+        upper.legend(loc="upper left")
+        lower.bar(
+            [number * width for number in range(len(bins))],
+            [each.images for each in bins],
+            width,
+            align="edge",
+            color=GRAY,
+            edgecolor="white",
+        )
+        lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+        lower.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        lower.set(xlabel="confidence", ylabel="images")
         return encode_png(figure)
 
 
@@ -501,6 +568,23 @@ def _format_ranks(count: int | None) -> str:
     return f"{count} rank{'s' * (count != 1)}" if count else "ranks not recorded"
 
 
+SAMPLES_TITLE: Final = "What the network sees"
+MAX_SAMPLES_BYTES: Final = 8 * 2**20
+
+
+def samples_section(run: RecordedRun) -> Section | None:
+    """The picture that `train data show` drew into the run's folder; None without one."""
+    try:
+        png = read_regular_file(run.folder / SAMPLES_FILE, MAX_SAMPLES_BYTES)
+        with Image.open(io.BytesIO(png), formats=("PNG",)) as image:
+            image.verify()
+    except (OSError, SyntaxError, Image.DecompressionBombError):
+        return None
+    text = "The first training images, augmented, in the order of training; drawn by `train data show`."
+    picture = Picture(name="samples", png=png, alt=f"The first training images of {run.name}")
+    return Section(title=SAMPLES_TITLE, blocks=[Paragraph(text=text), picture])
+
+
 MAX_DRAWN_CLASSES: Final = 200  # with more classes, a cell is smaller than a pixel
 MAX_LISTED_CLASSES: Final = 20  # of more classes, the table shows the worst ones
 MAX_LISTED_MISTAKES: Final = 10
@@ -595,18 +679,25 @@ def _format_step(matrix: ConfusionMatrix) -> str:
 
 
 def class_table(matrix: ConfusionMatrix) -> Table:
-    """Recall and precision by class; of many classes those with the worst recall."""
+    """Counts, recall, precision and F1 by class; of many classes those with the worst recall."""
     predicted = [sum(column) for column in zip(*matrix.matrix, strict=True)]
     lines = [
         (
             _sortable_ratio(row[index], sum(row)),
-            [name, f"{sum(row):,}", _format_ratio(row[index], sum(row)), _format_ratio(row[index], predicted[index])],
+            [
+                name,
+                *(f"{sum(row):,}", f"{predicted[index]:,}", f"{row[index]:,}"),
+                _format_ratio(row[index], sum(row)),
+                _format_ratio(row[index], predicted[index]),
+                _format_ratio(2 * row[index], sum(row) + predicted[index]),
+            ],
         )
         for index, (name, row) in enumerate(zip(matrix.classes, matrix.matrix, strict=True))
     ]
     if len(lines) > MAX_LISTED_CLASSES:
         lines = sorted(lines, key=lambda line: line[0])[:MAX_LISTED_CLASSES]
-    return Table(head=[_class_heading(matrix), "images", "recall", "precision"], rows=[line for _, line in lines])
+    head = [_class_heading(matrix), "images", "predicted", "correct", "recall", "precision", "F1"]
+    return Table(head=head, rows=[line for _, line in lines])
 
 
 def _class_heading(matrix: ConfusionMatrix) -> str:

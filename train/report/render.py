@@ -15,10 +15,11 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from train.report.document import DPI, DescriptionList, Paragraph, Picture, Report, Table
+from train.report.document import DPI, DescriptionList, Gallery, Paragraph, Picture, Report, Table
 
 GENERATOR_TAG: Final = '<meta name="generator" content="train report">'  # marks our own pages
 MAX_SMALL_PICTURE_PIXELS: Final = 510  # pixels wide: two such pictures fit side by side
+MAX_TINY_PIXELS: Final = 64  # a side of a thumbnail that is shown enlarged, pixel by pixel
 MAX_UNBROKEN_LETTERS: Final = 30
 MAX_SHORT_LIST_ROWS: Final = 20  # a longer list gets two columns
 SCREEN_DPI: Final = 96  # a browser's pixels per inch
@@ -56,15 +57,18 @@ def _render(template: str, report: Report, clean: Callable[[str], str]) -> str:
         "description_list": lambda block: isinstance(block, DescriptionList),
         "table": lambda block: isinstance(block, Table),
         "picture": lambda block: isinstance(block, Picture),
+        "gallery": lambda block: isinstance(block, Gallery),
     }
     environment.filters |= {
-        "base64": lambda png: base64.b64encode(png).decode(),
+        "base64": lambda image: base64.b64encode(image).decode(),
+        "breakable_path": breakable_path,
         "has_short_names": has_short_names,
         "size_on_screen": size_on_screen,
     }
     environment.globals |= {
         "generator_tag": Markup(GENERATOR_TAG),
         "MAX_SHORT_LIST_ROWS": MAX_SHORT_LIST_ROWS,
+        "MAX_TINY_PIXELS": MAX_TINY_PIXELS,
         "MAX_SMALL_PICTURE_PIXELS": MAX_SMALL_PICTURE_PIXELS,
     }
     return environment.get_template(template).render(report=report)
@@ -74,6 +78,11 @@ def printable(text: str) -> str:
     """Replace each unprintable character by the replacement character."""
     encodable = text.encode("utf-8", "replace").decode()
     return "".join(character if character.isprintable() else "\ufffd" for character in encodable)
+
+
+def breakable_path(path: str) -> Markup:
+    """A path in HTML, which a browser may break after each slash."""
+    return Markup("/<wbr>").join(printable(part) for part in path.split("/"))
 
 
 def escape_markdown(text: str) -> str:

@@ -81,6 +81,8 @@ def _valid_hash(text: str) -> str | None:
 
 RUN_FILE, CONFIG_FILE, BEST_FILE = "run.json", "config.yaml", "best.json"
 CONFUSION_FILE, BEST_CONFUSION_FILE = "confusion.json", "confusion-best.json"
+EVALUATION_FILE = "evaluation.json"  # of `train eval RUN --report`
+SAMPLES_FILE = "samples.png"  # of `train data show`
 PROJECT_PACKAGE = "train-image"
 RECORDED_PACKAGES = (PROJECT_PACKAGE, "torch", "torchvision", "accelerate", "safetensors", "numpy")
 # checkpoint.resume=never moves these aside, with the configuration and the record of that training.
@@ -90,6 +92,8 @@ RESULT_NAMES = (
     TEST_FILE,
     CONFUSION_FILE,
     BEST_CONFUSION_FILE,
+    EVALUATION_FILE,
+    SAMPLES_FILE,
     "metrics.jsonl",
     "tensorboard",
     "trackers",

@@ -172,6 +172,9 @@ LINES: dict[str, Row] = {
         "leave one of them out",
     ),
     "two-splits-at-once": ("eval run --all --split test", 64, ("not allowed with",), "train eval --help"),
+    "show-as-jpeg": ("data show --output a.jpg", 64, ("takes the name of a .png file",), "--output a.jpg.png"),
+    "show-into-nothing": ("data show --output none/a.png", 73, ("none is no folder",), "mkdir -p none"),
+    "check-with-a-picture": ("data check --output a.png", 64, ("belongs to `train data show`",), "leave --output out"),
     "target-in-percent": ("check eval.target=95", 64, ("eval.target 95", "up to 1"), "eval.target=0.95"),
     "target-zero": ("check eval.target=0", 64, ("eval.target 0 is no value",), "set null"),
     "target-negative-loss": (

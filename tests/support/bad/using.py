@@ -113,6 +113,38 @@ CASES = [
         id="predict-nothing", prepare=with_run, line=("predict", RUN), code=64, says=("no image",), fix="name image"
     ),
     predict(
+        id="predict-columns-without-a-table",
+        prepare=with_run,
+        line=("predict", RUN, "a.png", "--all-classes"),
+        code=64,
+        says=("--all-classes adds columns to a table",),
+        fix="--csv FILE.csv",
+    ),
+    predict(
+        id="predict-a-table-as-json",
+        prepare=with_run,
+        line=("predict", RUN, "a.png", "--json", "--csv", "out.csv"),
+        code=64,
+        says=("--json and --csv",),
+        fix="leave one of them out",
+    ),
+    predict(
+        id="predict-a-table-over-an-image",
+        prepare=with_run,
+        line=("predict", RUN, "b.png", "--csv", "a.png"),
+        code=64,
+        says=("takes the name of a .csv file", "a.png"),
+        fix="--csv a.png.csv",
+    ),
+    predict(
+        id="predict-a-table-into-no-folder",
+        prepare=with_run,
+        line=("predict", RUN, "a.png", "--csv", "none/out.csv"),
+        code=73,
+        says=("cannot write none/out.csv", "none is no folder"),
+        fix="mkdir -p none",
+    ),
+    predict(
         id="predict-what-is-not-there",
         prepare=with_run,
         line=("predict", RUN, "b.png"),

@@ -88,6 +88,32 @@ def test_eval_takes_one_split(launched: dict[str, Any], checkpoint: Path, capsys
     assert "not allowed with" in capsys.readouterr().err
 
 
+def test_the_table_of_images_is_written_by_the_ranks_where_the_user_stands(
+    launched: dict[str, Any], checkpoint: Path
+) -> None:
+    assert front.run_command(["eval", "run", "--per-image", "images.csv"], {"TMPDIR": "."}) == 7
+    assert launched["command"][7:] == ["--per-image", str(Path.cwd() / "images.csv")]
+
+
+@pytest.mark.parametrize(("file", "code"), [("images.txt", 64), ("none/images.csv", 73)])
+def test_a_table_that_cannot_be_written_is_refused_before_anything_starts(
+    launched: dict[str, Any], checkpoint: Path, file: str, code: int
+) -> None:
+    assert front.run_command(["eval", "run", "--per-image", file], {"TMPDIR": "."}) == code
+    assert "command" not in launched
+
+
+def test_what_the_report_shows_is_kept_by_the_ranks(
+    launched: dict[str, Any], checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert front.run_command(["eval", "run", "--report"], {"TMPDIR": "."}) == 7
+    assert launched["command"][7:] == ["--report"]
+    assert "next:" not in capsys.readouterr().err
+    monkeypatch.setattr(launch, "run_plan", lambda *arguments, **options: 0)
+    assert front.run_command(["eval", "run", "--report"], {"TMPDIR": "."}) == 0
+    assert f"next: train report {Path.cwd() / 'run'}" in capsys.readouterr().err
+
+
 def test_eval_promises_no_save_to_who_stops_it(
     launched: dict[str, Any], checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +143,7 @@ def test_the_help_of_eval_is_its_own_with_an_example_of_each_kind(capsys: pytest
 
 def test_each_option_of_eval_is_explained_in_its_own_line() -> None:
     options = [line for line in evaluate.build_parser().format_help().splitlines() if line.startswith("  -")]
-    assert len(options) == 11
+    assert len(options) == 13
     assert all(len(line) <= 100 and re.match(r"  --?[a-z].*?  +[a-z]", line) for line in options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -97,6 +98,45 @@ def test_json_is_one_object_a_line(run: Path, capsys: pytest.CaptureFixture[str]
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [len(one["top"]) for one in found] == [2, 2]
     assert found[0]["class"] == found[0]["top"][0]["class"]
+
+
+def table(path: str) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_table_holds_what_the_lines_say(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a, b.png"))
+    write_image(Path("=c.png"), 200)
+    assert predict(run, "a, b.png", "=c.png", "--json") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    forget_accelerate()
+    assert predict(run, "a, b.png", "=c.png", "--csv", "out.csv") == 0
+    said, rows = capsys.readouterr(), table("out.csv")
+    assert (said.out, "2 rows in out.csv" in said.err) == ("", True)
+    assert [row["path"] for row in rows] == ["a, b.png", "./=c.png"]
+    assert [row["prediction"] for row in rows] == [line["class"] for line in lines]
+    assert [float(row["confidence"]) for row in rows] == pytest.approx(
+        [line["probability"] for line in lines], abs=1e-6
+    )
+
+
+def test_a_table_of_all_classes_has_a_column_for_each(run: Path) -> None:
+    write_image(Path("a.png"))
+    assert predict(run, "a.png", "--csv", "out.csv", "--all-classes", "--top", "9") == 0
+    (row,) = table("out.csv")
+    shares = {name: float(row[f"probability of {name}"]) for name in ("outline-0", "outline-1")}
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
+    assert [float(row["confidence"]), float(row["confidence 2"])] == sorted(shares.values(), reverse=True)
+    assert shares[row["prediction"]] == float(row["confidence"])
+
+
+def test_broken_images_are_not_in_the_table_and_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    Path("b.png").write_text("no image")
+    assert predict(run, "a.png", "b.png", "--csv", "out.csv") == 65
+    assert "b.png" in capsys.readouterr().err
+    assert [row["path"] for row in table("out.csv")] == ["a.png"]
 
 
 def test_of_a_run_the_best_checkpoint_answers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,11 +64,22 @@ def test_things_that_are_alike_have_curves_by_their_names(tmp_path: Path) -> Non
     record.close()
     found = scalars(tmp_path / "tensorboard")
     assert {name: points[0] for name, points in found.items()} == {
-        "gpu/node/0/power_w": (10, 300.0),
-        "gpu/node/1/power_w": (10, 301.0),
-        "rank/0/cpu_cores": (10, 1.5),
+        "usage/gpu/node/0/power_w": (10, 300.0),
+        "usage/gpu/node/1/power_w": (10, 301.0),
+        "usage/rank/0/cpu_cores": (10, 1.5),
     }
     assert warnings == []
+
+
+def test_tensorboard_opens_with_accuracy_and_loss(tmp_path: Path) -> None:
+    record, _ = opened(tmp_path, tensorboard=True)
+    for event in ("checkpoint", "gpu", "rank", "compiled", "usage"):
+        record.write(event, step=10, seconds=1.0)
+    record.write("train", step=10, loss=0.5, accuracy=0.8, lr=0.1)
+    record.write("eval", step=10, accuracy=0.8, loss=0.5)
+    record.close()
+    groups = [name.partition("/")[0] for name in sorted(scalars(tmp_path / "tensorboard"))]
+    assert list(dict.fromkeys(groups)) == ["eval", "train", "usage"]
 
 
 def test_of_nothing_nothing_is_written(tmp_path: Path) -> None:

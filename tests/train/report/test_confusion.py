@@ -17,10 +17,10 @@ LINES = history(1000)
 MATRIX = ConfusionMatrix(step=20, classes=CLASSES, matrix=((8, 2, 0), (1, 9, 0), (5, 0, 5)))
 
 
-def test_recall_and_precision_stand_by_class() -> None:
+def test_counts_recall_precision_and_f1_stand_by_class() -> None:
     rows = plots.class_table(MATRIX).rows
-    assert rows[0] == ["cat", "10", "80.0%", "57.1%"]
-    assert rows[2] == ["<b>owl</b>", "10", "50.0%", "100.0%"]
+    assert rows[0] == ["cat", "10", "14", "8", "80.0%", "57.1%", "66.7%"]
+    assert rows[2] == ["<b>owl</b>", "10", "5", "5", "50.0%", "100.0%", "66.7%"]
 
 
 def test_the_most_frequent_mistake_comes_first() -> None:
@@ -40,7 +40,7 @@ def test_of_many_classes_the_weakest_are_listed() -> None:
 
 def test_a_class_without_images_has_no_recall() -> None:
     empty = ConfusionMatrix(step=None, classes=("a", "b"), matrix=((0, 0), (0, 2)))
-    assert plots.class_table(empty).rows[0] == ["a", "0", "-", "-"]
+    assert plots.class_table(empty).rows[0] == ["a", "0", "0", "0", "-", "-", "-"]
 
 
 def test_a_run_shows_its_matrix_as_a_picture(tmp_path: Path) -> None:

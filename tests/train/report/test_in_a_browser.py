@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -11,8 +12,11 @@ import browser
 import pytest
 from browser import Browser
 from made_up_runs import make_run, of_gpus
+from PIL import Image
 
 from train import __main__ as front
+from train.report import saved_evaluation
+from train.report.saved_evaluation import Calibration, CalibrationBin, GalleryImage, SavedEvaluation
 
 pytestmark = pytest.mark.slow  # a browser is no tool of every machine
 
@@ -39,6 +43,39 @@ def made_hostile(folder: Path) -> Path:
     return folder
 
 
+def evaluation_of_strangers() -> SavedEvaluation:
+    """As many thumbnails as there can be, with long and hostile names."""
+    out = io.BytesIO()
+    Image.new("RGB", (24, 12), (200, 30, 30)).save(out, "JPEG")
+    names = ("a.png", f"{'folder-of-a-long-name/' * 6}{'x' * 60}.png", HOSTILE)
+    images = tuple(
+        GalleryImage(
+            name=names[n % 3],
+            label=HOSTILE if n % 9 == 0 else "cat",
+            prediction="dog",
+            confidence=1,
+            loss=9,
+            jpeg=out.getvalue(),
+        )
+        for n in range(30)
+    )
+    bins = tuple(CalibrationBin(images=n, confidence=(n + 0.5) / 15, accuracy=0.5) for n in range(15))
+    return SavedEvaluation(
+        step=20,
+        weights="not averaged",
+        standing=HOSTILE,
+        measured=HOSTILE,
+        samples=105,
+        values={"accuracy": 0.5},
+        notes=(HOSTILE,),
+        classes=("cat", "dog"),
+        confusion=((5, 5), (5, 5)),
+        calibration=Calibration(error=0.1, bins=bins),
+        mistakes=images[:24],
+        hardest=images,
+    )
+
+
 def settings(number: int) -> list[str]:
     """Of a run of a sweep."""
     keys = ("optim.lr", "optim.weight_decay", "optim.momentum", "optim.label_smoothing", "optim.warmup_epochs")
@@ -51,19 +88,24 @@ SHEET = round((210 - 2 * 14) / 25.4 * 96)  # pixels of A4 between its margins
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """A report of one run, one of three, and one of a run whose every text is somebody else's program."""
+    """A report of one run, one of three, one of a run whose every text is a program, and one with thumbnails."""
     runs, out = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("out")
     events = [*of_gpus(2), {"event": "train", "step": 2, "loss": 1.0}]
     one = [make_run(runs / "with-gpus", events=events, ending={"code": 71, "step": 2, "cause": HOSTILE})]
     three = [make_run(runs / f"r{ranks}", ranks=ranks, speed=1000 - 50 * ranks) for ranks in (1, 2, 4)]
     hostile = [made_hostile(runs / "\"><img src=x onerror=document.title='owned'>")]
     many = [make_run(runs / f"resnet-of-a-long-name-{at}", settings=settings(at)) for at in range(14)]
-    for name, folders in {"one": one, "three": three, "hostile": hostile, "many": many}.items():
+    looked = [make_run(runs / "looked-at")]
+    kept = evaluation_of_strangers()
+    saved_evaluation.write(looked[0] / "evaluation.json", kept)
+    saved_evaluation.write(hostile[0] / "evaluation.json", kept)
+    pages = {"one": one, "three": three, "hostile": hostile, "many": many, "looked": looked}
+    for name, folders in pages.items():
         assert front.run_command(["report", *map(str, folders), "--output", str(out / name)], {}) == 0
     return {name: out / name / "report.html" for name in PAGES}
 
 
-PAGES = ("one", "three", "hostile", "many")
+PAGES = ("one", "three", "hostile", "many", "looked")
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -77,9 +119,27 @@ def test_the_console_stays_silent_and_nothing_is_asked_of_the_network(
 @pytest.mark.parametrize("name", PAGES)
 def test_every_picture_is_there(shown: Browser, pages: Mapping[str, Path], name: str) -> None:
     shown.open(pages[name])
-    widths = shown.value("Promise.all([...document.images].map(i => i.decode().then(() => i.naturalWidth)))")
+    drawn = "[...document.images].filter(i => i.src.startsWith('data:image/png'))"
+    widths = shown.value(f"Promise.all({drawn}.map(i => i.decode().then(() => i.naturalWidth)))")
     assert len(widths) == len(list(pages[name].parent.glob("*.png"))) > 0
     assert all(width > 500 for width in widths)
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_thumbnails_are_shown_undistorted_with_their_captions_below(
+    shown: Browser, pages: Mapping[str, Path], width: int
+) -> None:
+    shown.open(pages["looked"], width=width)
+    sizes = shown.value(
+        "Promise.all([...document.querySelectorAll('.gallery img')].map(i => i.decode().then(() => "
+        "[i.naturalWidth, i.naturalHeight, getComputedStyle(i).objectFit, i.width, i.height])))"
+    )
+    assert sizes == [[24, 12, "contain", 112, 112]] * 54
+    places = "[...document.querySelectorAll('.gallery figure')].map(f => [f.children[0], f.children[1]]"
+    places += ".map(e => e.getBoundingClientRect()).flatMap(r => [r.top, r.bottom, r.left, r.right]))"
+    for _, bottom, left, _, top, _, _, right in shown.value(places):
+        assert bottom <= top
+        assert right - left <= width
 
 
 @pytest.mark.parametrize("width", [360, 768, 1600])
@@ -119,7 +179,8 @@ def test_it_can_be_printed(shown: Browser, pages: Mapping[str, Path], name: str)
     shown.open(pages[name])
     paper = shown.paper()
     assert paper.startswith(b"%PDF")
-    assert 1 <= len(re.findall(rb"/Type /Page\b", paper)) <= 8
+    most = 12 if "gallery" in pages[name].read_text().partition("<body>")[2] else 8
+    assert 1 <= len(re.findall(rb"/Type /Page\b", paper)) <= most
 
 
 def test_text_of_strangers_runs_nothing(shown: Browser, pages: Mapping[str, Path]) -> None:

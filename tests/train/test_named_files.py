@@ -1,0 +1,56 @@
+"""A file that the user names on the command line is checked before the work, and written whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train import files
+
+
+def test_a_new_file_and_an_older_table_may_be_written(tmp_path: Path) -> None:
+    files.refuse_unusable_file(tmp_path / "new.csv", "--csv", ".csv")
+    (tmp_path / "old.CSV").write_text("old")
+    files.refuse_unusable_file(tmp_path / "old.CSV", "--csv", ".csv")
+
+
+def test_an_image_taken_for_the_table_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match=r"takes the name of a \.csv file") as caught:
+        files.refuse_unusable_file(tmp_path / "cat.png", "--csv", ".csv")
+    assert caught.value.code == ExitCode.USAGE
+    assert "--csv cat.png.csv" in str(caught.value.fix)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def link(path: Path) -> None:
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("make", [folder, link, os.mkfifo])
+def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path, make: object) -> None:
+    assert callable(make)
+    make(tmp_path / "out.csv")
+    with pytest.raises(Failure, match="cannot write") as caught:
+        files.refuse_unusable_file(tmp_path / "out.csv", "--csv", ".csv")
+    assert caught.value.code == ExitCode.OUTPUT
+
+
+def test_a_folder_that_is_not_there_is_refused_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="cannot write") as caught:
+        files.refuse_unusable_file(tmp_path / "none" / "out.csv", "--csv", ".csv")
+    assert (caught.value.code, caught.value.fix) == (ExitCode.OUTPUT, f"mkdir -p {tmp_path / 'none'}")
+
+
+def test_a_failed_write_keeps_the_older_table_and_names_the_option(tmp_path: Path) -> None:
+    (tmp_path / "old.csv").write_text("old")
+    name = f"{'x' * 245}.csv"  # with the temporary file's prefix it is too long
+    with pytest.raises(Failure) as caught:
+        files.write_named_file(tmp_path / name, b"new", "--csv", ".csv")
+    assert "--csv DIR/NAME.csv" in str(caught.value.fix)
+    assert [path.name for path in tmp_path.iterdir()] == ["old.csv"]

@@ -1,0 +1,81 @@
+"""`train data show` draws the first training images as the network gets them: decoded, cut, scaled and augmented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from train import files, plugin
+from train.config.batches import compute_batch_sizes, count_steps
+from train.config.load import as_mapping
+from train.config.schema import RunConfig
+from train.data import registry
+from train.data.loader import open_loader
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
+from train.data.sampler import BatchSampler
+from train.inference.gallery import displayable
+from train.report import plots, read
+from train.run.folder import run_folder
+from train.run.record import SAMPLES_FILE
+
+NUM_IMAGES: Final = 32
+OPTION: Final = "--output"
+SUFFIX: Final = ".png"
+
+
+def show_samples(config: RunConfig, *, config_file: str | None, output: str | None) -> str:
+    """Draw a picture of the run's first training images, and return a line that says where it is.
+
+    The images are those of the first steps, in their order, with the augmentation that the training will draw. By
+    default the picture is written into the run's folder, if it exists: the report shows it; else into the current one.
+
+    Raises:
+        Failure: as opening and reading the data; USAGE or OUTPUT for a file that cannot be written.
+    """
+    folder = run_folder(config)
+    default = folder / SAMPLES_FILE if folder.is_dir() else Path(f"{config.run.name}-{SAMPLES_FILE}")
+    path = Path(output) if output is not None else default
+    files.refuse_unusable_file(path, OPTION, SUFFIX)
+    plugin.add_config_folder_to_path(config_file, config.data.name)
+    shown = [(displayable(image), name) for image, name in first_samples(config)]
+    note = f"data.augment: {read.format_value(as_mapping(config)['data']['augment'])}; run.seed: {config.run.seed}"
+    files.write_named_file(path, plots.draw_samples(shown, note), OPTION, SUFFIX)
+    return f"samples        {files.one_line(str(path))}: {len(shown)} training images as the network gets them"
+
+
+def first_samples(config: RunConfig) -> list[tuple[Tensor, str]]:
+    """The first NUM_IMAGES training images, [*size, channels] each, and the names of their classes.
+
+    Whole micro batches of a single rank are read: an operation may mix the images of a micro batch.
+    """
+    splits = registry.open_splits(config.data)
+    data = replace(config.data, loader="workers", workers=0, cache=None)  # reads what is shown, and nothing else
+    loader = open_loader(splits, data, seed=config.run.seed, device=torch.device("cpu"), cores=1)
+    batches = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, 1)
+    count = len(splits.training.labels)
+    steps = count_steps(batches, count, epochs=config.train.epochs, max_steps=config.train.max_steps)
+    sampler = BatchSampler(batches=batches, steps=steps, samples=count, rank=0, seed=config.run.seed)
+
+    def each() -> Iterator[tuple[Tensor, str]]:
+        read = 0
+        for _, batch in loader.train(sampler.micro_batches(0)):
+            images = batch.images if splits.floats else undo_normalization(batch.images)
+            for image, label in zip(images.movedim(1, -1), batch.labels.tolist(), strict=True):
+                yield image, splits.classes[label]
+            read += len(images)
+            if read >= NUM_IMAGES:
+                return
+
+    return [sample for _, sample in zip(range(NUM_IMAGES), each(), strict=False)]
+
+
+def undo_normalization(images: Tensor, preprocessing: Preprocessing = DEFAULT_PREPROCESSING) -> Tensor:
+    """Bytes again, uint8, of normalized images [n, channels, *size]."""
+    axes = (1, -1, *(1 for _ in images.shape[2:]))
+    mean, std = (torch.tensor(values).view(axes) for values in (preprocessing.mean, preprocessing.std))
+    return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
