@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from train.config import augmentations
 from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS
 from train.metrics import METRICS
 
 Auto = Literal["auto"]
-Augment = Literal["standard", "none", "mirror", "translate", "cutout"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class DataConfig:
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
     cache: str | None = None
-    augment: Augment | list[Augment] = "standard"
+    augment: str | list[str | dict[str, Any]] = "standard"
     max_bad_images: int = 0
 
 
@@ -242,10 +242,14 @@ def is_factory(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A test of one value, and its description in words. `auto` and null always pass."""
+    """A test of one value, and its description in words. `auto` and null always pass.
+
+    find_problem: says more exactly what is wrong with a value that does not hold.
+    """
 
     holds: Callable[[Any], bool]
     expected: str
+    find_problem: Callable[[Any], augmentations.Problem | None] | None = None
 
 
 def one_of(*names: str, factory: str | None = None) -> Rule:
@@ -302,17 +306,10 @@ CLASS_WEIGHTS = Rule(
 )
 
 
-def are_compatible_augmentations(augment: str | list[str]) -> bool:
-    """Whether no two words of data.augment have the same effect; `none` must be the only word."""
-    words = [augment] if isinstance(augment, str) else augment
-    acts = {"standard": ("shift", "mirror"), "translate": ("shift",)}
-    effects = [act for word in words for act in acts.get(word, (word,))]
-    return len(effects) == len(set(effects)) > 0 and (words == ["none"] or "none" not in words)
-
-
 AUGMENTATIONS = Rule(
-    holds=are_compatible_augmentations,
-    expected="none, or what goes together: one of standard and translate, mirror where there is no standard, cutout",
+    holds=lambda value: augmentations.find_problem(value) is None,
+    expected=augmentations.EXPECTED,
+    find_problem=augmentations.find_problem,
 )
 
 MAX_PROFILE_STEPS = 200  # a longer timeline needs too much memory to write, and no browser opens it
@@ -405,6 +402,12 @@ def rule_violation(key: str, value: Any) -> str | None:
         return "text without control characters"
     rule = RULES.get(key)
     return None if rule is None or value in (None, "auto") or rule.holds(value) else rule.expected
+
+
+def find_problem(key: str, value: Any) -> augmentations.Problem | None:
+    """What is wrong with a value that violates the rule of `key`, if the rule can say it."""
+    rule = RULES.get(key)
+    return None if rule is None or rule.find_problem is None else rule.find_problem(value)
 
 
 def is_finite(value: Any) -> bool:

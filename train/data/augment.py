@@ -59,7 +59,7 @@ def draw_parameters(
     """Each sample's augmentation in this epoch: the same on any rank, in any batch, and in all frames of a clip.
 
     Args:
-        augmentation: `data.augment`, one word or several.
+        augmentation: one word of data.augment's stage `moves`, or several.
         mirror: whether a mirror image is of the same class (`DataSplits.mirror`). The shifts do not depend on it.
     """
     names = {augmentation} if isinstance(augmentation, str) else set(augmentation)

@@ -30,6 +30,7 @@ from train import plugin
 from train.config.schema import DataConfig
 from train.data import arrays, decode
 from train.data.arrays import move_channels_last
+from train.data.boxes import CropDraws
 from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
 from train.data.splits import DataSplits, SampleIndices
@@ -59,16 +60,26 @@ class DatasetSource:
         Raises:
             Failure: DATA, naming the item and, for an error in the user's code, its line.
         """
+        return self._read_each(samples, None)
+
+    def read_cropped(self, samples: SampleIndices, draws: CropDraws) -> Tensor:
+        """Cut the drawn boxes out of whole PIL images, uint8 [n, size, size, 3]. Raises as `read`."""
+        return self._read_each(samples, draws)
+
+    def _read_each(self, samples: SampleIndices, draws: CropDraws | None) -> Tensor:
         shape, dtype = self.first or ((0,), torch.uint8)
         with DATASET_LOCK:
-            read = [self.read_one(int(sample)) for sample in samples]
+            read = [
+                self.read_one(int(sample), None if draws is None else partial(draws.box, index))
+                for index, sample in enumerate(samples)
+            ]
         return torch.stack(read) if read else torch.empty((0, *shape), dtype=dtype)
 
-    def read_one(self, sample: int) -> Tensor:
+    def read_one(self, sample: int, choose_box: decode.ChooseBox | None = None) -> Tensor:
         """Read one sample. It must have the shape and dtype of the first one, and the label that the dataset lists."""
         row = int(self.rows[sample])
         image, label = read_item(self.dataset, row, self.name)
-        pixels = _image_tensor(image, self.size, f"{self.name} item {row}")
+        pixels = _image_tensor(image, self.size, f"{self.name} item {row}", choose_box)
         if self.first is not None and (tuple(pixels.shape), pixels.dtype) != self.first:
             expected, actual = describe_sample(*self.first), describe_sample(tuple(pixels.shape), pixels.dtype)
             raise _bad_item_failure(self.name, row, "is not like the first one", actual, expected)
@@ -144,10 +155,12 @@ def read_item(dataset: Any, row: int, name: str) -> tuple[Any, int]:
         raise _bad_item_failure(name, row, "is no pair", seen, "(image, label), the label an integer") from error
 
 
-def _image_tensor(image: Any, size: int, name: str) -> Tensor:
+def _image_tensor(image: Any, size: int, name: str, choose_box: decode.ChooseBox | None = None) -> Tensor:
     """One image or clip as [*size, channels]. Tensors have the channels first, arrays last, as in their files."""
     if isinstance(image, Image.Image):
-        return torch.from_numpy(np.array(decode.center_crop_and_resize(_to_8_bit_rgb(image, name), size)))
+        rgb = _to_8_bit_rgb(image, name)
+        cut = decode.crop_and_resize(rgb, size, choose_box) if choose_box else decode.center_crop_and_resize(rgb, size)
+        return torch.from_numpy(np.array(cut))
     if not isinstance(image, (Tensor, np.ndarray)):
         raise _not_an_image_failure(name, f"a {type(image).__name__}")
     if isinstance(image, np.ndarray) and image.dtype.kind not in "biufc":

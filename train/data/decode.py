@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -69,6 +69,29 @@ def decode_image(path: Path, size: int, sample: int, *, draft: bool = True) -> n
             return np.asarray(center_crop_and_resize(to_rgb(image), size))
     except DECODE_ERRORS as error:
         raise unreadable_image_failure(path, sample, error) from error
+
+
+# (height, width) of an upright image -> top, left, height and width of the box to cut out.
+ChooseBox = Callable[[int, int], tuple[int, int, int, int]]
+
+
+def decode_crop(path: Path, size: int, sample: int, choose_box: ChooseBox) -> npt.NDArray[np.uint8]:
+    """Decode a whole image, and scale the box that `choose_box` cuts out of it to uint8 [size, size, 3].
+
+    Raises:
+        Failure: as `decode_image`.
+    """
+    try:
+        with open_image(path) as image:
+            return np.asarray(crop_and_resize(to_rgb(image), size, choose_box))
+    except DECODE_ERRORS as error:
+        raise unreadable_image_failure(path, sample, error) from error
+
+
+def crop_and_resize(image: Image.Image, size: int, choose_box: ChooseBox) -> Image.Image:
+    """The box, cut out and then scaled: as torchvision does it, no pixel outside of the box counts."""
+    top, left, height, width = choose_box(image.height, image.width)
+    return image.crop((left, top, left + width, top + height)).resize((size, size), Image.Resampling.BILINEAR)
 
 
 def open_image(path: Path) -> Image.Image:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from train import rng
 from train.config import batches
 from train.config.schema import DataConfig
 from train.data import class_folders, decode, grouping, path_list
+from train.data.boxes import CropDraws
 from train.data.shape import Shape
 from train.data.splits import DataSplits
 
@@ -60,6 +62,14 @@ class ImageFileSource:
         pixels = np.empty((len(samples), self.size, self.size, 3), np.uint8)
         for index, sample in enumerate(samples):
             pixels[index] = decode.decode_image(Path(str(self.paths[sample])), self.size, int(sample))
+        return torch.from_numpy(pixels)
+
+    def read_cropped(self, samples: SampleIndices, draws: CropDraws) -> Tensor:
+        """Decode whole images and cut the drawn boxes out of them, uint8 [n, size, size, 3]. Raises as `read`."""
+        pixels = np.empty((len(samples), self.size, self.size, 3), np.uint8)
+        for index, sample in enumerate(samples):
+            path = Path(str(self.paths[sample]))
+            pixels[index] = decode.decode_crop(path, self.size, int(sample), partial(draws.box, index))
         return torch.from_numpy(pixels)
 
 

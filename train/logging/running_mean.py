@@ -16,41 +16,46 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from train.data.mixing import LabelMix
+
 MAX_KEPT_LOSSES: Final = 4096  # micro batches whose own loss is kept between two readings
 
 
-def count_correct(_loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """The number [] of correct predictions."""
-    return (logits.argmax(dim=1) == labels).sum()
+def count_correct(_loss: Tensor, logits: Tensor, labels: Tensor, mix: LabelMix | None = None) -> Tensor:
+    """The number [] of correct predictions. A mixed image counts with the share of the label that was predicted."""
+    predicted = logits.argmax(dim=1)
+    if mix is None:
+        return (predicted == labels).sum()
+    return ((predicted == labels) * mix.share + (predicted == mix.other) * (1 - mix.share)).sum()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragedValue:
     """One value of a training log line, averaged over all samples since the last one.
 
-    measure: takes the mean loss [], the logits [n, classes] and the labels [n] of a micro batch; returns the value []
-        of these n samples, on the same device.
+    measure: takes the mean loss [], the logits [n, classes], the labels [n] of a micro batch and how they mix; returns
+        the value [] of these n samples, on the same device.
     is_mean: whether `measure` returns the mean over the samples; otherwise it returns their sum.
     """
 
-    measure: Callable[[Tensor, Tensor, Tensor], Tensor]
+    measure: Callable[[Tensor, Tensor, Tensor, LabelMix | None], Tensor]
     is_mean: bool
 
 
 # The loss stays the first. With a value more or less, older checkpoints can still be resumed: only their unfinished log
 # window starts over.
 AVERAGED: Final[Mapping[str, AveragedValue]] = {
-    "loss": AveragedValue(measure=lambda loss, _logits, _labels: loss, is_mean=True),
+    "loss": AveragedValue(measure=lambda loss, _logits, _labels, _mix: loss, is_mean=True),
     "accuracy": AveragedValue(measure=count_correct, is_mean=False),
 }
 NUM_SUMS: Final = len(AVERAGED) + 1  # of each rank; the last is the number of samples
 MicroBatchValues = tuple[Tensor, ...]  # a tensor [] for each of AVERAGED
 
 
-def measure_micro_batch(loss: Tensor, logits: Tensor, labels: Tensor) -> MicroBatchValues:
-    """Measure each of `AVERAGED`. loss: the mean []; logits [n, classes]; labels [n]."""
+def measure_micro_batch(loss: Tensor, logits: Tensor, labels: Tensor, mix: LabelMix | None = None) -> MicroBatchValues:
+    """Measure each of `AVERAGED`. loss: the mean []; logits [n, classes]; labels [n]; mix: how the labels mix."""
     with torch.no_grad():
-        return tuple(value.measure(loss.detach(), logits, labels) for value in AVERAGED.values())
+        return tuple(value.measure(loss.detach(), logits, labels, mix) for value in AVERAGED.values())
 
 
 def sum_micro_batch(values: MicroBatchValues, samples: int) -> Tensor:

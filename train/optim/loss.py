@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from entrypoint import ExitCode, Failure
 from train.config.schema import OptimConfig
 from train.data import statistics
+from train.data.mixing import LabelMix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +32,20 @@ class Criterion:
         """The criterion with its weights on `device`."""
         return self if self.weights is None else replace(self, weights=self.weights.to(device))
 
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """logits: [n, classes]. labels: [n]. Returns a scalar."""
+    def __call__(self, logits: Tensor, labels: Tensor, mix: LabelMix | None = None) -> Tensor:
+        """logits: [n, classes]. labels: [n]. mix: of the labels of mixed images. Returns a scalar."""
+        if mix is not None:
+            # Cross-entropy is linear in its target: this is the loss of the mixed targets.
+            own, other = self._of_each(logits, labels), self._of_each(logits, mix.other)
+            return (own * mix.share + other * (1 - mix.share)).mean()
         if self.weights is None:
             return cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        return self._of_each(logits, labels).mean()
+
+    def _of_each(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The weighted loss of each sample, [n]."""
         each = cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none")
-        return (each * self.weights[labels]).mean()
+        return each if self.weights is None else each * self.weights[labels]
 
 
 def build_criterion(optim: OptimConfig, counts: Sequence[int]) -> Criterion:
