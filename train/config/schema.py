@@ -59,7 +59,8 @@ class DataConfig:
 
     val_fraction: the share of the training images that becomes the validation split. imbalance: how
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
-    (synthetic). mirror: the address from which data.download fetches published files.
+    (synthetic). mirror: the address from which data.download fetches published files. crop_ratio,
+    interpolation, normalize: the `Preprocessing` of images; auto: that of the weights, or the default.
     """
 
     name: str = "synthetic"
@@ -76,6 +77,9 @@ class DataConfig:
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
     cache: str | None = None
+    crop_ratio: float | Auto = "auto"
+    interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
+    normalize: Auto | dict[str, Any] = "auto"
     augment: str | list[str | dict[str, Any]] = "standard"
     max_bad_images: int = 0
 
@@ -312,6 +316,23 @@ AUGMENTATIONS = Rule(
     find_problem=augmentations.find_problem,
 )
 
+
+def is_normalization(value: Any) -> bool:
+    """Whether it is {mean: [...], std: [...]} with one number for all channels, or one for each."""
+    if not isinstance(value, dict) or set(value) != {"mean", "std"}:
+        return False
+    mean, std = value["mean"], value["std"]
+    if not (isinstance(mean, list) and isinstance(std, list) and 0 < len(mean) == len(std)):
+        return False
+    numbers = all(type(number) in (int, float) for number in (*mean, *std))
+    return numbers and all(0 <= number <= 1 for number in mean) and all(0.001 <= number <= 10 for number in std)
+
+
+NORMALIZATION = Rule(
+    holds=lambda value: is_normalization(value),
+    expected="auto, or {mean: [...], std: [...]} of pixels from 0 to 1: one number, or one for each channel; mean from "
+    "0 to 1, std from 0.001 to 10",
+)
 MAX_PROFILE_STEPS = 200  # a longer timeline needs too much memory to write, and no browser opens it
 PROFILE_STEPS = Rule(
     holds=lambda value: len(value) == 2 and 1 <= value[0] <= value[1] < value[0] + MAX_PROFILE_STEPS,
@@ -360,6 +381,8 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.imbalance": between(1, 1_000_000),
     "data.val_fraction": FRACTION,
     "data.group": REGEX,
+    "data.crop_ratio": Rule(holds=lambda value: 0.1 <= value <= 1, expected="from 0.1 to 1"),
+    "data.normalize": NORMALIZATION,
     "data.augment": AUGMENTATIONS,
     "data.max_bad_images": at_least(0),
     "data.workers": between(0, 1024),

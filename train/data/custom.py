@@ -32,6 +32,7 @@ from train.data import arrays, decode
 from train.data.arrays import move_channels_last
 from train.data.boxes import CropDraws
 from train.data.image_folder import ImageFileSource
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import Shape
 from train.data.splits import DataSplits, SampleIndices
 
@@ -53,6 +54,7 @@ class DatasetSource:
     size: int
     name: str
     first: tuple[tuple[int, ...], torch.dtype] | None = None
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
 
     def read(self, samples: SampleIndices) -> Tensor:
         """uint8 or float32 [n, *size, channels].
@@ -79,7 +81,7 @@ class DatasetSource:
         """Read one sample. It must have the shape and dtype of the first one, and the label that the dataset lists."""
         row = int(self.rows[sample])
         image, label = read_item(self.dataset, row, self.name)
-        pixels = _image_tensor(image, self.size, f"{self.name} item {row}", choose_box)
+        pixels = _image_tensor(image, self.size, f"{self.name} item {row}", self.preprocessing, choose_box)
         if self.first is not None and (tuple(pixels.shape), pixels.dtype) != self.first:
             expected, actual = describe_sample(*self.first), describe_sample(tuple(pixels.shape), pixels.dtype)
             raise _bad_item_failure(self.name, row, "is not like the first one", actual, expected)
@@ -130,7 +132,7 @@ def are_pil_images(items: DatasetSource) -> bool:
 
 def select_items(items: DatasetSource, chosen: Tensor) -> DatasetSource:
     """The items where `chosen` (bool [count]) is true."""
-    return DatasetSource(items.dataset, items.rows[chosen], items.labels[chosen], items.size, items.name, items.first)
+    return replace(items, rows=items.rows[chosen], labels=items.labels[chosen])
 
 
 def read_item(dataset: Any, row: int, name: str) -> tuple[Any, int]:
@@ -155,12 +157,15 @@ def read_item(dataset: Any, row: int, name: str) -> tuple[Any, int]:
         raise _bad_item_failure(name, row, "is no pair", seen, "(image, label), the label an integer") from error
 
 
-def _image_tensor(image: Any, size: int, name: str, choose_box: decode.ChooseBox | None = None) -> Tensor:
+def _image_tensor(
+    image: Any, size: int, name: str, preprocessing: Preprocessing, choose_box: decode.ChooseBox | None
+) -> Tensor:
     """One image or clip as [*size, channels]. Tensors have the channels first, arrays last, as in their files."""
     if isinstance(image, Image.Image):
         rgb = _to_8_bit_rgb(image, name)
-        cut = decode.crop_and_resize(rgb, size, choose_box) if choose_box else decode.center_crop_and_resize(rgb, size)
-        return torch.from_numpy(np.array(cut))
+        if choose_box:
+            return torch.from_numpy(np.array(decode.crop_and_resize(rgb, size, choose_box, preprocessing)))
+        return torch.from_numpy(np.array(decode.center_crop_and_resize(rgb, size, preprocessing)))
     if not isinstance(image, (Tensor, np.ndarray)):
         raise _not_an_image_failure(name, f"a {type(image).__name__}")
     if isinstance(image, np.ndarray) and image.dtype.kind not in "biufc":
@@ -436,7 +441,8 @@ def _open_dataset(dataset: Any, factory: FactoryCall, number: int) -> DatasetSou
     labels = arrays.checked_labels(_read_labels(dataset, name), name)
     if len(labels) != count:
         raise _contract_failure(data, f"{split}: {count} items, and {len(labels)} labels in .targets or .labels")
-    return open_dataset_source(FactoryDataset(factory, number), labels, data.image_size, name)
+    source = open_dataset_source(FactoryDataset(factory, number), labels, data.image_size, name)
+    return replace(source, preprocessing=configured_preprocessing(data))
 
 
 def _read_labels(dataset: Any, name: str) -> Tensor:

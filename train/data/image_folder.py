@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from train.config import batches
 from train.config.schema import DataConfig
 from train.data import class_folders, decode, grouping, path_list
 from train.data.boxes import CropDraws
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import Shape
 from train.data.splits import DataSplits
 
@@ -52,6 +53,7 @@ class ImageFileSource:
     paths: Sequence[str]
     labels: Tensor
     size: int
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
 
     def read(self, samples: SampleIndices) -> Tensor:
         """Decode them, uint8 [n, size, size, 3].
@@ -61,7 +63,9 @@ class ImageFileSource:
         """
         pixels = np.empty((len(samples), self.size, self.size, 3), np.uint8)
         for index, sample in enumerate(samples):
-            pixels[index] = decode.decode_image(Path(str(self.paths[sample])), self.size, int(sample))
+            pixels[index] = decode.decode_image(
+                Path(str(self.paths[sample])), self.size, int(sample), self.preprocessing
+            )
         return torch.from_numpy(pixels)
 
     def read_cropped(self, samples: SampleIndices, draws: CropDraws) -> Tensor:
@@ -69,7 +73,9 @@ class ImageFileSource:
         pixels = np.empty((len(samples), self.size, self.size, 3), np.uint8)
         for index, sample in enumerate(samples):
             path = Path(str(self.paths[sample]))
-            pixels[index] = decode.decode_crop(path, self.size, int(sample), partial(draws.box, index))
+            pixels[index] = decode.decode_crop(
+                path, self.size, int(sample), partial(draws.box, index), self.preprocessing
+            )
         return torch.from_numpy(pixels)
 
 
@@ -87,9 +93,10 @@ class ImageFolderSplits:
 def open_image_folder(data: DataConfig) -> DataSplits:
     """Both splits. Raises Failure: as `list_splits`."""
     listed = list_splits(data)
+    preprocessing = configured_preprocessing(data)
     return DataSplits(
-        training=listed.training,
-        validation=listed.validation,
+        training=replace(listed.training, preprocessing=preprocessing),
+        validation=replace(listed.validation, preprocessing=preprocessing),
         classes=listed.classes,
         shape=Shape(channels=3, size=(data.image_size, data.image_size)),
         notes=listed.notes,

@@ -24,6 +24,12 @@ from train.data import augment, decoded_cache
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
 from train.data.in_memory import DeviceDataset, HostDataset, load_in_memory
 from train.data.mixing import LabelMix
+from train.data.preprocessing import (
+    DEFAULT_PREPROCESSING,
+    Preprocessing,
+    configured_preprocessing,
+    refuse_other_channels,
+)
 from train.data.sampler import MicroBatch
 from train.data.shape import Shape
 from train.data.splits import DataSplits, SampleIndices, SampleSource
@@ -86,6 +92,7 @@ class BatchLoader:
     workers: int = 0
     notes: tuple[str, ...] = ()
     transform: Callable[..., Tensor] = augment.apply
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
 
     def compiled(self, batch: int) -> BatchLoader:
         """A loader that augments batches of this size by one compiled function: 3 kernels instead of 25.
@@ -116,7 +123,7 @@ class BatchLoader:
             if has_moves:
                 moves = moves or self._draw_ahead(drawn, rows.device)
                 shifts, gray = next(moves)
-                images = self.transform(pixels, rows, shifts, gray=gray)
+                images = self.transform(pixels, rows, shifts, gray=gray, preprocessing=self.preprocessing)
             else:
                 images = self._plain(pixels, rows)
             images = self.augmenter.augment_values(images, samples, epoch)
@@ -129,7 +136,7 @@ class BatchLoader:
             yield Batch(images=self._plain(pixels, rows), labels=labels)
 
     def _plain(self, pixels: Tensor, rows: Tensor) -> Tensor:
-        return augment.normalize(pixels.index_select(0, rows))
+        return augment.normalize(pixels.index_select(0, rows), self.preprocessing)
 
     def _draw_ahead(self, micro_batches: Iterable[MicroBatch], device: torch.device) -> Iterator[tuple[Tensor, bool]]:
         """The `shifts` and `gray` of `augment.apply` for each micro batch.
@@ -177,7 +184,8 @@ def open_loader(
             filling data.cache raises.
     """
     refuse_stored_images(sets, data)
-    augmenter = build_augmenter(sets, data, seed)
+    augmenter, preprocessing = build_augmenter(sets, data, seed), configured_preprocessing(data)
+    refuse_other_channels(preprocessing, sets.shape.channels)
     before, sets = sets.notes, decoded_cache.use_cache(sets, data, host, pulse or Heartbeat())
     mode, workers = choose_loader(sets, data, cores)
     if mode == "workers" and workers and sets.shared:
@@ -204,6 +212,7 @@ def open_loader(
         paths=getattr(sets.training, "paths", None),
         workers=0 if mode == "memory" else workers,
         notes=sets.notes[len(before) :],
+        preprocessing=preprocessing,
     )
 
 

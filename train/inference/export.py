@@ -31,6 +31,7 @@ from train.config import schema
 from train.config.load import YamlDocument, build_config
 from train.config.schema import ModelConfig, RunConfig
 from train.data import augment
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import Shape
 from train.inference import inputs, model_card
 from train.inference.checkpoints import ChosenCheckpoint
@@ -56,11 +57,18 @@ class ExportedModel:
     shape: Shape
     bytes_: bool
     origin: SampleOrigin = "files"
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
 
     @property
     def input_spec(self) -> InputSpec:
         """What the network takes as input."""
-        return InputSpec(classes=self.classes, shape=self.shape, bytes_=self.bytes_, origin=self.origin)
+        return InputSpec(
+            classes=self.classes,
+            shape=self.shape,
+            bytes_=self.bytes_,
+            origin=self.origin,
+            preprocessing=self.preprocessing,
+        )
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
         """Read image files as input for the network, float32 [n, channels, size, size].
@@ -73,14 +81,19 @@ class ExportedModel:
         inputs.refuse_image_files(self.input_spec)
         if warning := inputs.array_data_warning(self.input_spec):
             warnings.warn(warning, stacklevel=2)
-        read = [inputs.read_image(Path(path), self.shape, draft=self.origin != "pictures") for path in paths]
-        return augment.normalize(torch.from_numpy(np.stack(read)))
+        draft = self.origin != "pictures"
+        read = [inputs.read_image(Path(path), self.shape, self.preprocessing, draft=draft) for path in paths]
+        return augment.normalize(torch.from_numpy(np.stack(read)), self.preprocessing)
 
 
 def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
     """The content of model.json."""
     input_spec, model = about.input_spec, about.config.model
-    around = {"subtract": augment.PIXEL_OFFSET, "divide": augment.PIXEL_SCALE}
+    preprocessing = input_spec.preprocessing
+    around = {
+        "subtract": _byte_values(preprocessing.mean),
+        "divide": _byte_values(preprocessing.std),
+    }
     return {
         "format": FORMAT_VERSION,
         "name": model.name,
@@ -92,11 +105,34 @@ def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
             "numbers": "uint8" if input_spec.bytes_ else "float32",
             "normalization": around if input_spec.bytes_ else None,
             "made": input_spec.origin,
+            "crop_ratio": preprocessing.crop_ratio,
+            "interpolation": preprocessing.interpolation,
         },
         "weights": {"file": WEIGHTS_FILE, **asdict(manifest.make_file_entry(weights)), "averaged": about.averaged},
         "checkpoint": {"run": about.config.run.name, "step": about.step},
         "config": asdict(about.config),
     }
+
+
+def _byte_values(values: Sequence[float]) -> float | list[float]:
+    """Numbers for pixels from 0 to 1 as numbers for bytes: a list where each channel has its own."""
+    scaled = [augment.MAX_BYTE * value for value in values]
+    return scaled[0] if len(scaled) == 1 else scaled
+
+
+def _parse_preprocessing(recorded: Mapping[str, Any]) -> Preprocessing:
+    """The preprocessing of the `input` in model.json; an older export has the default one."""
+    around = recorded.get("normalization") or {}
+    mean, std = (
+        values if isinstance(values, list) else [values]
+        for values in (around.get("subtract", 127.5), around.get("divide", 63.75))
+    )
+    return Preprocessing(
+        mean=tuple(float(value) / augment.MAX_BYTE for value in mean),
+        std=tuple(float(value) / augment.MAX_BYTE for value in std),
+        crop_ratio=float(recorded.get("crop_ratio", 1.0)),
+        interpolation="bicubic" if recorded.get("interpolation") == "bicubic" else "bilinear",
+    )
 
 
 def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None = None) -> ExportedModel:
@@ -131,6 +167,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         sample_origin = inputs.parse_sample_origin(
             input_.get("made"), description.get("config", {}).get("data", {}).get("name")
         )
+        preprocessing = _parse_preprocessing(input_)
         classes, bytes_ = tuple(map(str, description["classes"])), input_["numbers"] == "uint8"
         tensors = _read_tensors(
             path, FileEntry(size=int(description["weights"]["size"]), sha256=str(description["weights"]["sha256"]))
@@ -144,7 +181,12 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
     except RuntimeError as error:
         raise _damaged_failure(path, " ".join(str(error).split())[:300]) from error
     return ExportedModel(
-        network=network.requires_grad_(False).eval(), classes=classes, shape=shape, bytes_=bytes_, origin=sample_origin
+        network=network.requires_grad_(False).eval(),
+        classes=classes,
+        shape=shape,
+        bytes_=bytes_,
+        origin=sample_origin,
+        preprocessing=preprocessing,
     )
 
 

@@ -5,7 +5,7 @@ It says what the model was trained on, how good it is, and how to load it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor
 from entrypoint import Failure, redact_words
 from train.config import resume_rules, schema
 from train.config.schema import RunConfig
+from train.data import augment
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
 from train.inference import checkpoints, evaluate, inputs
@@ -81,7 +82,7 @@ def _read_run_record(checkpoint: Path) -> Mapping[str, Any]:
 
 LICENSE_TEXT: Final = "Not stated. Whoever trained this model has to say it, and the data may have terms of its own."
 NOT_MEASURED_TEXT: Final = "Not measured at this step. `train eval` measures it again."
-BYTES_TEXT: Final = "bytes 0 to 255, given as (byte - 127.5) / 63.75"
+BYTES_TEXT: Final = "bytes 0 to 255, given as (byte - {subtract}) / {divide}"
 CUSTOM_CODE_TEXT: Final = (
     "Its code is not in this folder, and none is taken from here: have {module}.py beside your own program."
 )
@@ -135,7 +136,11 @@ def loading_example(about: ModelFacts, folder: str) -> str:
     try:
         inputs.refuse_image_files(about.input_spec)
     except Failure:
-        numbers = "bytes less 127.5, by 63.75" if about.input_spec.bytes_ else "numbers as in the training's data"
+        numbers = (
+            "bytes less {subtract}, by {divide}".format_map(_normalization(about))
+            if about.input_spec.bytes_
+            else "numbers as in the training's data"
+        )
         samples = f"torch.zeros({shape})  # put yours here: {numbers}"
     else:
         training = " as in the training" if inputs.array_data_warning(about.input_spec) is None else ""
@@ -143,12 +148,25 @@ def loading_example(about: ModelFacts, folder: str) -> str:
     return LOADING_EXAMPLE.format(folder=folder, samples=samples, **factory_lines)
 
 
+def _normalization(about: ModelFacts) -> dict[str, str]:
+    """What is subtracted from bytes and what they are divided by: one number, or one for each channel."""
+    preprocessing = about.input_spec.preprocessing
+    values = {"subtract": preprocessing.mean, "divide": preprocessing.std}
+    return {name: _format_numbers([augment.MAX_BYTE * value for value in numbers]) for name, numbers in values.items()}
+
+
+def _format_numbers(numbers: Sequence[float]) -> str:
+    texts = [f"{number:.6g}" for number in numbers]
+    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+
 def _model_rows(about: ModelFacts) -> dict[str, str]:
     numbers = sum(tensor.numel() for tensor in about.tensors.values())
     args = ", ".join(redact_words(f"{name}={value}" for name, value in about.config.model.args.items()))
     return {
         "network": about.config.model.name + (f" ({args})" if args else ""),
-        "takes": f"{about.input_spec.shape}, {BYTES_TEXT if about.input_spec.bytes_ else 'floats as they are'}",
+        "takes": f"{about.input_spec.shape}, "
+        f"{BYTES_TEXT.format_map(_normalization(about)) if about.input_spec.bytes_ else 'floats as they are'}",
         "gives": f"one score for each of {pluralize(len(about.input_spec.classes), 'class')}",
         "weights": f"{numbers:,} numbers in {pluralize(len(about.tensors), 'tensor')}"
         + (", averaged over steps (train.ema_decay)" if about.averaged else ""),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, World, num_usable_cores
 from train.config.schema import RunConfig
+from train.data.preprocessing import Preprocessing
 from train.data.shape import Shape
 from train.distributed import runtime
 from train.distributed.device import allow_tf32, choose_device
@@ -51,6 +52,7 @@ class InferenceModel:
     shape: Shape
     warning: str | None
     draft: bool
+    preprocessing: Preprocessing
     device: torch.device
     batch_size: int
 
@@ -83,6 +85,7 @@ def prepare_from_checkpoint(
         shape=spec.shape,
         warning=inputs.array_data_warning(spec),
         draft=spec.origin != "pictures",
+        preprocessing=spec.preprocessing,
         device=rank_runtime.device,
         batch_size=max_batch_size(images, config.eval.batch_size),
     )
@@ -108,6 +111,7 @@ def prepare_from_export(
         shape=model.shape,
         warning=inputs.array_data_warning(model.input_spec),
         draft=model.input_spec.origin != "pictures",
+        preprocessing=model.input_spec.preprocessing,
         device=torch_device,
         batch_size=max_batch_size(images, batch_size),
     )
@@ -128,7 +132,9 @@ def predict_images(
     with ThreadPoolExecutor(num_usable_cores()) as threads:
         for start in range(0, len(paths), model.batch_size):
             batch_paths = paths[start : start + model.batch_size]
-            batch, reasons = inputs.read_batch(batch_paths, model.shape, threads, draft=model.draft)
+            batch, reasons = inputs.read_batch(
+                batch_paths, model.shape, threads, model.preprocessing, draft=model.draft
+            )
             rows = iter(_top_classes(_compute_logits(model, batch), top))
             for path, reason in zip(batch_paths, reasons, strict=True):
                 result = next(rows) if reason is None else reason

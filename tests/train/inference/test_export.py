@@ -63,6 +63,8 @@ def test_the_description_tells_what_the_network_takes_and_how_it_was_trained(run
         "numbers": "uint8",
         "normalization": {"subtract": 127.5, "divide": 63.75},
         "made": "files",
+        "crop_ratio": 1.0,
+        "interpolation": "bilinear",
     }
     assert (told["name"], told["args"], told["classes"]) == ("small_cnn", {"width": 4}, ["outline-0", "outline-1"])
     assert told["config"]["train"]["global_batch_size"] == 16
