@@ -103,6 +103,7 @@ def build_trainer(
         label=torch.zeros_like(splits.training.labels[0]),
     )
     batches, micro_batch = batch_size.find_micro_batch(trial_model, runtime, batches, micro_batch_cache, heartbeat)
+    loader.augmenter.refuse_odd_micro_batch(batches.micro)
     _refuse_small_shared_memory(config, runtime, splits, loader, batches)
 
     bitwise = _build_bitwise(config, runtime, network, batches)

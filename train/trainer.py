@@ -365,11 +365,11 @@ class Trainer:
         if self.compiled is not None and self.compiled.replayed:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         logits = self.model(batch.images)
-        loss = self.faults.corrupt_loss(self.state.step, self.criterion(logits, batch.labels, batch.weights))
+        loss = self.faults.corrupt_loss(self.state.step, self.criterion(logits, batch.labels, batch.weights, batch.mix))
         self.heartbeat.at("backward")
         self.faults.strike("bwd", self.state.step)
         self.runtime.backward(loss)
-        return running_mean.measure_micro_batch(loss, logits, batch.labels, self.averaged)
+        return running_mean.measure_micro_batch(loss, logits, batch.labels, self.averaged, batch.mix)
 
     def _update_parameters(self) -> None:
         """Wait for the checkpoint writer, clip the gradients, step the optimizer, and drop the gradients."""

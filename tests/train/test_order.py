@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,20 @@ SEED = 3
 SAMPLES = 40  # 2 steps of 16 in an epoch, 8 samples left out
 LAST = 5  # steps: the third epoch begins
 BROKEN = ("ant/003.png", "ant/004.png", "bee/023.png")  # two neighbours, and the last file of a class
+
+EVERYTHING: list[str | dict[str, Any]] = [
+    "random_resized_crop",
+    "horizontal_flip",
+    "vertical_flip",
+    "rotate90",
+    "rand_augment",
+    "color_jitter",
+    "grayscale",
+    "cutout",
+    "random_erasing",
+    {"mixup": {"p": 0.7}},
+    "cutmix",
+]
 
 Stream = dict[tuple[int, int], str]
 """For each micro batch (step, number in the global batch) the sha256 of what reaches the model."""
@@ -46,7 +61,9 @@ def drawn(settings: DataConfig, *, ranks: int, first: int = 0) -> Stream:
 
 
 def fingerprint(piece: MicroBatch, given: Batch) -> str:
-    parts = (piece.samples, given.images.contiguous().numpy(), given.labels.numpy())
+    parts = [piece.samples, given.images.contiguous().numpy(), given.labels.numpy()]
+    if given.mix is not None:
+        parts += [given.mix.other.numpy(), given.mix.share.numpy()]
     return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
 
@@ -69,6 +86,8 @@ def source(damaged: Path) -> Callable[..., DataConfig]:
         "images": {"samples": 50, "image_size": 16},
         "clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4, "augment": ["translate", "cutout"]},
         "folder with broken files": {"name": "folder", "root": str(damaged), "image_size": 16, "max_bad_images": 3},
+        "all operations": {"samples": 50, "image_size": 16, "augment": EVERYTHING},
+        "operations on clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4, "augment": EVERYTHING},
     }
     return lambda kind, **changes: DataConfig(**kinds[kind] | changes)
 
@@ -79,7 +98,7 @@ def reference(source: Callable[..., DataConfig]) -> Callable[[str], Stream]:
     return cache(lambda kind: drawn(source(kind, loader="memory"), ranks=1))
 
 
-KINDS = ("images", "clips", "folder with broken files")
+KINDS = ("images", "clips", "folder with broken files", "all operations", "operations on clips")
 READERS = {
     "memory": {"loader": "memory"},
     "in the rank": {"loader": "workers", "workers": 0},
@@ -103,6 +122,38 @@ def test_readers_begin_where_a_resumed_run_does(
 ) -> None:
     rest = {key: value for key, value in reference(kind).items() if key[0] >= 3}  # in the middle of the second epoch
     assert drawn(source(kind, **reader), ranks=2, first=3) == rest
+
+
+@pytest.fixture(scope="module")
+def whole_files(damaged: Path) -> DataConfig:
+    """Crops of whole image files, which are never kept in memory."""
+    return DataConfig(name="folder", root=str(damaged), image_size=12, max_bad_images=3, augment=EVERYTHING)
+
+
+def test_crops_of_whole_files_are_the_same_on_any_number_of_ranks_and_workers(whole_files: DataConfig) -> None:
+    alone = drawn(replace(whole_files, loader="workers", workers=0), ranks=1)
+    assert drawn(replace(whole_files, loader="workers", workers=2), ranks=2) == alone
+    assert drawn(replace(whole_files, loader="auto", workers=0), ranks=4) == alone
+    rest = {key: value for key, value in alone.items() if key[0] >= 3}
+    assert drawn(replace(whole_files, workers=1), ranks=2, first=3) == rest
+
+
+@pytest.mark.parametrize("kind", ["all operations", "operations on clips"])
+def test_another_micro_batch_size_changes_no_pixel(source: Callable[..., DataConfig], kind: str) -> None:
+    settings = source(kind, loader="memory")
+    small, large = (
+        torch.cat([batch.images for batch in batches(settings, micro=micro)]).reshape(LAST * 16, -1) for micro in (2, 8)
+    )
+    assert torch.equal(small, large)
+
+
+def batches(settings: DataConfig, *, micro: int) -> list[Batch]:
+    """The batches of one rank, in order."""
+    batch = compute_batch_sizes(16, micro, 1)
+    counted = count_steps(batch, SAMPLES, epochs=3, max_steps=LAST)
+    course = BatchSampler(batches=batch, steps=counted, samples=SAMPLES, rank=0, seed=SEED)
+    loader = open_loader(registry.open_splits(settings), settings, seed=SEED, device=torch.device("cpu"), cores=1)
+    return [given for _, given in loader.train(course.micro_batches(0))]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,6 +22,7 @@ ROWS = {
     "sgd": ["model.args.width=8"],
     "adamw": ["optim.name=adamw", *CALM, "model.args.dropout=0.1"],
     "batchnorm": ["model.args.norm=batch", "train.ema_decay=0.9", "train.precision=bf16"],
+    "mixed": ["data.augment=[random_resized_crop, rand_augment, color_jitter, random_erasing, mixup, cutmix]"],
     "fast": ["train.reproducible=fast", "train.micro_batch_size=16"],
 }
 STOPS = {4: 3, 2: 6, 1: 10}  # the steps at which the run of each world ends, and the next goes on

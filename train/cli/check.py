@@ -22,7 +22,7 @@ from train import file_lock
 from train.checkpoint import store
 from train.checkpoint.manifest import DamagedCheckpointError
 from train.cli import launch
-from train.config import batches, checks, load, resume_rules, schema, task_keys
+from train.config import augmentations, batches, checks, load, resume_rules, schema, task_keys
 from train.config.batches import BatchSizes, StepCounts
 from train.config.load import format_value
 from train.config.schema import RunConfig, RunSection
@@ -251,12 +251,22 @@ def training_rows(config: RunConfig, plan: Plan, batch: BatchSizes, data: DataSu
     auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"
     return {
         "data": data.description,
+        "augmentation": _describe_augmentation(config.data.augment),
         "model": _format_with_arguments(config.model.name, config.model.args),
         "precision": auto if config.train.precision == "auto" else config.train.precision,
         "global batch": str(batch) + _describe_batch_search(config, plan),
         "reproducible": checks.describe_reproducibility(config.train),
         "optimizer": _format_with_arguments(", ".join(optimizer), optim.args),
     }
+
+
+def _describe_augmentation(augment: str | list[str | dict[str, Any]]) -> str:
+    """The operations with all their arguments, and the name of the preset that they are from."""
+    steps = augmentations.expand(augment)
+    if not any(step.arguments for step in steps):
+        return ", ".join(step.name for step in steps) or augmentations.NONE
+    listed = ", ".join(_format_with_arguments(step.name, step.arguments) for step in steps)
+    return f"{augment}: {listed}" if isinstance(augment, str) else listed
 
 
 def _describe_batch_search(config: RunConfig, plan: Plan) -> str:

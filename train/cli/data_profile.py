@@ -25,9 +25,10 @@ from train.config import checks
 from train.config.precisions import PRECISIONS
 from train.config.schema import RunConfig
 from train.data import augment, decoded_cache, in_memory, loader, registry
+from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
 from train.data.image_folder import ImageFileSource
 from train.data.splits import DataSplits
-from train.data.workers import SkipUnreadable, to_device
+from train.data.workers import SkipUnreadable, read_to_augment, to_device
 from train.distributed.device import (
     allow_tf32,
     choose_device,
@@ -240,16 +241,20 @@ def measure_stages(
     splits, torch_device = registry.open_splits(config.data), choose_device(device, 0)
     allow_tf32(config.train.tf32)
     set_up_cudnn(torch_device, repeatable=checks.is_repeatable(config.train))
-    cacheable = isinstance(splits.training, ImageFileSource)
+    cacheable = isinstance(splits.training, ImageFileSource) and not needs_whole_images(splits, config.data)
+    refuse_stored_images(splits, config.data)
+    augmenter = build_augmenter(splits, config.data, config.run.seed)
     splits, notes = _use_complete_cache(splits, config)
     cores = max(1, SINGLE_RANK.cores() // ranks)
     loader_name, workers = loader.choose_loader(splits, config.data, cores)
+    if loader_name == "workers" and augmenter.changes_stored:
+        notes = (*notes, "read contains the operations of data.augment that data workers do")
     with _torch_threads(1):
-        pixels, read = _time_read(config, splits, micro, clock)
+        pixels, read = _time_read(config, splits, augmenter, micro, clock, in_workers=loader_name == "workers")
     on_device, copy = _time_copy(
         pixels, torch_device, clock, stays=loader_name == "memory" and _fits_on_gpu(splits, pixels, torch_device)
     )
-    images, augmented = _time_augment(config, splits, on_device, clock)
+    images, augmented = _time_augment(splits, augmenter, on_device, clock, in_workers=loader_name == "workers")
     step = _time_step(config, splits, images, clock)
     batch_notes = tuple(_batch_size_notes(config, torch_device, micro))
     return PipelineProfile(
@@ -327,9 +332,15 @@ def time_stage(
 
 
 def _time_read(
-    config: RunConfig, splits: DataSplits, micro: int, clock: Callable[[], float]
+    config: RunConfig,
+    splits: DataSplits,
+    augmenter: Augmenter,
+    micro: int,
+    clock: Callable[[], float],
+    *,
+    in_workers: bool,
 ) -> tuple[Tensor, StageTiming]:
-    """Time reading in the order of training.
+    """Time reading in the order of training, and with `in_workers` what workers do to the samples.
 
     Each batch has other images, as long as there are some.
     """
@@ -338,7 +349,14 @@ def _time_read(
     order = rng.permutation(count, rng.ORDER, config.run.seed, 0)
     size = min(micro, count)
     batches = itertools.cycle(order[start : start + size] for start in range(0, count - size + 1, size))
-    stage = time_stage(lambda: reader.read(next(batches)), size, clock)
+
+    def act() -> None:
+        samples = next(batches)
+        pixels, _, _ = read_to_augment(reader, augmenter, samples, samples, 0)
+        if in_workers and pixels is not None:
+            augmenter.augment_stored(pixels, samples, 0)
+
+    stage = time_stage(act, size, clock)
     _, readable, _ = reader.read(np.resize(order, micro))
     return splits.training.read(readable), stage
 
@@ -356,20 +374,18 @@ def _time_copy(
 
 
 def _time_augment(
-    config: RunConfig, splits: DataSplits, pixels: Tensor, clock: Callable[[], float]
+    splits: DataSplits, augmenter: Augmenter, pixels: Tensor, clock: Callable[[], float], *, in_workers: bool
 ) -> tuple[Tensor, StageTiming]:
-    rows, epoch = torch.arange(len(pixels), device=pixels.device), itertools.count()
+    rows, epochs, samples = torch.arange(len(pixels), device=pixels.device), itertools.count(), np.arange(len(pixels))
 
     def act() -> Tensor:
+        epoch = next(epochs)
         parameters = augment.draw_parameters(
-            config.data.augment,
-            np.arange(len(pixels)),
-            shape=splits.shape,
-            seed=config.run.seed,
-            epoch=next(epoch),
-            mirror=splits.mirror,
+            augmenter.moves, samples, shape=splits.shape, seed=augmenter.seed, epoch=epoch, mirror=splits.mirror
         )
-        return augment.apply(pixels, rows, to_device(parameters.packed(), pixels.device), gray=parameters.gray)
+        stored = pixels if in_workers else augmenter.augment_stored(pixels, samples, epoch)
+        images = augment.apply(stored, rows, to_device(parameters.packed(), pixels.device), gray=parameters.gray)
+        return augmenter.augment_values(images, samples, epoch)
 
     return act(), time_stage(act, len(pixels), clock, _device_synchronizer(pixels.device))
 

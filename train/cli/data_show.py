@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -64,14 +64,21 @@ def first_samples(config: RunConfig) -> list[tuple[Tensor, str]]:
     def each() -> Iterator[tuple[Tensor, str]]:
         read = 0
         for _, batch in loader.train(sampler.micro_batches(0)):
-            images = batch.images if splits.floats else undo_normalization(batch.images)
+            images = batch.images if splits.floats else undo_normalization(batch.images, loader.preprocessing)
             for image, label in zip(images.movedim(1, -1), batch.labels.tolist(), strict=True):
-                yield image, splits.classes[label]
+                yield image, describe_label(label, splits.classes)
             read += len(images)
             if read >= NUM_IMAGES:
                 return
 
     return [sample for _, sample in zip(range(NUM_IMAGES), each(), strict=False)]
+
+
+def describe_label(label: int | float | list[float], classes: Sequence[str]) -> str:
+    """The class of an image, its labels, or its number."""
+    if isinstance(label, list):
+        return ", ".join(name for name, has in zip(classes, label, strict=True) if has)
+    return classes[label] if isinstance(label, int) else f"{label:g}"
 
 
 def undo_normalization(images: Tensor, preprocessing: Preprocessing = DEFAULT_PREPROCESSING) -> Tensor:

@@ -428,6 +428,9 @@ def describe_type(hint: Any) -> str:
         return arguments[0] if len(arguments) == 1 else f"one of {', '.join(arguments)}"
     if get_origin(hint) is list and get_origin(arguments[0]) is Literal:
         return f"a list of {', '.join(get_args(arguments[0]))}"
+    if get_origin(hint) is list and get_origin(arguments[0]) is UnionType:
+        members = [f"{describe_type(member).removeprefix('a ')}s" for member in get_args(arguments[0])]
+        return f"a list of {' or '.join(members)}"
     if get_origin(hint) is list:
         return f"a list of {describe_type(arguments[0]).removeprefix('a ')}s"
     if get_origin(hint) is dict:
@@ -667,6 +670,8 @@ def parse_value(hint: Any, value: Any, default: Any, at: KeyLocation) -> Any:
             at, value, describe_type(hint), suggest_fix(hint, value, default) if plain is None else at.wants(plain)
         )
     if expected := schema.rule_violation(str(at), fitted):
+        if problem := schema.find_problem(str(at), fitted):
+            raise_invalid_value(at, value, problem.expected, problem.fix)
         names, better = schema.KNOWN_NAMES.get(str(at)), schema.suggest_value(str(at), fitted)
         fix = suggest_fix(Literal[names] if names else None, value, default) if better is None else at.wants(better)
         raise_invalid_value(at, value, expected, fix)

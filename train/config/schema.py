@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from train.config import augmentations
 from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS
 from train.metrics import METRICS
 from train.tasks import AUTO, TASKS, UNSUPPORTED_TASKS
 
 Auto = Literal["auto"]
-Augment = Literal["standard", "none", "mirror", "translate", "cutout"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,9 @@ class DataConfig:
     an epoch draws the images of each class. imbalance: how
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
     (synthetic). images: the folder of the images that a table lists; columns: what the table calls
-    its columns; task: what the labels are. mirror: the address from which data.download fetches published files.
+    its columns; task: what the labels are. mirror: the address from which data.download fetches
+    published files. crop_ratio, interpolation, normalize: the `Preprocessing` of images; auto: that of the
+    weights, or the default.
     """
 
     name: str = "synthetic"
@@ -87,7 +89,10 @@ class DataConfig:
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
     cache: str | None = None
-    augment: Augment | list[Augment] = "standard"
+    crop_ratio: float | Auto = "auto"
+    interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
+    normalize: Auto | dict[str, Any] = "auto"
+    augment: str | list[str | dict[str, Any]] = "standard"
     max_bad_images: int = 0
 
 
@@ -261,12 +266,14 @@ def is_factory(name: str) -> bool:
 class Rule:
     """A test of one value, and its description in words. `auto` and null always pass.
 
-    suggest: the value that a user means by one that fails; None if that is not known.
+    suggest: the value that a user means by one that fails; None if that is not known. find_problem:
+    says more exactly what is wrong with a value that does not hold.
     """
 
     holds: Callable[[Any], bool]
     expected: str
     suggest: Callable[[Any], Any] = lambda value: None
+    find_problem: Callable[[Any], augmentations.Problem | None] | None = None
 
 
 def one_of(*names: str, factory: str | None = None) -> Rule:
@@ -362,19 +369,29 @@ CLASS_WEIGHTS = Rule(
 )
 
 
-def are_compatible_augmentations(augment: str | list[str]) -> bool:
-    """Whether no two words of data.augment have the same effect; `none` must be the only word."""
-    words = [augment] if isinstance(augment, str) else augment
-    acts = {"standard": ("shift", "mirror"), "translate": ("shift",)}
-    effects = [act for word in words for act in acts.get(word, (word,))]
-    return len(effects) == len(set(effects)) > 0 and (words == ["none"] or "none" not in words)
-
-
 AUGMENTATIONS = Rule(
-    holds=are_compatible_augmentations,
-    expected="none, or what goes together: one of standard and translate, mirror where there is no standard, cutout",
+    holds=lambda value: augmentations.find_problem(value) is None,
+    expected=augmentations.EXPECTED,
+    find_problem=augmentations.find_problem,
 )
 
+
+def is_normalization(value: Any) -> bool:
+    """Whether it is {mean: [...], std: [...]} with one number for all channels, or one for each."""
+    if not isinstance(value, dict) or set(value) != {"mean", "std"}:
+        return False
+    mean, std = value["mean"], value["std"]
+    if not (isinstance(mean, list) and isinstance(std, list) and 0 < len(mean) == len(std)):
+        return False
+    numbers = all(type(number) in (int, float) for number in (*mean, *std))
+    return numbers and all(0 <= number <= 1 for number in mean) and all(0.001 <= number <= 10 for number in std)
+
+
+NORMALIZATION = Rule(
+    holds=lambda value: is_normalization(value),
+    expected="auto, or {mean: [...], std: [...]} of pixels from 0 to 1: one number, or one for each channel; mean from "
+    "0 to 1, std from 0.001 to 10",
+)
 MAX_PROFILE_STEPS = 200  # a longer timeline needs too much memory to write, and no browser opens it
 PROFILE_STEPS = Rule(
     holds=lambda value: len(value) == 2 and 1 <= value[0] <= value[1] < value[0] + MAX_PROFILE_STEPS,
@@ -428,6 +445,8 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.test_fraction": FRACTION,
     "data.fold": FOLD,
     "data.group": REGEX,
+    "data.crop_ratio": Rule(holds=lambda value: 0.1 <= value <= 1, expected="from 0.1 to 1"),
+    "data.normalize": NORMALIZATION,
     "data.augment": AUGMENTATIONS,
     "data.max_bad_images": at_least(0),
     "data.workers": between(0, 1024),
@@ -478,6 +497,12 @@ def suggest_value(key: str, value: Any) -> Any:
     """The value that a user means who wrote `value`, which violates the rule of `key`; None if it is not known."""
     rule = RULES.get(key)
     return None if rule is None or rule.holds(value) else rule.suggest(value)
+
+
+def find_problem(key: str, value: Any) -> augmentations.Problem | None:
+    """What is wrong with a value that violates the rule of `key`, if the rule can say it."""
+    rule = RULES.get(key)
+    return None if rule is None or rule.find_problem is None else rule.find_problem(value)
 
 
 def is_finite(value: Any) -> bool:

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from train import rng
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import Shape
 
-# Bytes become about -2..2 for any data, so no statistics need to be stored with the weights.
-PIXEL_OFFSET: Final = 127.5
-PIXEL_SCALE: Final = 63.75
+MAX_BYTE: Final = 255
 MAX_SHIFT_DIVISOR: Final = 8  # a shift is at most an eighth of the image
 CUTOUT_FRACTION: Final = 3 / 8  # size of the cut square / shorter side of the image: 12 of 32 pixels
 
@@ -59,7 +58,7 @@ def draw_parameters(
     """Each sample's augmentation in this epoch: the same on any rank, in any batch, and in all frames of a clip.
 
     Args:
-        augmentation: `data.augment`, one word or several.
+        augmentation: one word of data.augment's stage `moves`, or several.
         mirror: whether a mirror image is of the same class (`DataSplits.mirror`). The shifts do not depend on it.
     """
     names = {augmentation} if isinstance(augmentation, str) else set(augmentation)
@@ -94,7 +93,14 @@ def _cutout_center(draw: npt.NDArray[np.float32], height: int, width: int) -> In
     return (draw * np.array([[height], [width]], np.float32)).astype(np.int64)
 
 
-def apply(pixels: Tensor, rows: Tensor, shifts: Tensor, *, gray: bool = False) -> Tensor:
+def apply(
+    pixels: Tensor,
+    rows: Tensor,
+    shifts: Tensor,
+    *,
+    gray: bool = False,
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING,
+) -> Tensor:
     """One batch from a pool of images or clips, in one gather.
 
     Args:
@@ -116,7 +122,7 @@ def apply(pixels: Tensor, rows: Tensor, shifts: Tensor, *, gray: bool = False) -
     line = image[:, :, None] * height + _reflect(along, height)[:, None, :]
     flat = line[..., None] * width + _reflect(across, width)[:, None, None, :]
     sampled = pixels.view(-1, channels).index_select(0, flat.view(-1))
-    moved = normalize(sampled.view(len(rows), *pixels.shape[1:]))
+    moved = normalize(sampled.view(len(rows), *pixels.shape[1:]), preprocessing)
     # Whole rows of memory: an inner loop over three channels would take longer.
     lines = moved.movedim(1, -1).view(len(rows), images, height, width * channels)
     if gray:
@@ -130,10 +136,19 @@ def apply(pixels: Tensor, rows: Tensor, shifts: Tensor, *, gray: bool = False) -
     return moved
 
 
-def normalize(pixels: Tensor) -> Tensor:
+def normalize(pixels: Tensor, preprocessing: Preprocessing = DEFAULT_PREPROCESSING) -> Tensor:
     """[n, *size, channels] as float32 [n, channels, *size]: bytes are normalized, floats stay unchanged."""
-    moved = pixels.movedim(-1, 1)
-    return moved.float().sub_(PIXEL_OFFSET).div_(PIXEL_SCALE) if pixels.dtype == torch.uint8 else moved.float()
+    moved = pixels.movedim(-1, 1).float()
+    if pixels.dtype != torch.uint8:
+        return moved
+    if len(preprocessing.mean) == 1:
+        return moved.sub_(MAX_BYTE * preprocessing.mean[0]).div_(MAX_BYTE * preprocessing.std[0])
+    shape = (-1, *[1] * (moved.ndim - 2))
+    mean, std = (
+        torch.tensor([MAX_BYTE * value for value in values], device=moved.device).view(shape)
+        for values in (preprocessing.mean, preprocessing.std)
+    )
+    return moved.sub_(mean).div_(std)
 
 
 def _reflect(position: Tensor, size: int) -> Tensor:

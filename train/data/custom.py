@@ -30,7 +30,9 @@ from train import plugin
 from train.config.schema import DataConfig
 from train.data import arrays, decode
 from train.data.arrays import move_channels_last
+from train.data.boxes import CropDraws
 from train.data.image_folder import ImageFileSource
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import Shape
 from train.data.splits import DataSplits, SampleIndices
 
@@ -52,6 +54,7 @@ class DatasetSource:
     size: int
     name: str
     first: tuple[tuple[int, ...], torch.dtype] | None = None
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
 
     def read(self, samples: SampleIndices) -> Tensor:
         """uint8 or float32 [n, *size, channels].
@@ -59,16 +62,26 @@ class DatasetSource:
         Raises:
             Failure: DATA, naming the item and, for an error in the user's code, its line.
         """
+        return self._read_each(samples, None)
+
+    def read_cropped(self, samples: SampleIndices, draws: CropDraws) -> Tensor:
+        """Cut the drawn boxes out of whole PIL images, uint8 [n, size, size, 3]. Raises as `read`."""
+        return self._read_each(samples, draws)
+
+    def _read_each(self, samples: SampleIndices, draws: CropDraws | None) -> Tensor:
         shape, dtype = self.first or ((0,), torch.uint8)
         with DATASET_LOCK:
-            read = [self.read_one(int(sample)) for sample in samples]
+            read = [
+                self.read_one(int(sample), None if draws is None else partial(draws.box, index))
+                for index, sample in enumerate(samples)
+            ]
         return torch.stack(read) if read else torch.empty((0, *shape), dtype=dtype)
 
-    def read_one(self, sample: int) -> Tensor:
+    def read_one(self, sample: int, choose_box: decode.ChooseBox | None = None) -> Tensor:
         """Read one sample. It must have the shape and dtype of the first one, and the label that the dataset lists."""
         row = int(self.rows[sample])
         image, label = read_item(self.dataset, row, self.name)
-        pixels = _image_tensor(image, self.size, f"{self.name} item {row}")
+        pixels = _image_tensor(image, self.size, f"{self.name} item {row}", self.preprocessing, choose_box)
         if self.first is not None and (tuple(pixels.shape), pixels.dtype) != self.first:
             expected, actual = describe_sample(*self.first), describe_sample(tuple(pixels.shape), pixels.dtype)
             raise _bad_item_failure(self.name, row, "is not like the first one", actual, expected)
@@ -119,7 +132,7 @@ def are_pil_images(items: DatasetSource) -> bool:
 
 def select_items(items: DatasetSource, chosen: Tensor) -> DatasetSource:
     """The items where `chosen` (bool [count]) is true."""
-    return DatasetSource(items.dataset, items.rows[chosen], items.labels[chosen], items.size, items.name, items.first)
+    return replace(items, rows=items.rows[chosen], labels=items.labels[chosen])
 
 
 def read_item(dataset: Any, row: int, name: str) -> tuple[Any, int]:
@@ -173,10 +186,15 @@ def _label_failure(which: str, label: Any) -> Failure:
     return Failure(f"{which} {what}", found=seen, expected=expected, fix=fix, code=ExitCode.DATA)
 
 
-def _image_tensor(image: Any, size: int, name: str) -> Tensor:
+def _image_tensor(
+    image: Any, size: int, name: str, preprocessing: Preprocessing, choose_box: decode.ChooseBox | None
+) -> Tensor:
     """One image or clip as [*size, channels]. Tensors have the channels first, arrays last, as in their files."""
     if isinstance(image, Image.Image):
-        return torch.from_numpy(np.array(decode.center_crop_and_resize(_to_8_bit_rgb(image, name), size)))
+        rgb = _to_8_bit_rgb(image, name)
+        if choose_box:
+            return torch.from_numpy(np.array(decode.crop_and_resize(rgb, size, choose_box, preprocessing)))
+        return torch.from_numpy(np.array(decode.center_crop_and_resize(rgb, size, preprocessing)))
     if not isinstance(image, (Tensor, np.ndarray)):
         raise _not_an_image_failure(name, f"a {type(image).__name__}")
     if isinstance(image, np.ndarray) and image.dtype.kind not in "biufc":
@@ -452,7 +470,8 @@ def _open_dataset(dataset: Any, factory: FactoryCall, number: int) -> DatasetSou
     labels = arrays.checked_labels(_read_labels(dataset, name), name)
     if len(labels) != count:
         raise _contract_failure(data, f"{split}: {count} items, and {len(labels)} labels in .targets or .labels")
-    return open_dataset_source(FactoryDataset(factory, number), labels, data.image_size, name)
+    source = open_dataset_source(FactoryDataset(factory, number), labels, data.image_size, name)
+    return replace(source, preprocessing=configured_preprocessing(data))
 
 
 def _read_labels(dataset: Any, name: str) -> Tensor:

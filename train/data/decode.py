@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from entrypoint import ExitCode, Failure
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 
 # All that Pillow raised for 70,000 damaged files of its main formats.
 DECODE_ERRORS: Final = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
@@ -52,10 +53,18 @@ OS_ERRORS: Final[Mapping[int | None, tuple[ExitCode, str]]] = {
 }
 
 
-def decode_image(path: Path, size: int, sample: int, *, draft: bool = True) -> npt.NDArray[np.uint8]:
+def decode_image(
+    path: Path,
+    size: int,
+    sample: int,
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING,
+    *,
+    draft: bool = True,
+) -> npt.NDArray[np.uint8]:
     """Decode one image to uint8 [size, size, 3]: the shorter side is scaled to `size`, the longer one cropped.
 
     Args:
+        preprocessing: with a crop_ratio below 1 the shorter side is scaled to more than `size`, and cropped too.
         draft: whether a JPEG is decoded at a reduced size first. This is faster, and the pixels differ slightly.
 
     Raises:
@@ -65,10 +74,44 @@ def decode_image(path: Path, size: int, sample: int, *, draft: bool = True) -> n
     try:
         with open_image(path) as image:
             if draft:
-                image.draft("RGB", (size, size))
-            return np.asarray(center_crop_and_resize(to_rgb(image), size))
+                side = scaled_side(size, preprocessing.crop_ratio)
+                image.draft("RGB", (side, side))
+            return np.asarray(center_crop_and_resize(to_rgb(image), size, preprocessing))
     except DECODE_ERRORS as error:
         raise unreadable_image_failure(path, sample, error) from error
+
+
+# (height, width) of an upright image -> top, left, height and width of the box to cut out.
+ChooseBox = Callable[[int, int], tuple[int, int, int, int]]
+
+
+def decode_crop(
+    path: Path,
+    size: int,
+    sample: int,
+    choose_box: ChooseBox,
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING,
+) -> npt.NDArray[np.uint8]:
+    """Decode a whole image, and scale the box that `choose_box` cuts out of it to uint8 [size, size, 3].
+
+    Raises:
+        Failure: as `decode_image`.
+    """
+    try:
+        with open_image(path) as image:
+            return np.asarray(crop_and_resize(to_rgb(image), size, choose_box, preprocessing))
+    except DECODE_ERRORS as error:
+        raise unreadable_image_failure(path, sample, error) from error
+
+
+def crop_and_resize(
+    image: Image.Image, size: int, choose_box: ChooseBox, preprocessing: Preprocessing = DEFAULT_PREPROCESSING
+) -> Image.Image:
+    """The box, cut out and then scaled: as torchvision does it, no pixel outside of the box counts."""
+    top, left, height, width = choose_box(image.height, image.width)
+    return image.crop((left, top, left + width, top + height)).resize(
+        (size, size), RESAMPLING[preprocessing.interpolation]
+    )
 
 
 def open_image(path: Path) -> Image.Image:
@@ -146,13 +189,39 @@ def _is_empty_file(path: Path) -> bool:
     return False
 
 
-def center_crop_and_resize(image: Image.Image, size: int) -> Image.Image:
-    """The central square, scaled. Whole pixels are cropped, so that every reader crops the same."""
+RESAMPLING: Final = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+def scaled_side(size: int, crop_ratio: float) -> int:
+    """The length to which the shorter side is scaled before a square of `size` is cropped: rounded down, as by timm.
+
+    The small addition is for ratios such as 224 / 232, whose quotient may be a little below the whole number.
+    """
+    return int(size / crop_ratio + 1e-6)
+
+
+def center_crop_and_resize(
+    image: Image.Image, size: int, preprocessing: Preprocessing = DEFAULT_PREPROCESSING
+) -> Image.Image:
+    """The central square, scaled. Whole pixels are cropped, so that every reader crops the same.
+
+    With a crop_ratio below 1 the image is scaled first and cropped then, as torchvision and timm do it.
+    """
+    resampling = RESAMPLING[preprocessing.interpolation]
+    if preprocessing.crop_ratio < 1:
+        return _resize_and_center_crop(image, size, scaled_side(size, preprocessing.crop_ratio), resampling)
     if image.size == (size, size):
         return image
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+    return image.resize((size, size), resampling, box=(left, top, left + side, top + side))
+
+
+def _resize_and_center_crop(image: Image.Image, size: int, side: int, resampling: Image.Resampling) -> Image.Image:
+    shorter = min(image.size)
+    width, height = (side if length == shorter else int(side * length / shorter) for length in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.resize((width, height), resampling).crop((left, top, left + size, top + size))
 
 
 NUM_CHECKED_IMAGES: Final = 8  # evenly spread over the data set

@@ -309,11 +309,12 @@ def combine_files(training: ImageFileSource, validation: ImageFileSource) -> tup
     every, rows = path_list.merge_paths(
         path_list.as_packed_paths(training.paths), path_list.as_packed_paths(validation.paths)
     )
-    return ImageFileSource(every, torch.zeros(len(every), dtype=torch.int64), training.size), rows
+    return replace(training, paths=every, labels=torch.zeros(len(every), dtype=torch.int64)), rows
 
 
 def cache_key(files: ImageFileSource, data: DataConfig, pulse: Heartbeat) -> str:
-    """A name that changes with the files, their sizes and modification times, data.image_size and CACHE_VERSION.
+    """A name that changes with the files, their sizes and modification times, how they are cut and scaled, and
+    CACHE_VERSION.
 
     It does not change if the folder is moved, for example to the disk of another node.
 
@@ -323,6 +324,8 @@ def cache_key(files: ImageFileSource, data: DataConfig, pulse: Heartbeat) -> str
     digest = hashlib.sha256(f"{CACHE_VERSION} {files.size}\n".encode())
     is_table = os.path.isfile(data.root)
     above = os.path.abspath(data.images or os.path.dirname(data.root)) if is_table else data.root
+    if (cut := (files.preprocessing.crop_ratio, files.preprocessing.interpolation)) != (1.0, "bilinear"):
+        digest.update(f"{cut}\n".encode())
     chunks = np.array_split(np.arange(len(files.paths)), -(-len(files.paths) // FILES_PER_CHUNK))
     with ThreadPoolExecutor(STAT_THREADS) as pool:
         for lines in pulse.each("data", pool.map(lambda chunk: _stat_files(files, chunk, above), chunks)):

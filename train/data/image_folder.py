@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import class_folders, decode, grouping, path_list
+from train.data.boxes import CropDraws
 from train.data.class_folders import FolderLayout
 from train.data.partition import partition_samples
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import Shape
 from train.data.split_checks import find_layout
 from train.data.splits import DataSplits
@@ -34,6 +37,7 @@ class ImageFileSource:
     paths: Sequence[str]
     labels: Tensor
     size: int
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
 
     def read(self, samples: SampleIndices) -> Tensor:
         """Decode them, uint8 [n, size, size, 3].
@@ -43,7 +47,19 @@ class ImageFileSource:
         """
         pixels = np.empty((len(samples), self.size, self.size, 3), np.uint8)
         for index, sample in enumerate(samples):
-            pixels[index] = decode.decode_image(Path(str(self.paths[sample])), self.size, int(sample))
+            pixels[index] = decode.decode_image(
+                Path(str(self.paths[sample])), self.size, int(sample), self.preprocessing
+            )
+        return torch.from_numpy(pixels)
+
+    def read_cropped(self, samples: SampleIndices, draws: CropDraws) -> Tensor:
+        """Decode whole images and cut the drawn boxes out of them, uint8 [n, size, size, 3]. Raises as `read`."""
+        pixels = np.empty((len(samples), self.size, self.size, 3), np.uint8)
+        for index, sample in enumerate(samples):
+            path = Path(str(self.paths[sample]))
+            pixels[index] = decode.decode_crop(
+                path, self.size, int(sample), partial(draws.box, index), self.preprocessing
+            )
         return torch.from_numpy(pixels)
 
 
@@ -70,10 +86,11 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
     Raises:
         Failure: as `decode.bit_depth_warnings`.
     """
+    preprocessing = configured_preprocessing(data)
     return DataSplits(
-        training=listed.training,
-        validation=listed.validation,
-        test=listed.test,
+        training=replace(listed.training, preprocessing=preprocessing),
+        validation=replace(listed.validation, preprocessing=preprocessing),
+        test=None if listed.test is None else replace(listed.test, preprocessing=preprocessing),
         classes=listed.classes,
         shape=Shape(channels=3, size=(data.image_size, data.image_size)),
         notes=listed.notes,

@@ -21,7 +21,15 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure, Heartbeat
 from train.config.schema import DataConfig
 from train.data import augment, decoded_cache
+from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
 from train.data.in_memory import DeviceDataset, HostDataset, load_in_memory
+from train.data.mixing import LabelMix
+from train.data.preprocessing import (
+    DEFAULT_PREPROCESSING,
+    Preprocessing,
+    configured_preprocessing,
+    refuse_other_channels,
+)
 from train.data.sampler import MicroBatch
 from train.data.shape import Shape
 from train.data.splits import DataSplits, SampleIndices, SampleSource
@@ -45,12 +53,14 @@ MAX_IN_MEMORY_BYTES: Final = 2 * 2**30  # pixels of both splits together
 class Batch:
     """float32 images [n, *shape.input] and int64 labels [n], on the device. Not frozen: see `MicroBatch`.
 
-    weights: how much each image counts in the loss, float32 [n]; None: all alike.
+    weights: how much each image counts in the loss, float32 [n]; None: all alike. mix:
+    how the labels mix, where data.augment mixes images.
     """
 
     images: Tensor
     labels: Tensor
     weights: Tensor | None = None
+    mix: LabelMix | None = None
 
 
 class SplitReader(Protocol):
@@ -76,7 +86,7 @@ class BatchLoader:
     validation: SplitReader
     shape: Shape
     mirror: bool
-    data: DataConfig
+    augmenter: Augmenter
     seed: int
     description: str
     broken: UnreadableLog
@@ -85,6 +95,7 @@ class BatchLoader:
     notes: tuple[str, ...] = ()
     transform: Callable[..., Tensor] = augment.apply
     weights: Tensor | None = None
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
 
     def compiled(self, batch: int) -> BatchLoader:
         """A loader that augments batches of this size by one compiled function: 3 kernels instead of 25.
@@ -92,7 +103,7 @@ class BatchLoader:
         Only for images that lie on a GPU, whose batches all have one shape.
         """
         on_gpu = isinstance(self.training, DeviceDataset) and self.training.pixels.device.type == "cuda"
-        if not on_gpu or augment.is_identity(self.data.augment):
+        if not on_gpu or augment.is_identity(self.augmenter.moves):
             return self
         loader = replace(self, transform=torch.compile(augment.apply, dynamic=False))
         first = MicroBatch(step=0, number=0, epoch=0, samples=np.zeros(batch, np.int64))
@@ -102,21 +113,25 @@ class BatchLoader:
 
     def train(self, micro_batches: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
         """Each micro batch with its images, augmented."""
-        if augment.is_identity(self.data.augment):
-            requests = ((each, each.samples) for each in micro_batches)
-            for micro_batch, (pixels, rows, labels) in self.training.read(requests):
-                yield (
-                    micro_batch,
-                    Batch(images=self._plain(pixels, rows), labels=labels, weights=self._weights(micro_batch)),
-                )
-            return
-        read, drawn = itertools.tee(micro_batches)  # it keeps what only one of them has taken: a block at most
-        augmentations: Iterator[tuple[Tensor, bool]] | None = None
-        for micro_batch, (pixels, rows, labels) in self.training.read((each, each.samples) for each in read):
-            augmentations = augmentations or self._draw_ahead(drawn, rows.device)
-            shifts, gray = next(augmentations)
-            images = self.transform(pixels, rows, shifts, gray=gray)
-            yield micro_batch, Batch(images=images, labels=labels, weights=self._weights(micro_batch))
+        moves: Iterator[tuple[Tensor, bool]] | None = None
+        drawn: Iterable[MicroBatch] = ()
+        if has_moves := not augment.is_identity(self.augmenter.moves):
+            # tee keeps what only one of them has taken: a block at most
+            micro_batches, drawn = itertools.tee(micro_batches)
+        for micro_batch, (pixels, rows, labels) in self.training.read((each, each.samples) for each in micro_batches):
+            keys, epoch = micro_batch.augmentation_keys, micro_batch.epoch
+            if self.augmenter.changes_stored and not isinstance(self.training, WorkerLoader):  # whose workers did it
+                pixels = self.augmenter.augment_stored(pixels.index_select(0, rows), keys, epoch)
+                rows = torch.arange(len(keys), device=pixels.device)
+            if has_moves:
+                moves = moves or self._draw_ahead(drawn, rows.device)
+                shifts, gray = next(moves)
+                images = self.transform(pixels, rows, shifts, gray=gray, preprocessing=self.preprocessing)
+            else:
+                images = self._plain(pixels, rows)
+            images = self.augmenter.augment_values(images, keys, epoch)
+            images, mix = self.augmenter.mix(images, labels, keys, epoch)
+            yield micro_batch, Batch(images=images, labels=labels, weights=self._weights(micro_batch), mix=mix)
 
     def evaluate(self, blocks: Sequence[SampleIndices]) -> Iterator[Batch]:
         """Each block of validation samples, not augmented."""
@@ -128,7 +143,7 @@ class BatchLoader:
         return None if self.weights is None else self.weights[to_device(micro_batch.samples, self.weights.device)]
 
     def _plain(self, pixels: Tensor, rows: Tensor) -> Tensor:
-        return augment.normalize(pixels.index_select(0, rows))
+        return augment.normalize(pixels.index_select(0, rows), self.preprocessing)
 
     def _draw_ahead(self, micro_batches: Iterable[MicroBatch], device: torch.device) -> Iterator[tuple[Tensor, bool]]:
         """The `shifts` and `gray` of `augment.apply` for each micro batch.
@@ -138,7 +153,7 @@ class BatchLoader:
         for epoch, of_epoch in itertools.groupby(micro_batches, attrgetter("epoch")):
             for block in in_blocks(of_epoch, lambda micro_batch: micro_batch.samples):
                 parameters = augment.draw_parameters(
-                    self.data.augment,
+                    self.augmenter.moves,
                     np.concatenate([micro_batch.augmentation_keys for micro_batch in block]),
                     shape=self.shape,
                     seed=self.seed,
@@ -171,9 +186,13 @@ def open_loader(
         host: the ranks of this machine, which share the images in memory.
 
     Raises:
-        Failure: DATA or NO_INPUT, naming the images; DATA if workers would share the offset of an open file; what
+        Failure: USAGE for a data.augment that these samples or this data.loader cannot take; DATA or NO_INPUT, naming
+            the images; DATA if workers would share the offset of an open file; what
             filling data.cache raises.
     """
+    refuse_stored_images(sets, data)
+    augmenter, preprocessing = build_augmenter(sets, data, seed), configured_preprocessing(data)
+    refuse_other_channels(preprocessing, sets.shape.channels)
     before, sets = sets.notes, decoded_cache.use_cache(sets, data, host, pulse or Heartbeat())
     mode, workers = choose_loader(sets, data, cores)
     if mode == "workers" and workers and sets.shared:
@@ -184,15 +203,16 @@ def open_loader(
         split = Split(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
         if mode == "memory":
             return load_in_memory(split, sets.shape.stored, device, cores, pulse, host)
-        return WorkerLoader(split, workers, device, stay=not replace)
+        return WorkerLoader(split, workers, device, stay=not replace, augmenter=in_reader if replace else None)
 
+    in_reader = augmenter if augmenter.acts_in_reader else None
     training = open_reader("training", sets.training, replace=True)
     return BatchLoader(
         training=training,
         validation=open_reader("validation", sets.validation, replace=False),
         shape=sets.shape,
         mirror=sets.mirror,
-        data=data,
+        augmenter=augmenter,
         seed=seed,
         description=str(training),
         broken=broken,
@@ -200,12 +220,13 @@ def open_loader(
         workers=0 if mode == "memory" else workers,
         notes=sets.notes[len(before) :],
         weights=None if sets.weights is None else sets.weights.to(device),
+        preprocessing=preprocessing,
     )
 
 
 def choose_loader(sets: DataSplits, data: DataConfig, cores: int) -> tuple[Literal["memory", "workers"], int]:
     """Resolve data.loader and data.workers for a rank that may use `cores` cores."""
-    fits = sets.bytes_ <= MAX_IN_MEMORY_BYTES
+    fits = sets.bytes_ <= MAX_IN_MEMORY_BYTES and not needs_whole_images(sets, data)
     mode = data.loader if data.loader != "auto" else "memory" if fits else "workers"
     return mode, min(8, max(1, cores - 1)) if data.workers == "auto" else data.workers
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
+
+from entrypoint import ExitCode, Failure
+from train.config.schema import DataConfig
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -24,3 +27,43 @@ class Preprocessing:
 
 # (byte - 127.5) / 63.75: about -2..2 for any data, so that no statistics have to be computed or stored.
 DEFAULT_PREPROCESSING: Final = Preprocessing()
+
+
+def configured_preprocessing(data: DataConfig, published: Preprocessing | None = None) -> Preprocessing:
+    """The Preprocessing that the data section sets. What is `auto` there is as `published`, or as by default."""
+    auto = published or DEFAULT_PREPROCESSING
+    normalize = data.normalize if isinstance(data.normalize, dict) else {"mean": auto.mean, "std": auto.std}
+    return Preprocessing(
+        mean=tuple(normalize["mean"]),
+        std=tuple(normalize["std"]),
+        crop_ratio=auto.crop_ratio if data.crop_ratio == "auto" else data.crop_ratio,
+        interpolation=auto.interpolation if data.interpolation == "auto" else data.interpolation,
+    )
+
+
+def refuse_other_channels(preprocessing: Preprocessing, channels: int) -> None:
+    """Refuse a normalization for another number of channels than the samples have.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if len(preprocessing.mean) not in (1, channels):
+        raise Failure(
+            "data.normalize has numbers for another number of channels",
+            found=f"{len(preprocessing.mean)} numbers, and samples of {channels} channels",
+            fix="give one number for all channels, or one for each",
+            code=ExitCode.USAGE,
+        )
+
+
+def set_preprocessing(data: DataConfig, published: Preprocessing | None) -> DataConfig:
+    """The data section with the values of `published` weights in place of `auto`, so that the run records them."""
+    if published is None:
+        return data
+    chosen = configured_preprocessing(data, published)
+    return replace(
+        data,
+        normalize={"mean": [*chosen.mean], "std": [*chosen.std]},
+        crop_ratio=chosen.crop_ratio,
+        interpolation=chosen.interpolation,
+    )

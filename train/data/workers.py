@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from entrypoint import ExitCode, Failure, die_with_parent
 from train import rng
+from train.data.augmenter import Augmenter
 from train.data.splits import SampleIndices, SampleSource
 
 SampleReader = Callable[[SampleIndices], Tensor]
@@ -50,8 +51,12 @@ class SkipUnreadable:
         self._read, self._count, self._most, self._replace = read, count, most, replace
         self.bad: dict[int, str] = {}
 
-    def read(self, samples: SampleIndices) -> tuple[Tensor | None, SampleIndices, dict[int, str]]:
+    def read(
+        self, samples: SampleIndices, read: SampleReader | None = None
+    ) -> tuple[Tensor | None, SampleIndices, dict[int, str]]:
         """(pixels or None, the samples that were read, path and reason of each newly detected broken one).
+
+        read: reads these samples in another way, such as another part of each image.
 
         Raises:
             Failure: DATA if more than `most` are broken. With `most` 0, the failure of the first broken image.
@@ -62,7 +67,7 @@ class SkipUnreadable:
             if len(taken) == 0:
                 return None, taken, self._new(before)
             try:
-                return self._read(taken), taken, self._new(before)
+                return (read or self._read)(taken), taken, self._new(before)
             except Failure as failure:
                 self._look_at_each(taken, failure)
 
@@ -101,6 +106,16 @@ class SkipUnreadable:
 
     def _new(self, before: set[int]) -> dict[int, str]:
         return {sample: text for sample, text in self.bad.items() if sample not in before}
+
+
+def read_to_augment(
+    reader: SkipUnreadable, augmenter: Augmenter, samples: SampleIndices, keys: SampleIndices, epoch: int
+) -> tuple[Tensor | None, SampleIndices, dict[int, str]]:
+    """Read training samples as `SkipUnreadable.read`; of whole images the boxes that `augmenter` draws for `keys`."""
+    draws, read_cropped = augmenter.crop_draws(keys, epoch), augmenter.read_cropped
+    if draws is None or read_cropped is None:
+        return reader.read(samples)
+    return reader.read(samples, lambda taken: read_cropped(taken, draws))
 
 
 class UnreadableLog:
@@ -194,13 +209,15 @@ class _CurrentStreamSampler:
 class WorkerLoader:
     """Images decoded by `workers` processes (0: by this one), a few batches ahead.
 
-    stay: whether the workers are persistent and wait for the next stream, as between evaluations.
+    stay: whether the workers are persistent and wait for the next stream, as between evaluations. augmenter: what the
+    workers do to training samples; their requests are `MicroBatch`es.
     """
 
     split: Split
     workers: int
     device: torch.device
     stay: bool = False
+    augmenter: Augmenter | None = None
     _kept: list[tuple[DataLoader[Any], _CurrentStreamSampler]] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -250,7 +267,7 @@ class WorkerLoader:
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             get_temp_dir()  # created here, so that this process removes it, with the files of killed workers
         return DataLoader(
-            _SplitDataset(self.split),
+            _SplitDataset(self.split, self.augmenter),
             batch_size=None,
             sampler=sampler,
             num_workers=self.workers,
@@ -287,19 +304,29 @@ class _SplitDataset(Dataset[Any]):
     It returns a Failure as its arguments, because torch can only rebuild exceptions that take a single text.
     """
 
-    def __init__(self, split: Split) -> None:
-        self._source = split.tolerant()
+    def __init__(self, split: Split, augmenter: Augmenter | None) -> None:
+        self._source, self._augmenter = split.tolerant(), augmenter
 
     def __getitem__(
         self, request: tuple[Any, SampleIndices]
     ) -> tuple[Any, Tensor | None, SampleIndices, dict[int, str]] | dict[str, Any]:
         try:
-            pixels, samples, bad = self._source.read(request[1])
+            pixels, samples, bad = self._read(*request)
             if pixels is not None and get_worker_info():
                 move_to_shared_memory(pixels)
             return request[0], pixels, samples, bad
         except Failure as failure:
             return failure.arguments()
+
+    def _read(self, request: Any, samples: SampleIndices) -> tuple[Tensor | None, SampleIndices, dict[int, str]]:
+        """The samples as `SkipUnreadable.read`, augmented as the requested ones: not as those that replace them."""
+        if self._augmenter is None:
+            return self._source.read(samples)
+        keys = request.augmentation_keys
+        pixels, taken, bad = read_to_augment(self._source, self._augmenter, samples, keys, request.epoch)
+        if pixels is not None:
+            pixels = self._augmenter.augment_stored(pixels, keys, request.epoch)
+        return pixels, taken, bad
 
 
 def move_to_shared_memory(pixels: Tensor) -> None:

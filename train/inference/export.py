@@ -31,6 +31,7 @@ from train.config import schema
 from train.config.load import YamlDocument, build_config
 from train.config.schema import ModelConfig, RunConfig
 from train.data import augment
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import Shape
 from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint, recorded_task
@@ -61,6 +62,7 @@ class ExportedModel:
     task: str = CLASSIFICATION
     target: TargetScale | None = None
     thresholds: tuple[float, ...] | None = None
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
 
     @property
     def input_spec(self) -> InputSpec:
@@ -73,6 +75,7 @@ class ExportedModel:
             task=self.task,
             target=self.target,
             thresholds=self.thresholds,
+            preprocessing=self.preprocessing,
         )
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
@@ -86,8 +89,9 @@ class ExportedModel:
         inputs.refuse_image_files(self.input_spec)
         if warning := inputs.array_data_warning(self.input_spec):
             warnings.warn(warning, stacklevel=2)
-        read = [inputs.read_image(Path(path), self.shape, draft=self.origin != "pictures") for path in paths]
-        return augment.normalize(torch.from_numpy(np.stack(read)))
+        draft = self.origin != "pictures"
+        read = [inputs.read_image(Path(path), self.shape, self.preprocessing, draft=draft) for path in paths]
+        return augment.normalize(torch.from_numpy(np.stack(read)), self.preprocessing)
 
 
 def describe_tensors(input_spec: InputSpec) -> dict[str, Any]:
@@ -121,7 +125,11 @@ def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
     """The content of model.json."""
     input_spec, model = about.input_spec, about.config.model
     tensors = describe_tensors(input_spec)
-    around = {"subtract": augment.PIXEL_OFFSET, "divide": augment.PIXEL_SCALE}
+    preprocessing = input_spec.preprocessing
+    around = {
+        "subtract": _byte_values(preprocessing.mean),
+        "divide": _byte_values(preprocessing.std),
+    }
     return {
         "format": FORMAT_VERSION,
         "name": model.name,
@@ -140,6 +148,28 @@ def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
         "checkpoint": {"run": about.config.run.name, "step": about.step},
         "config": asdict(about.config),
     }
+
+
+def _byte_values(values: Sequence[float]) -> float | list[float]:
+    """Numbers for pixels from 0 to 1 as numbers for bytes: a list where each channel has its own."""
+    scaled = [augment.MAX_BYTE * value for value in values]
+    return scaled[0] if len(scaled) == 1 else scaled
+
+
+def _parse_preprocessing(recorded: Mapping[str, Any]) -> Preprocessing:
+    """The preprocessing of the `input` in model.json; an older export has the default one."""
+    around = recorded.get("normalization") or {}
+    cut = recorded.get("preprocessing") or {}
+    mean, std = (
+        values if isinstance(values, list) else [values]
+        for values in (around.get("subtract", 127.5), around.get("divide", 63.75))
+    )
+    return Preprocessing(
+        mean=tuple(float(value) / augment.MAX_BYTE for value in mean),
+        std=tuple(float(value) / augment.MAX_BYTE for value in std),
+        crop_ratio=float(cut.get("crop_ratio", 1.0)),
+        interpolation="bicubic" if cut.get("interpolation") == "bicubic" else "bilinear",
+    )
 
 
 def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None = None) -> ExportedModel:
@@ -176,6 +206,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         )
         task = recorded_task(description)
         thresholds = tuple(map(float, description["thresholds"])) if "thresholds" in description else None
+        preprocessing = _parse_preprocessing(input_)
         classes, bytes_ = tuple(map(str, description["classes"])), input_["numbers"] == "uint8"
         tensors = _read_tensors(
             path, FileEntry(size=int(description["weights"]["size"]), sha256=str(description["weights"]["sha256"]))
@@ -194,6 +225,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         origin=sample_origin,
         thresholds=thresholds,
         **task,
+        preprocessing=preprocessing,
     )
 
 

@@ -23,7 +23,7 @@ from train.config.schema import DataConfig, RunConfig
 from train.data import augment, custom, decode, registry
 from train.data.custom import DatasetSource
 from train.data.image_folder import ImageFileSource
-from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import Shape
 from train.data.splits import DataSplits, EmptySource, SampleSource
 from train.inference import checkpoints
@@ -97,7 +97,8 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
         ) from error
     shape = registry.configured_shape(config.data)
     if classes and shape:
-        return InputSpec(classes=classes, shape=shape, bytes_=True, **task)
+        preprocessing = configured_preprocessing(config.data)
+        return InputSpec(classes=classes, shape=shape, bytes_=True, preprocessing=preprocessing, **task)
     sets = registry.open_splits(config.data)
     first = sets.training.read(np.arange(1))
     return InputSpec(
@@ -106,6 +107,7 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
         bytes_=first.dtype == torch.uint8,
         origin=_sample_origin(config.data, sets.training),
         **task,
+        preprocessing=configured_preprocessing(config.data),
     )
 
 
@@ -168,33 +170,42 @@ def array_data_warning(input_spec: InputSpec) -> str | None:
 SYSTEM_EXIT_CODES: Final = (ExitCode.IO, ExitCode.RESOURCE)
 
 
-def read_image(path: Path, shape: Shape, *, draft: bool = True) -> npt.NDArray[np.uint8]:
+def read_image(
+    path: Path, shape: Shape, preprocessing: Preprocessing = DEFAULT_PREPROCESSING, *, draft: bool = True
+) -> npt.NDArray[np.uint8]:
     """Read one image, uint8 [size, size, 1 or 3]. draft, and Failure, as `decode.decode_image`."""
-    pixels = decode.decode_image(path, shape.size[0], 0, draft=draft)
+    pixels = decode.decode_image(path, shape.size[0], 0, preprocessing, draft=draft)
     if shape.channels == 3:
         return pixels
     return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
 
 
 def read_batch(
-    paths: Sequence[Path], shape: Shape, threads: Executor, *, draft: bool = True
+    paths: Sequence[Path],
+    shape: Shape,
+    threads: Executor,
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING,
+    *,
+    draft: bool = True,
 ) -> tuple[Tensor, list[Failure | None]]:
     """(the readable images, float32 [n, channels, size, size]; for each path its failure or None).
 
     Raises:
         Failure: IO or RESOURCE, if the system failed; then the images may be fine.
     """
-    results = list(threads.map(lambda path: _read_or_failure(path, shape, draft), paths))
+    results = list(threads.map(lambda path: _read_or_failure(path, shape, preprocessing, draft), paths))
     bad = [result if isinstance(result, Failure) else None for result in results]
     if system_failure := next((result for result in bad if result and result.code in SYSTEM_EXIT_CODES), None):
         raise system_failure
     images = [result for result in results if not isinstance(result, Failure)]
     stacked = np.stack(images) if images else np.empty((0, *shape.stored), np.uint8)
-    return augment.normalize(torch.from_numpy(stacked)), bad
+    return augment.normalize(torch.from_numpy(stacked), preprocessing), bad
 
 
-def _read_or_failure(path: Path, shape: Shape, draft: bool) -> npt.NDArray[np.uint8] | Failure:
+def _read_or_failure(
+    path: Path, shape: Shape, preprocessing: Preprocessing, draft: bool
+) -> npt.NDArray[np.uint8] | Failure:
     try:
-        return read_image(path, shape, draft=draft)
+        return read_image(path, shape, preprocessing, draft=draft)
     except Failure as failure:
         return failure

@@ -140,7 +140,9 @@ def predict_images(
     with ThreadPoolExecutor(num_usable_cores()) as threads:
         for start in range(0, len(paths), model.batch_size):
             batch_paths = paths[start : start + model.batch_size]
-            batch, reasons = inputs.read_batch(batch_paths, model.shape, threads, draft=model.draft)
+            batch, reasons = inputs.read_batch(
+                batch_paths, model.shape, threads, model.spec.preprocessing, draft=model.draft
+            )
             readable = [path for path, reason in zip(batch_paths, reasons, strict=True) if reason is None]
             predictions_of = TASKS[model.spec.task].load("predictions")
             predictions = iter(predictions_of(model.spec, _compute_logits(model, batch), readable, top))

@@ -16,33 +16,37 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from train.data.mixing import LabelMix
 from train.tasks import TargetScale
 
 MAX_KEPT_LOSSES: Final = 4096  # micro batches whose own loss is kept between two readings
 
 
-def count_correct(_loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """The number [] of correct predictions."""
-    return (logits.argmax(dim=1) == labels).sum()
+def count_correct(_loss: Tensor, logits: Tensor, labels: Tensor, mix: LabelMix | None = None) -> Tensor:
+    """The number [] of correct predictions. A mixed image counts with the share of the label that was predicted."""
+    predicted = logits.argmax(dim=1)
+    if mix is None:
+        return (predicted == labels).sum()
+    return ((predicted == labels) * mix.share + (predicted == mix.other) * (1 - mix.share)).sum()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragedValue:
     """One value of a training log line, averaged over all samples since the last one.
 
-    measure: takes the mean loss [], the logits [n, classes] and the labels [n] of a micro batch; returns the value []
-        of these n samples, on the same device.
+    measure: takes the mean loss [], the logits [n, classes], the labels [n] of a micro batch and how they mix; returns
+        the value [] of these n samples, on the same device.
     is_mean: whether `measure` returns the mean over the samples; otherwise it returns their sum.
     """
 
-    measure: Callable[[Tensor, Tensor, Tensor], Tensor]
+    measure: Callable[[Tensor, Tensor, Tensor, LabelMix | None], Tensor]
     is_mean: bool
 
 
 # Of a classification. Every task has as many values, of the same kinds, and the loss is the first. With a value more or
 # less, older checkpoints can still be resumed: only their unfinished log window starts over.
 AVERAGED: Final[Mapping[str, AveragedValue]] = {
-    "loss": AveragedValue(measure=lambda loss, _logits, _labels: loss, is_mean=True),
+    "loss": AveragedValue(measure=lambda loss, _logits, _labels, _mix: loss, is_mean=True),
     "accuracy": AveragedValue(measure=count_correct, is_mean=False),
 }
 
@@ -55,7 +59,7 @@ def classification_values(target: TargetScale | None) -> Mapping[str, AveragedVa
 def multi_label_values(target: TargetScale | None) -> Mapping[str, AveragedValue]:
     """The loss, and the share of the samples' labels that are predicted as they are (probability 0.5)."""
 
-    def count_correct_labels(_loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    def count_correct_labels(_loss: Tensor, logits: Tensor, labels: Tensor, _mix: LabelMix | None) -> Tensor:
         return ((logits > 0) == (labels > 0.5)).double().mean(dim=1).sum()
 
     return {"loss": AVERAGED["loss"], "label_accuracy": AveragedValue(measure=count_correct_labels, is_mean=False)}
@@ -66,7 +70,7 @@ def regression_values(target: TargetScale | None) -> Mapping[str, AveragedValue]
     assert target is not None  # whoever reads numbers computes their scale
     mean, std = target.mean, target.std
 
-    def sum_errors(_loss: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
+    def sum_errors(_loss: Tensor, outputs: Tensor, labels: Tensor, _mix: LabelMix | None) -> Tensor:
         return (outputs.double().flatten() * std + mean - labels).abs().sum()
 
     return {"loss": AVERAGED["loss"], "mae": AveragedValue(measure=sum_errors, is_mean=False)}
@@ -77,11 +81,15 @@ MicroBatchValues = tuple[Tensor, ...]  # a tensor [] for each of AVERAGED
 
 
 def measure_micro_batch(
-    loss: Tensor, logits: Tensor, labels: Tensor, averaged: Mapping[str, AveragedValue] = AVERAGED
+    loss: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    averaged: Mapping[str, AveragedValue] = AVERAGED,
+    mix: LabelMix | None = None,
 ) -> MicroBatchValues:
-    """Measure each of `averaged`. loss: the mean []; logits [n, classes]; labels [n]."""
+    """Measure each of `averaged`. loss: the mean []; logits [n, classes]; labels [n]; mix: how the labels mix."""
     with torch.no_grad():
-        return tuple(value.measure(loss.detach(), logits, labels) for value in averaged.values())
+        return tuple(value.measure(loss.detach(), logits, labels, mix) for value in averaged.values())
 
 
 def sum_micro_batch(values: MicroBatchValues, samples: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol, Self
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from entrypoint import ExitCode, Failure
 from train.config.schema import OptimConfig
 from train.data import statistics
+from train.data.mixing import LabelMix
 from train.data.splits import DataSplits
 from train.tasks import TASKS, TargetScale
 
@@ -23,8 +25,26 @@ class TaskCriterion(Protocol):
     def to(self, device: torch.device) -> Self:
         """The criterion with its tensors on `device`."""
 
-    def __call__(self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None) -> Tensor:
-        """The mean loss [] of a micro batch. logits: the model's outputs. sample_weights: float32 [n]; None: all 1."""
+    def __call__(
+        self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None, mix: LabelMix | None = None
+    ) -> Tensor:
+        """The mean loss [] of a micro batch. logits: the model's outputs.
+
+        sample_weights: float32 [n]; None: all 1. mix: of the labels of mixed images.
+        """
+
+
+def mean_loss(
+    each: Callable[[Tensor], Tensor], labels: Tensor, sample_weights: Tensor | None, mix: LabelMix | None
+) -> Tensor:
+    """The mean of each sample's loss, [].
+
+    each: the losses [n] for labels, linear in them as cross-entropy is: then this is the loss of mixed labels.
+    """
+    losses = each(labels)
+    if mix is not None:
+        losses = losses * mix.share + each(mix.other) * (1 - mix.share)
+    return (losses if sample_weights is None else losses * sample_weights).mean()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +64,18 @@ class Criterion:
         """The criterion with its weights on `device`."""
         return self if self.weights is None else replace(self, weights=self.weights.to(device))
 
-    def __call__(self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None) -> Tensor:
-        """logits: [n, classes]. labels: [n]. sample_weights: float32 [n]; None: all 1. Returns a scalar."""
-        if self.weights is None and sample_weights is None:
+    def __call__(
+        self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None, mix: LabelMix | None = None
+    ) -> Tensor:
+        """logits: [n, classes]. labels: [n]. Returns a scalar. Others: as in `TaskCriterion`."""
+        if self.weights is None and sample_weights is None and mix is None:
             return cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        return mean_loss(partial(self.each, logits), labels, sample_weights, mix)
+
+    def each(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The weighted loss of each sample, [n]."""
         each = cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none")
-        if self.weights is not None:
-            each = each * self.weights[labels]
-        return (each if sample_weights is None else each * sample_weights).mean()
+        return each if self.weights is None else each * self.weights[labels]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +90,11 @@ class MultiLabelCriterion:
         """The loss of each sample, [n]. logits, labels: [n, classes]."""
         return binary_cross_entropy_with_logits(logits.float(), labels, reduction="none").mean(dim=1)
 
-    def __call__(self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None) -> Tensor:
-        """logits, labels: [n, classes]. sample_weights: float32 [n]; None: all 1. Returns a scalar."""
-        each = self.each(logits, labels)
-        return (each if sample_weights is None else each * sample_weights).mean()
+    def __call__(
+        self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None, mix: LabelMix | None = None
+    ) -> Tensor:
+        """logits, labels: [n, classes]. Returns a scalar. Others: as in `TaskCriterion`."""
+        return mean_loss(partial(self.each, logits), labels, sample_weights, mix)
 
 
 # optim.loss -> the distance. huber is squared up to one standard deviation, and linear beyond.
@@ -96,10 +121,11 @@ class RegressionCriterion:
         standardized = (labels - self.target.mean) / self.target.std
         return DISTANCES[self.distance](outputs.float().flatten(), standardized, reduction="none")
 
-    def __call__(self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None) -> Tensor:
-        """logits: [n, 1]. labels: [n]. sample_weights: float32 [n]; None: all 1. Returns a scalar."""
-        each = self.each(logits, labels)
-        return (each if sample_weights is None else each * sample_weights).mean()
+    def __call__(
+        self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None, mix: LabelMix | None = None
+    ) -> Tensor:
+        """logits: [n, 1]. labels: [n]. Returns a scalar. mix: None, as distances are not linear in the labels."""
+        return mean_loss(partial(self.each, logits), labels, sample_weights, mix)
 
 
 def build_task_criterion(optim: OptimConfig, splits: DataSplits) -> TaskCriterion:

@@ -1,0 +1,219 @@
+"""Holds what each operation of data.augment draws for a sample and does to a batch of pixels.
+
+Every number is keyed by (seed, epoch, sample) and the operation's own streams. So it does not depend on the rank, the
+worker or the batch, and adding an operation to the list does not change the others. `train.config.augmentations` holds
+the names, the arguments and the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from train import rng
+from train.config.augmentations import Step
+from train.data import policies
+from train.data.boxes import NUM_BOX_DRAWS, CropDraws, between, draw_boxes
+
+Int64Array = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+# images [n, (frames,) channels, height, width]; numbers float32 [draws, n] in [0, 1); the arguments of the step.
+Apply = Callable[[Tensor, FloatArray, Mapping[str, Any]], Tensor]
+STREAMS_PER_OPERATION: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOperation:
+    """The part of an operation that needs torch.
+
+    stream: numbers the operation; never changed, since runs resume with it. draws: random numbers for each sample, by
+    the step's arguments.
+    """
+
+    stream: int
+    draws: Callable[[Mapping[str, Any]], int]
+    apply: Apply
+
+
+def draw_numbers(step: Step, samples: Int64Array, *, seed: int, epoch: int) -> FloatArray:
+    """The random numbers of these samples in this epoch for one operation, float32 [draws, n] in [0, 1)."""
+    operation = BATCH_OPERATIONS[step.name]
+    first = operation.stream * STREAMS_PER_OPERATION
+    streams = np.arange(first, first + operation.draws(step.arguments))[:, None]
+    return rng.uniform(rng.AUGMENT, seed, epoch, streams, samples)
+
+
+def apply_step(images: Tensor, step: Step, samples: Int64Array, *, seed: int, epoch: int) -> Tensor:
+    """Apply one operation to images [n, (frames,) channels, height, width] of these samples."""
+    numbers = draw_numbers(step, samples, seed=seed, epoch=epoch)
+    return BATCH_OPERATIONS[step.name].apply(images, numbers, step.arguments)
+
+
+# Operations on stored pixels
+
+
+def _crop_and_resize(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
+    """Cut a box out of each image and scale it to the size of the image. Whole image files are cut by the reader."""
+    height, width = images.shape[-2:]
+    boxes = CropDraws(numbers, arguments).boxes(height, width)
+    corners = np.stack([boxes.top, boxes.left, boxes.height, boxes.width], axis=1).tolist()
+    cropped = [
+        F.resized_crop(image, *box, size=[height, width], antialias=True)
+        for image, box in zip(images, corners, strict=True)
+    ]
+    return torch.stack(cropped)
+
+
+def _chosen(numbers: npt.NDArray[Any], probability: float) -> Int64Array:
+    """The samples for which the operation acts."""
+    return np.flatnonzero(numbers < probability)
+
+
+def _replace(images: Tensor, rows: Int64Array, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """The images with these rows changed."""
+    if len(rows) == 0:
+        return images
+    if len(rows) == len(images):
+        return change(images)
+    index = torch.from_numpy(rows).to(images.device)
+    changed = images.clone()
+    changed[index] = change(images[index])
+    return changed
+
+
+def _flip_horizontally(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
+    return _replace(images, _chosen(numbers[0], arguments["p"]), F.horizontal_flip)
+
+
+def _flip_vertically(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
+    return _replace(images, _chosen(numbers[0], arguments["p"]), F.vertical_flip)
+
+
+def _rotate_by_90(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
+    """Turn to the left by a quarter as often as drawn."""
+    is_square = images.shape[-2] == images.shape[-1]
+    quarters = (numbers[0] * 4).astype(np.int64) if is_square else 2 * (numbers[0] * 2).astype(np.int64)
+    for quarter in (1, 2, 3):
+        rows = np.flatnonzero(quarters == quarter)
+        images = _replace(images, rows, lambda part, quarter=quarter: torch.rot90(part, quarter, (-2, -1)))  # type: ignore[misc]
+    return images
+
+
+def _to_gray(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
+    if images.shape[-3] == 1:
+        return images
+    return _replace(
+        images, _chosen(numbers[0], arguments["p"]), lambda part: F.rgb_to_grayscale(part, num_output_channels=3)
+    )
+
+
+# Colour jitter: numbers 0..3 are the strengths of these, 4 their order, 5 whether the sample is changed at all.
+JITTERS: Final = ("brightness", "contrast", "saturation", "hue")
+JITTER_ORDERS: Final = np.array([*permutations(range(len(JITTERS)))])
+
+
+def _jitter_colors(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
+    """Four changes in the order drawn for each sample: at each place, all samples with the same change at once."""
+    order = JITTER_ORDERS[(numbers[4] * len(JITTER_ORDERS)).astype(np.int64)]
+    acts = numbers[5] < arguments["p"]
+    for position in range(len(JITTERS)):
+        for jitter, name in enumerate(JITTERS):
+            strength = arguments[name]
+            rows = np.flatnonzero(acts & (order[:, position] == jitter))
+            if strength == 0 or len(rows) == 0:
+                continue
+            factors = jitter_factors(name, numbers[jitter][rows], strength)
+            images = _replace(images, rows, lambda part, name=name, factors=factors: JITTER[name](part, factors))  # type: ignore[misc]
+    return images
+
+
+def jitter_factors(name: str, numbers: npt.NDArray[Any], strength: float) -> npt.NDArray[np.float64]:
+    """The factor of each sample: for the hue from -strength to strength, else from 1 - strength (or 0) on."""
+    if name == "hue":
+        return between(numbers, -strength, strength)
+    return between(numbers, max(0.0, 1 - strength), 1 + strength)
+
+
+def _blend(images: Tensor, other: Tensor | None, factors: npt.NDArray[np.float64]) -> Tensor:
+    """factor * images + (1 - factor) * other, in bytes, as torchvision does it for one factor. other None: 0."""
+    shape = (-1, *[1] * (images.ndim - 1))
+    share, rest = (
+        torch.from_numpy(values.astype(np.float32)).to(images.device).view(shape) for values in (factors, 1.0 - factors)
+    )
+    blended = images.float().mul_(share)
+    if other is not None:
+        blended.addcmul_(other, rest)
+    return blended.clamp_(0, 255).to(torch.uint8)
+
+
+def _adjust_brightness(images: Tensor, factors: npt.NDArray[np.float64]) -> Tensor:
+    return _blend(images, None, factors)
+
+
+def _adjust_contrast(images: Tensor, factors: npt.NDArray[np.float64]) -> Tensor:
+    """Towards the mean gray of the image. It is a sum of whole numbers, so that it does not depend on the batch."""
+    gray = F.rgb_to_grayscale(images) if images.shape[-3] == 3 else images
+    pixels = gray.shape[-3] * gray.shape[-2] * gray.shape[-1]
+    means = gray.sum(dim=(-3, -2, -1), keepdim=True, dtype=torch.int64).double().div_(pixels).float()
+    return _blend(images, means, factors)
+
+
+def _adjust_saturation(images: Tensor, factors: npt.NDArray[np.float64]) -> Tensor:
+    return images if images.shape[-3] == 1 else _blend(images, F.rgb_to_grayscale(images).float(), factors)
+
+
+def _adjust_hue(images: Tensor, factors: npt.NDArray[np.float64]) -> Tensor:
+    return torch.stack([F.adjust_hue(image, factor) for image, factor in zip(images, factors.tolist(), strict=True)])
+
+
+JITTER: Final[Mapping[str, Callable[[Tensor, npt.NDArray[np.float64]], Tensor]]] = {
+    "brightness": _adjust_brightness,
+    "contrast": _adjust_contrast,
+    "saturation": _adjust_saturation,
+    "hue": _adjust_hue,
+}
+
+
+# Operations on normalized pixels
+
+
+def _erase(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
+    """Set a box to 0, in place: images are normalized, so 0 is the mean colour."""
+    height, width = images.shape[-2:]
+    boxes = draw_boxes(numbers[1:], height, width, arguments["scale"], arguments["ratio"], is_hole=True)
+    acts = numbers[0] < arguments["p"]
+    for row in np.flatnonzero(acts & (boxes.height > 0)):
+        top, left = boxes.top[row], boxes.left[row]
+        images[row, ..., top : top + boxes.height[row], left : left + boxes.width[row]] = 0
+    return images
+
+
+def _fixed(count: int) -> Callable[[Mapping[str, Any]], int]:
+    return lambda arguments: count
+
+
+BATCH_OPERATIONS: Final[Mapping[str, BatchOperation]] = {
+    "random_resized_crop": BatchOperation(stream=1, draws=_fixed(NUM_BOX_DRAWS), apply=_crop_and_resize),
+    "horizontal_flip": BatchOperation(stream=2, draws=_fixed(1), apply=_flip_horizontally),
+    "vertical_flip": BatchOperation(stream=3, draws=_fixed(1), apply=_flip_vertically),
+    "rotate90": BatchOperation(stream=4, draws=_fixed(1), apply=_rotate_by_90),
+    "color_jitter": BatchOperation(stream=5, draws=_fixed(len(JITTERS) + 2), apply=_jitter_colors),
+    "grayscale": BatchOperation(stream=6, draws=_fixed(1), apply=_to_gray),
+    "trivial_augment": BatchOperation(
+        stream=8, draws=_fixed(policies.DRAWS_PER_OPERATION), apply=policies.trivial_augment
+    ),
+    "rand_augment": BatchOperation(
+        stream=9,
+        draws=lambda arguments: policies.DRAWS_PER_OPERATION * arguments["num_ops"],
+        apply=policies.rand_augment,
+    ),
+    "random_erasing": BatchOperation(stream=7, draws=_fixed(1 + NUM_BOX_DRAWS), apply=_erase),
+}
