@@ -15,7 +15,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure
 from train.config import schema
 from train.config.load import nearest_name
-from train.config.models import BUILTIN_MODELS
+from train.config.models import BUILTIN_MODELS, FORBIDDEN_ARGUMENTS
 from train.config.optimizers import OPTIMIZERS, TorchOptimizer
 from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
 
@@ -87,8 +87,22 @@ def refuse_unknown_arguments(model: ModelConfig, optim: OptimConfig) -> None:
     """
     if model.name in BUILTIN_MODELS:
         _refuse_unlisted("model.args", model.name, model.args, BUILTIN_MODELS[model.name].arguments)
+    elif not schema.is_factory(model.name):
+        _refuse_forbidden(model)
     if optim.name in OPTIMIZERS:
         _refuse_unlisted("optim.args", optim.name, optim.args, OPTIMIZERS[optim.name].arguments)
+
+
+def _refuse_forbidden(model: ModelConfig) -> None:
+    """Refuse arguments of torchvision's and timm's constructors that the config or the data decides."""
+    for argument in model.args:
+        if argument in FORBIDDEN_ARGUMENTS:
+            raise Failure(
+                f"model.args cannot set {argument} of {model.name}",
+                found=f"model.args.{argument}: {model.args[argument]!r:.60}",
+                fix=f"leave model.args.{argument} out: {FORBIDDEN_ARGUMENTS[argument]}",
+                code=ExitCode.USAGE,
+            )
 
 
 def _refuse_unlisted(key: str, name: str, arguments: Mapping[str, Any], allowed: Sequence[str]) -> None:

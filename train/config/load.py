@@ -444,6 +444,8 @@ def infer_name_from_section(section: str, value: Any) -> str | None:
         return None
     if schema.rule_violation(key, value) is None:
         return value
+    if key in schema.SUGGESTIONS:
+        return schema.SUGGESTIONS[key](value)
     return nearest_name(value, schema.KNOWN_NAMES.get(key, ()))
 
 
@@ -602,6 +604,8 @@ def parse_value(hint: Any, value: Any, default: Any, at: KeyLocation) -> Any:
         )
     if expected := schema.rule_violation(str(at), fitted):
         names = schema.KNOWN_NAMES.get(str(at))
+        if str(at) in schema.SUGGESTIONS and (close := schema.SUGGESTIONS[str(at)](value)):
+            raise_invalid_value(at, value, expected, f"write {close}")
         raise_invalid_value(at, value, expected, suggest_fix(Literal[names] if names else None, value, default))
     return fitted
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from train.config.models import BUILTIN_MODELS
+from train.config import models
+from train.config.models import BUILTIN_MODELS, TORCHVISION_MODELS
 from train.config.optimizers import OPTIMIZERS
 from train.metrics import METRICS
 
@@ -213,21 +214,6 @@ DATA_SOURCES = {
 }
 FACTORY_SOURCE = "factory:FACTORY"  # package.module:factory
 
-# torchvision.models.list_models(module=torchvision.models): a test compares.
-TORCHVISION_MODELS: tuple[str, ...] = tuple(
-    """
-    alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169
-    densenet201 efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnet_b5
-    efficientnet_b6 efficientnet_b7 efficientnet_v2_l efficientnet_v2_m efficientnet_v2_s googlenet inception_v3
-    maxvit_t mnasnet0_5 mnasnet0_75 mnasnet1_0 mnasnet1_3 mobilenet_v2 mobilenet_v3_large mobilenet_v3_small
-    regnet_x_16gf regnet_x_1_6gf regnet_x_32gf regnet_x_3_2gf regnet_x_400mf regnet_x_800mf regnet_x_8gf
-    regnet_y_128gf regnet_y_16gf regnet_y_1_6gf regnet_y_32gf regnet_y_3_2gf regnet_y_400mf regnet_y_800mf
-    regnet_y_8gf resnet101 resnet152 resnet18 resnet34 resnet50 resnext101_32x8d resnext101_64x4d resnext50_32x4d
-    shufflenet_v2_x0_5 shufflenet_v2_x1_0 shufflenet_v2_x1_5 shufflenet_v2_x2_0 squeezenet1_0 squeezenet1_1 swin_b
-    swin_s swin_t swin_v2_b swin_v2_s swin_v2_t vgg11 vgg11_bn vgg13 vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn vit_b_16
-    vit_b_32 vit_h_14 vit_l_16 vit_l_32 wide_resnet101_2 wide_resnet50_2
-    """.split()  # noqa: SIM905 - one name per line would hide the rest of this file
-)
 MODELS = (*BUILTIN_MODELS, *TORCHVISION_MODELS)
 
 SCHEDULES = ("cosine", "constant", "linear", "step", "one_cycle")
@@ -343,7 +329,15 @@ FACTORY_KEYS = {
     "optim.name": "package.module:Class",
 }
 
+MODEL_NAME = Rule(
+    holds=lambda name: name in MODELS or is_factory(name) or models.is_timm_model(name),
+    expected=one_of(*MODELS, factory="timm/NAME (timm's models), or package.module:factory").expected,
+)
+# The name that an unknown one most likely means, for the keys where `nearest_name` would not find it.
+SUGGESTIONS: dict[str, Callable[[Any], str | None]] = {"model.name": models.suggest_model}
+
 RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for key, some in KNOWN_NAMES.items()} | {
+    "model.name": MODEL_NAME,
     "run.name": FOLDER_NAME,
     "run.output_dir": PATH,
     "run.seed": between(0, 2**32 - 1),  # the range that the generators of numpy and torch both accept
