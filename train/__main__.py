@@ -39,6 +39,7 @@ EXAMPLES = f"""examples:
   train data fetch data.name=cifar10        bring a published data set into data.root, verified
   train data check --config cfg.yaml        read every sample once: broken files, sizes, duplicates across the split
   train data profile --config cfg.yaml      what limits a training here: reading, augmenting, copying or the step
+  train weights fetch resnet50              bring published weights into ./weights, verified
   train bench sweep --config cfg.yaml       which settings are fastest here (also comm, scaling: train bench --help)
   train report runs/NAME                    a page with curves; of several runs also speed-up and efficiency
   train where --config cfg.yaml             print the run's folder (for job scripts)
@@ -55,7 +56,8 @@ def build_parser() -> TrainArgumentParser:
     parser = TrainArgumentParser(
         prog="train",
         usage="train [check | where | eval RUN | predict RUN IMAGES... | export RUN --output DIR | "
-        "data {check|profile|fetch} | bench NAME | report RUN...] [--config FILE] [options] [section.key=value ...]",
+        "data {check|profile|fetch} | weights fetch NAME | bench NAME | report RUN...] [--config FILE] [options] "
+        "[section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -206,6 +208,7 @@ COMMAND_MODULES = {
     "export": "train.cli.export",
     "predict": "train.cli.predict",
     "report": "train.cli.report",
+    "weights": "train.cli.weights",
 }
 JSON_COMMANDS = ("eval", "data")  # the commands that know --json
 

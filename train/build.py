@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -79,7 +80,8 @@ def build_trainer(
     early_stopping.refuse_unusable_metric(config.eval, validation_images=dataset.num_validation, classes=num_classes)
     steps = count_steps(batches, dataset.num_training, epochs=train.epochs, max_steps=train.max_steps)
 
-    network = registry.build_model(config.model, classes=num_classes, shape=splits.shape, seed=seed)
+    model_config = weights.fit_stem(config.model, checkpoints if config.checkpoint.resume == "auto" else None)
+    network = registry.build_model(model_config, classes=num_classes, shape=splits.shape, seed=seed)
     fused = runtime.accelerator.scaler is None
     optimizer = build_optimizer(config.optim, network, runtime.device, fused=fused)
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
@@ -88,7 +90,8 @@ def build_trainer(
 
     loader = _open_loader(config, runtime, splits, heartbeat)
     criterion = _build_criterion(config, splits, runtime.device)
-    trial_model = TrialModel(config=config, classes=num_classes, shape=splits.shape, criterion=criterion)
+    trial_config = replace(config, model=model_config)
+    trial_model = TrialModel(config=trial_config, classes=num_classes, shape=splits.shape, criterion=criterion)
     batches, micro_batch = batch_size.find_micro_batch(trial_model, runtime, batches, micro_batch_cache, heartbeat)
     _refuse_small_shared_memory(config, runtime, splits, loader, batches)
 
@@ -179,7 +182,8 @@ def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
 
 def _load_initial_weights(config: RunConfig, network: nn.Module, *, is_new_run: bool) -> tuple[str, ...]:
     """Load model.weights into the model of a new run; returns the notes for the banner."""
-    notes = weights.load_weights(network, config.model.weights) if config.model.weights and is_new_run else ()
+    path, name = config.model.weights, config.model.name
+    notes = weights.load_weights(network, path, name) if path and is_new_run else ()
     if is_new_run and schema.is_factory(config.model.name):
         custom.refuse_nonfinite_weights(config.model, network)
     return (*notes, *custom.eval_mode_notes(network))

@@ -37,6 +37,7 @@ from train.distributed.device import (
 )
 from train.distributed.shared_memory import SINGLE_RANK
 from train.models.registry import build_model
+from train.models.weights import fit_stem
 from train.optim import optimizer as optimizers
 from train.optim.loss import build_criterion
 
@@ -379,7 +380,7 @@ def _time_step(config: RunConfig, splits: DataSplits, images: Tensor, clock: Cal
     device, classes = images.device, len(splits.classes)
     dtype_name = PRECISIONS[choose_precision(config.train.precision, device)].autocast_dtype
     dtype = None if dtype_name is None else getattr(torch, dtype_name)
-    model = build_model(config.model, classes=classes, shape=splits.shape, seed=config.run.seed).to(device)
+    model = build_model(fit_stem(config.model), classes=classes, shape=splits.shape, seed=config.run.seed).to(device)
     optimizer = optimizers.build_optimizer(config.optim, model, device)
     counts = statistics.class_counts(splits.training.labels, classes).tolist()
     criterion = build_criterion(config.optim, counts).to(device)

@@ -7,7 +7,7 @@ the ranks are started.
 from __future__ import annotations
 
 import argparse
-import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ from entrypoint import (
     unmounted_path_failure,
 )
 from train.checkpoint import store
-from train.config import checks, environment
+from train.config import checks, environment, models
 from train.config.batches import BatchSizes, StepCounts, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, EvalConfig, RunConfig
 from train.data import download, registry
@@ -106,8 +106,19 @@ def refuse_missing_weights(config: RunConfig) -> None:
         Failure: NO_INPUT.
     """
     path, resumes = config.model.weights, config.checkpoint.resume == "auto"
-    if path is None or os.path.exists(path) or (resumes and any(run_folder(config).glob("checkpoints/step-*"))):
+    if path is None or models.weights_path(path).exists():
         return
+    if resumes and any(run_folder(config).glob("checkpoints/step-*")):
+        return
+    if models.is_weights_name(path):
+        raise Failure(
+            f"the weights {path} are not in the folder {models.WEIGHTS_FOLDER}",
+            found=f"no {models.weights_file_stem(path)}.safetensors, and no .pth of that name, "
+            f"in {Path(models.WEIGHTS_FOLDER).absolute()}",
+            fix=f"run `train weights fetch {shlex.quote(path)}` where there is a network (without one it says which "
+            "file to bring), or name a file",
+            code=ExitCode.NO_INPUT,
+        )
     missing = Failure(
         f"there is nothing at model.weights {path}",
         found=f"looked from {Path.cwd()}",
@@ -150,6 +161,7 @@ STOPPED_BEFORE: Final = {
     "export": "before the model was written",
     "report": "before the report was written",
     "data": "before the data was looked through",
+    "weights": "before the weights were fetched",
     "eval": "before the evaluation began",
     "check": "before the plan was made",
     "where": "before the folder was found",

@@ -30,6 +30,7 @@ from train.inference import checkpoints
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, EvaluationReport
 from train.models import registry as model_registry
+from train.models import weights as model_weights
 
 
 def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSplits:
@@ -223,7 +224,8 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
     Raises:
         Failure: DATA if the weights do not fit the model, as for another number of classes.
     """
-    model_config = replace(config.model, weights=None)  # the training's initial weights may be gone
+    initial = replace(config.model, weights=None)  # the training's initial weights may be gone
+    model_config = model_weights.fit_stem_to(initial, weights.tensors)
     model = model_registry.build_model(model_config, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     if differences := _state_dict_differences(model.state_dict(), weights.tensors):
         expected = f"{len(sets.classes)} classes, pictures of {list(sets.shape.input)}"

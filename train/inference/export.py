@@ -36,7 +36,7 @@ from train.inference import inputs, model_card
 from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.inputs import InputSpec, SampleOrigin
 from train.inference.model_card import ModelFacts
-from train.models import registry
+from train.models import registry, weights
 
 DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE = "model.json", "model.safetensors", "README.md"
 FORMAT_VERSION: Final = 1
@@ -137,6 +137,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         )
     except (DamagedCheckpointError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise _damaged_failure(path, f"{type(error).__name__}: {error}") from error
+    model_config = weights.fit_stem_to(model_config, tensors)
     with torch.random.fork_rng(devices=[]):
         network = registry.build_model(model_config, classes=len(classes), shape=shape, seed=seed, factory=factory)
     try:
