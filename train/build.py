@@ -32,11 +32,12 @@ from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
 from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
 from train.models import custom, registry, weights
+from train.models.freezing import build_freezing
 from train.optim import loss
 from train.optim.ema import EMA
 from train.optim.loss import Criterion
 from train.optim.optimizer import build_optimizer
-from train.optim.schedule import build_schedule
+from train.optim.schedule import build_schedule, resolve_learning_rate
 from train.rank_context import RankContext
 from train.run import resume
 from train.state import TrainState
@@ -82,15 +83,19 @@ def build_trainer(
 
     model_config = weights.fit_stem(config.model, checkpoints if config.checkpoint.resume == "auto" else None)
     network = registry.build_model(model_config, classes=num_classes, shape=splits.shape, seed=seed)
+    freezing = build_freezing(config.model, network, steps.per_epoch)
+    if freezing is not None and freezing.until is None:
+        freezing.freeze_parameters(True)  # the optimizer need not know them
+    optim = resolve_learning_rate(config)
     fused = runtime.accelerator.scaler is None
-    optimizer = build_optimizer(config.optim, network, runtime.device, fused=fused)
+    optimizer = build_optimizer(optim, network, runtime.device, fused=fused)
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
     weight_notes = _load_initial_weights(config, network, is_new_run=resume_point.step is None)
     runtime.check_initial_weights(network)
 
     loader = _open_loader(config, runtime, splits, heartbeat)
     criterion = _build_criterion(config, splits, runtime.device)
-    trial_config = replace(config, model=model_config)
+    trial_config = replace(config, model=model_config, optim=optim)
     trial_model = TrialModel(config=trial_config, classes=num_classes, shape=splits.shape, criterion=criterion)
     batches, micro_batch = batch_size.find_micro_batch(trial_model, runtime, batches, micro_batch_cache, heartbeat)
     _refuse_small_shared_memory(config, runtime, splits, loader, batches)
@@ -98,6 +103,12 @@ def build_trainer(
     bitwise = _build_bitwise(config, runtime, network, batches)
     if train.sync_batchnorm:
         network = sync_batchnorm.convert_sync_batchnorm(network, world.world_size)
+    if freezing is not None:
+        freezing.network = network
+        freezing.update(resume_point.step or 0)
+        if bitwise is not None:
+            bitwise.track_parameters(network)
+        weight_notes += (str(freezing),)
     model, optimizer = runtime.prepare(network, optimizer)
     network = runtime.unwrap(model)
     ema = None if train.ema_decay is None else EMA(network, train.ema_decay)
@@ -129,7 +140,7 @@ def build_trainer(
         batches=batches,
         micro_batch=micro_batch,
         steps=steps,
-        schedule=build_schedule(config.optim, steps, batches.global_),
+        schedule=build_schedule(optim, steps, batches.global_),
         model=model,
         optimizer=optimizer,
         criterion=criterion,
@@ -149,6 +160,8 @@ def build_trainer(
         class_table=_describe_classes(config, splits),
         start_step=state.step,
         on_first_step=on_first_step if state.step else None,
+        freezing=freezing,
+        sample_images=partial(compilation.black_images, count=batches.micro, shape=splits.shape, device=runtime.device),
     )
 
 

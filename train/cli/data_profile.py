@@ -40,6 +40,7 @@ from train.models.registry import build_model
 from train.models.weights import fit_stem
 from train.optim import optimizer as optimizers
 from train.optim.loss import build_criterion
+from train.optim.schedule import resolve_learning_rate
 
 NOTABLE_SHARE: Final = 0.2  # of the time; a larger share is reported
 BYTES_PER_MB: Final = 1e6
@@ -381,7 +382,7 @@ def _time_step(config: RunConfig, splits: DataSplits, images: Tensor, clock: Cal
     dtype_name = PRECISIONS[choose_precision(config.train.precision, device)].autocast_dtype
     dtype = None if dtype_name is None else getattr(torch, dtype_name)
     model = build_model(fit_stem(config.model), classes=classes, shape=splits.shape, seed=config.run.seed).to(device)
-    optimizer = optimizers.build_optimizer(config.optim, model, device)
+    optimizer = optimizers.build_optimizer(resolve_learning_rate(config), model, device)
     counts = statistics.class_counts(splits.training.labels, classes).tolist()
     criterion = build_criterion(config.optim, counts).to(device)
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)

@@ -51,6 +51,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     """
     checks.refuse_unknown_arguments(config.model, config.optim)
     schedule.schedule_arguments(config.optim)
+    schedule.resolve_learning_rate(config)
     registry.refuse_inapplicable_keys(config.data)
     refuse_unmounted_data(config.data)
     refuse_impossible_target(config.eval)
@@ -64,6 +65,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     checks.refuse_missing_trackers(config.log.trackers)
     checks.refuse_bitwise_conflicts(config, world_size)
     checks.refuse_compiled_data_parallel(config.train)
+    checks.refuse_compiled_unfreezing(config)
     batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size)
     count_planned_steps(config, batch, registry.find_source(config.data.name).count(config.data))
     return batch
@@ -224,7 +226,8 @@ def plan_launch(config: RunConfig, options: LaunchOptions, environ: Mapping[str,
 def add_config_warnings(plan: Plan, config: RunConfig) -> Plan:
     """Add the warnings about the configuration to the plan."""
     unused = (*registry.unused_key_warnings(config.data), *checks.unused_key_warnings(config))
-    return replace(plan, warnings=(*plan.warnings, *checks.parallel_warnings(config.train.parallel), *unused))
+    others = (*checks.parallel_warnings(config.train.parallel), *schedule.fine_tuning_warnings(config))
+    return replace(plan, warnings=(*plan.warnings, *others, *unused))
 
 
 def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> None:

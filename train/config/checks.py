@@ -319,6 +319,21 @@ def refuse_compiled_data_parallel(train: TrainConfig) -> None:
         )
 
 
+def refuse_compiled_unfreezing(config: RunConfig) -> None:
+    """Refuse `train.compile` with layers that are trained from a later epoch on: compiled code fits one of the two.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if isinstance(config.model.freeze, int) and config.train.compile is not False:
+        raise Failure(
+            "train.compile does not go with layers that model.freeze unfreezes during the run",
+            found=f"model.freeze: {config.model.freeze}, train.compile: {config.train.compile}",
+            fix="set train.compile=false, or model.freeze=backbone or none",
+            code=ExitCode.USAGE,
+        )
+
+
 def refuse_cpu_sync_batchnorm(train: TrainConfig, device: str, world_size: int) -> None:
     """Refuse `train.sync_batchnorm` for several ranks on the CPU: torch's SyncBatchNorm supports GPUs only.
 

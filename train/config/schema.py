@@ -83,11 +83,15 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The network; `args` are the arguments of its constructor."""
+    """The network; `args` are the arguments of its constructor.
+
+    freeze: keep all layers but the last as they are, for the whole run or for so many epochs.
+    """
 
     name: str = "small_cnn"
     args: dict[str, Any] = field(default_factory=dict)
     weights: str | None = None
+    freeze: Literal["none", "backbone"] | int = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +100,19 @@ class OptimConfig:
 
     name: a class of torch.optim, a short name, or package.module:Class. weight_decay_on: all
     parameters, or only weights (not biases, not norms). args, schedule_args: arguments of the
-    optimizer and of the schedule.
+    optimizer and of the schedule. layer_decay: each layer's learning rate is so many times that of the
+    layer after it.
     """
 
     name: str = "sgd"
-    lr: float = 0.1
+    lr: float | Auto = 0.1
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     base_batch_size: int = 256
     args: dict[str, Any] = field(default_factory=dict)
     momentum: float = 0.9
     weight_decay: float = 5.0e-4
     weight_decay_on: Literal["all", "weights"] = "all"
+    layer_decay: float | None = None
     schedule: str = "cosine"
     schedule_args: dict[str, Any] = field(default_factory=dict)
     warmup_epochs: float = 1.0
@@ -282,6 +288,10 @@ def is_regex(text: str) -> bool:
 
 
 REGEX = Rule(holds=is_regex, expected="a regular expression of Python's")
+FREEZE = Rule(
+    holds=lambda value: value in ("none", "backbone") or 1 <= value <= 1_000_000,
+    expected="none, backbone, or a number of epochs: 1 or more",
+)
 CLASS_WEIGHTS = Rule(
     holds=lambda value: value in ("none", "balanced") or (all(0 <= weight <= 1e6 for weight in value) and any(value)),
     expected="none, balanced, or one number for each class: from 0 to 1000000, not all 0",
@@ -362,10 +372,12 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.workers": between(0, 1024),
     "data.cache": PATH,
     "model.weights": PATH,
+    "model.freeze": FREEZE,
     "optim.lr": LEARNING_RATE,
     "optim.base_batch_size": at_least(1),
     "optim.momentum": FRACTION,
     "optim.weight_decay": between(0, 1_000_000),
+    "optim.layer_decay": Rule(holds=lambda value: 0 < value <= 1, expected="more than 0, up to 1"),
     "optim.warmup_epochs": between(0, 1_000_000),
     "optim.label_smoothing": FRACTION,
     "optim.class_weights": CLASS_WEIGHTS,

@@ -206,7 +206,7 @@ def load_weights(net: nn.Module, value: str, model_name: str = "") -> tuple[str,
     loaded = _rename_tensors(read.tensors, own)
     if model_name.startswith(TIMM_PREFIX):
         loaded = dict(timm_models.convert_weights(net, loaded, own))
-    head = [name for name in timm_models.classifier_tensors(net) or _last_layer_names(net) if name in own]
+    head = [name for name in head_names(net) if name in own]
     is_headless = model_name.startswith(TIMM_PREFIX) and not any(name in loaded for name in head)
     other_head = any(name in loaded and loaded[name].shape != own[name].shape for name in head)
     new_head = head if other_head or is_headless else []
@@ -228,6 +228,11 @@ def _rename_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) ->
         name if name in own else OLD_DENSENET_PATTERN.sub(r"\1\2", name): tensor for name, tensor in tensors.items()
     }
     return {name: tensor for name, tensor in named.items() if name in own or not name.startswith(AUXILIARY_HEADS)}
+
+
+def head_names(net: nn.Module) -> list[str]:
+    """The names of the tensors that give the scores: timm's classifier, or the last layer with weights."""
+    return timm_models.classifier_tensors(net) or _last_layer_names(net)
 
 
 def _last_layer_names(net: nn.Module) -> list[str]:
