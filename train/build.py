@@ -32,6 +32,7 @@ from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
 from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
 from train.models import custom, registry, weights
+from train.models.activation_checkpointing import enable_activation_checkpointing
 from train.models.freezing import build_freezing
 from train.optim import loss
 from train.optim.ema import EMA
@@ -103,6 +104,8 @@ def build_trainer(
     bitwise = _build_bitwise(config, runtime, network, batches)
     if train.sync_batchnorm:
         network = sync_batchnorm.convert_sync_batchnorm(network, world.world_size)
+    if train.activation_checkpointing:
+        enable_activation_checkpointing(network, config.model.name)
     if freezing is not None:
         freezing.network = network
         freezing.update(resume_point.step or 0)

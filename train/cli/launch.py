@@ -66,6 +66,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     checks.refuse_bitwise_conflicts(config, world_size)
     checks.refuse_compiled_data_parallel(config.train)
     checks.refuse_compiled_unfreezing(config)
+    checks.refuse_checkpointing_conflicts(config.train)
     batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size)
     count_planned_steps(config, batch, registry.find_source(config.data.name).count(config.data))
     return batch

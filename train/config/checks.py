@@ -319,6 +319,22 @@ def refuse_compiled_data_parallel(train: TrainConfig) -> None:
         )
 
 
+def refuse_checkpointing_conflicts(train: TrainConfig) -> None:
+    """Refuse `train.activation_checkpointing` with DataParallel, which would copy the functions of blocks, and compile.
+
+    Raises:
+        Failure: USAGE.
+    """
+    conflicts = {"train.parallel: dp": train.parallel == "dp", f"train.compile: {train.compile}": train.compile}
+    if train.activation_checkpointing and any(conflicts.values()):
+        raise Failure(
+            "train.activation_checkpointing does not go with the other settings",
+            found=next(setting for setting, holds in conflicts.items() if holds),
+            fix="set train.parallel=ddp and train.compile=false, or leave it out",
+            code=ExitCode.USAGE,
+        )
+
+
 def refuse_compiled_unfreezing(config: RunConfig) -> None:
     """Refuse `train.compile` with layers that are trained from a later epoch on: compiled code fits one of the two.
 

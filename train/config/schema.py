@@ -126,7 +126,8 @@ class TrainConfig:
 
     compile: the mode of torch.compile. gradient_exchange, bucket_cap_mb: the dtype and the bucket
     size of DDP's all-reduce. ema_decay: evaluate and save an EMA of the weights too. tf32: let fp32
-    round factors to 11 bits. spike: what to do if the loss jumps. check_replicas_every_steps: also
+    round factors to 11 bits. activation_checkpointing: compute each block twice instead of keeping its
+    activations. spike: what to do if the loss jumps. check_replicas_every_steps: also
     before every save; null: never.
     """
 
@@ -142,6 +143,7 @@ class TrainConfig:
     gradient_exchange: Literal["fp32", "bf16"] = "fp32"
     bucket_cap_mb: int = 25
     sync_batchnorm: bool = False
+    activation_checkpointing: bool = False
     ema_decay: float | None = None
     reproducible: Literal["none", "fast", "bitwise"] = "fast"
     nan: Literal["stop"] = "stop"

@@ -19,7 +19,7 @@ from train import plugin
 from train.checkpoint.format import pack_state, unpack_state
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import OptimConfig
-from train.optim.layers import layer_numbers
+from train.models.depth import layer_numbers
 
 OPTIMIZER_KEY: Final = "optim.name"
 # Arguments with which a user chooses the kernel.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from jobs import trained
 from safetensors.torch import save_file
 from torch import nn
 
@@ -212,3 +213,16 @@ def test_a_resumed_run_has_the_stem_of_its_checkpoint(tmp_path: Path) -> None:
 )
 def test_otherwise_the_config_decides(tmp_path: Path, model: ModelConfig) -> None:
     assert weights.fit_stem(model, tmp_path) == model
+
+
+def test_a_run_on_small_images_trains_published_stems_and_resumes_without_the_file(tmp_path: Path) -> None:
+    given = build("resnet18", seed=1, classes=9, small_stem=False)
+    torch.save(given.state_dict(), tmp_path / "resnet18.pth")
+    settings = ("model.name=resnet18", f"model.weights={tmp_path / 'resnet18.pth'}", "model.args={}", "optim.lr=1e-9")
+    first = trained(tmp_path / "run", *settings, "train.max_steps=1")
+    assert first.state.network.state_dict()["conv1.weight"].shape[2:] == (7, 7)
+    assert first.notes[-1].endswith("fc.weight, fc.bias: 2 classes here, 9 there: newly initialized")
+    (tmp_path / "resnet18.pth").unlink()
+    resumed = trained(tmp_path / "run", *settings, "train.max_steps=2")
+    assert (resumed.start_step, resumed.state.step) == (1, 2)
+    assert resumed.state.network.state_dict()["conv1.weight"].shape[2:] == (7, 7)

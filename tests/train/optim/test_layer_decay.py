@@ -9,8 +9,8 @@ from torch import nn
 from train.config.schema import ModelConfig, OptimConfig
 from train.data.shape import Shape
 from train.models import registry
+from train.models.depth import layer_numbers
 from train.optim import optimizer
-from train.optim.layers import layer_numbers
 
 
 def build(name: str) -> nn.Module:
