@@ -5,6 +5,7 @@ torchvision's and timm's models are adapted to the number of classes and channel
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -200,7 +201,9 @@ def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.
             raise _bad_arguments_failure(model, _first_line(error)) from error
         raise _bad_samples_failure(model, _first_line(error), classes, shape) from error
     try:
-        wrong = custom.forward_error(net, shape, classes)
+        # Some of timm's models keep tensors from a forward pass, and this one may compute shapes only.
+        trial = copy.deepcopy(net) if model.name.startswith(TIMM_PREFIX) else net
+        wrong = custom.forward_error(trial, shape, classes)
     except BUILD_ERRORS as error:
         wrong = _first_line(error)
     if wrong:

@@ -65,3 +65,8 @@ def test_what_does_not_fit_is_refused(name: str, size: int, args: dict[str, Any]
         build(name, size=size, **args)
     assert caught.value.code == 64
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_the_trial_leaves_nothing_in_a_model_that_keeps_tensors() -> None:
+    net = build("timm/coat_tiny", size=64)
+    assert net(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
