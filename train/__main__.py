@@ -40,6 +40,7 @@ EXAMPLES = f"""examples:
   train data check --config cfg.yaml        read every sample once: broken files, sizes, duplicates across the split
   train data profile --config cfg.yaml      what limits a training here: reading, augmenting, copying or the step
   train data show --config cfg.yaml         a picture of training images as the network gets them
+  train weights fetch resnet50              bring published weights into ./weights, verified
   train bench sweep --config cfg.yaml       which settings are fastest here (also comm, scaling: train bench --help)
   train report runs/NAME                    a page with curves; of several runs also speed-up and efficiency
   train where --config cfg.yaml             print the run's folder (for job scripts)
@@ -56,7 +57,7 @@ def build_parser() -> TrainArgumentParser:
     parser = TrainArgumentParser(
         prog="train",
         usage="train [check | where | eval RUN | predict RUN IMAGES... | export RUN --output DIR | "
-        "data {check|profile|show|fetch} | bench NAME | report RUN...] [--config FILE] [options] "
+        "data {check|profile|show|fetch} | weights fetch NAME | bench NAME | report RUN...] [--config FILE] [options] "
         "[section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
@@ -212,6 +213,7 @@ COMMAND_MODULES = {
     "export": "train.cli.export",
     "predict": "train.cli.predict",
     "report": "train.cli.report",
+    "weights": "train.cli.weights",
 }
 JSON_COMMANDS = ("eval", "data")  # the commands that know --json
 

@@ -26,6 +26,7 @@ from train.data.shape import Shape
 from train.distributed.device import is_out_of_memory
 from train.distributed.runtime import Runtime
 from train.models import registry
+from train.models.activation_checkpointing import enable_activation_checkpointing
 from train.optim.ema import EMA
 from train.optim.loss import TaskCriterion
 from train.optim.optimizer import build_optimizer
@@ -183,6 +184,8 @@ class TrialModel:
         """Two optimizer steps of one micro batch, with a new model and optimizer."""
         config, device = self.config, runtime.device
         network = registry.build_model(config.model, classes=self.classes, shape=self.shape, seed=config.run.seed)
+        if config.train.activation_checkpointing:
+            enable_activation_checkpointing(network, config.model.name)
         network = network.to(device)
         fused = runtime.accelerator.scaler is None
         optimizer = build_optimizer(config.optim, network, device, fused=fused)
@@ -307,6 +310,7 @@ def _cache_key(model: TrialModel, runtime: Runtime, batches: BatchSizes, memory:
     config, train = model.config, model.config.train
     parts: list[Any] = [config.model.name, config.model.args]
     parts += [config.optim.name, config.optim.args, config.optim.momentum]
+    parts += ["activation_checkpointing"] if train.activation_checkpointing else []
     parts += [train.ema_decay, train.sync_batchnorm, str(train.compile), runtime.precision, runtime.parallel]
     parts += [model.classes, model.shape.input, batches.global_, batches.world, torch.__version__]
     parts.append(sorted(set(runtime.all_gather(memory.name))))

@@ -35,10 +35,12 @@ from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
 from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
 from train.models import custom, registry, weights
+from train.models.activation_checkpointing import enable_activation_checkpointing
+from train.models.freezing import build_freezing
 from train.optim import loss
 from train.optim.ema import EMA
 from train.optim.optimizer import build_optimizer
-from train.optim.schedule import build_schedule
+from train.optim.schedule import build_schedule, resolve_learning_rate
 from train.rank_context import RankContext
 from train.run import resume
 from train.state import TrainState
@@ -86,9 +88,14 @@ def build_trainer(
     )
     steps = count_steps(batches, dataset.num_training, epochs=train.epochs, max_steps=train.max_steps)
 
-    network = registry.build_model(config.model, classes=num_classes, shape=splits.shape, seed=seed)
+    model_config = weights.fit_stem(config.model, checkpoints if config.checkpoint.resume == "auto" else None)
+    network = registry.build_model(model_config, classes=num_classes, shape=splits.shape, seed=seed)
+    freezing = build_freezing(config.model, network, steps.per_epoch)
+    if freezing is not None and freezing.until is None:
+        freezing.freeze_parameters(True)  # the optimizer need not know them
+    optim = resolve_learning_rate(config)
     fused = runtime.accelerator.scaler is None
-    optimizer = build_optimizer(config.optim, network, runtime.device, fused=fused)
+    optimizer = build_optimizer(optim, network, runtime.device, fused=fused)
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
     weight_notes = _load_initial_weights(config, network, splits, is_new_run=resume_point.step is None)
     runtime.check_initial_weights(network)
@@ -96,7 +103,7 @@ def build_trainer(
     loader = _open_loader(config, runtime, splits, heartbeat)
     criterion = loss.build_task_criterion(config.optim, splits).to(runtime.device)
     trial_model = TrialModel(
-        config=config,
+        config=replace(config, model=model_config, optim=optim),
         classes=num_classes,
         shape=splits.shape,
         criterion=criterion,
@@ -109,6 +116,14 @@ def build_trainer(
     bitwise = _build_bitwise(config, runtime, network, batches)
     if train.sync_batchnorm:
         network = sync_batchnorm.convert_sync_batchnorm(network, world.world_size)
+    if train.activation_checkpointing:
+        enable_activation_checkpointing(network, config.model.name)
+    if freezing is not None:
+        freezing.network = network
+        freezing.update(resume_point.step or 0)
+        if bitwise is not None:
+            bitwise.track_parameters(network)
+        weight_notes += (str(freezing),)
     model, optimizer = runtime.prepare(network, optimizer)
     network = runtime.unwrap(model)
     ema = None if train.ema_decay is None else EMA(network, train.ema_decay)
@@ -147,7 +162,7 @@ def build_trainer(
         batches=batches,
         micro_batch=micro_batch,
         steps=steps,
-        schedule=build_schedule(config.optim, steps, batches.global_),
+        schedule=build_schedule(optim, steps, batches.global_),
         model=model,
         optimizer=optimizer,
         criterion=criterion,
@@ -169,6 +184,8 @@ def build_trainer(
         on_first_step=on_first_step if state.step else None,
         open_test_loader=_test_loader_opener(config, runtime, splits, heartbeat),
         final_score=runtime.run_on_rank_zero(lambda: read_final_score(folder)) if splits.test is not None else None,
+        freezing=freezing,
+        sample_images=partial(compilation.black_images, count=batches.micro, shape=splits.shape, device=runtime.device),
     )
 
 
@@ -242,7 +259,8 @@ def _load_initial_weights(
     config: RunConfig, network: nn.Module, splits: DataSplits, *, is_new_run: bool
 ) -> tuple[str, ...]:
     """Load model.weights into the model of a new run; returns the notes for the banner."""
-    notes = weights.load_weights(network, config.model.weights) if config.model.weights and is_new_run else ()
+    path, name = config.model.weights, config.model.name
+    notes = weights.load_weights(network, path, name) if path and is_new_run else ()
     if is_new_run and schema.is_factory(config.model.name):
         custom.refuse_nonfinite_weights(config.model, network)
         notes = (*notes, *custom.softmax_notes(config.model, network, splits.shape))

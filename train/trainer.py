@@ -56,6 +56,7 @@ from train.loss_monitor import (
     no_checkpoint_failure,
     steps_since_log_point,
 )
+from train.models.freezing import Freezing
 from train.optim.loss import TaskCriterion
 from train.optim.optimizer import set_learning_rate
 from train.optim.schedule import Schedule
@@ -74,6 +75,10 @@ NO_VOTE: Final = Vote()
 NO_STATS: Final = EpochStats(seconds=None, images_per_s=None, loss=None)
 # Only an optimizer step changes these tensors: the writer may still copy them while the next step computes.
 DEFERRED_GROUPS: Final = ("optimizer", "ema")
+
+
+def no_images() -> torch.Tensor:
+    return torch.empty(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +169,7 @@ class Trainer:
     on_first_step: rank 0 calls it after the first step of this start, to update config.yaml and run.json.
     open_test_loader: opens a loader whose validation split is the test split; None without a test split.
     final_score: of an earlier start, and of this one at its end. averaged: the values of a line of the training log.
+    freezing: with model.freeze. sample_images: black images, a micro batch, with which DDP is warmed up.
     """
 
     config: RunConfig
@@ -195,6 +201,8 @@ class Trainer:
     on_first_step: Callable[[Trainer], None] | None = None
     open_test_loader: Callable[[], BatchLoader] | None = None
     final_score: FinalScore | None = None
+    freezing: Freezing | None = None
+    sample_images: Callable[[], torch.Tensor] = no_images
     clock: Callable[[], float] = time.monotonic
     loop: LoopState = field(init=False)
     averaged: Mapping[str, AveragedValue] = field(init=False)
@@ -287,6 +295,7 @@ class Trainer:
                 return
             if decision.save or self._save_is_due():
                 self.save()
+            self._apply_freezing()
             vote.propose()
             profiler.before_step(state.step + 1)
             self.train_step(batches)
@@ -300,6 +309,22 @@ class Trainer:
             if state.step % self.steps.per_epoch == 0 or state.step == self.steps.total:
                 self.end_epoch()
             self._measure_step()
+
+    def _apply_freezing(self) -> None:
+        """Freeze or unfreeze the backbone where model.freeze says so. DDP and the bitwise reducer learn of it."""
+        freezing = self.freezing
+        if freezing is None or not freezing.update(self.state.step):
+            return
+        with self.loop.stopwatch.paused():
+            if isinstance(self.model, nn.parallel.DistributedDataParallel):
+                self.model = self.state.network  # so that the old wrapper ends
+                self.model = self.runtime.wrap_again(self.state.network, self.optimizer)
+                self.runtime.warm_up(self.model, self.sample_images())
+            if self.bitwise is not None:
+                self.bitwise.track_parameters(self.state.network)
+        self.progress.say(
+            f"step {self.state.step}: the backbone is {'frozen' if freezing.is_frozen else 'trained too'}"
+        )
 
     # One optimizer step
 

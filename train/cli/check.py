@@ -212,7 +212,9 @@ def describe_plan(
     if steps is not None:
         rows |= {"steps": f"{steps.per_epoch:,} per epoch, {steps.total:,} in all; {_describe_dropped(steps)}"}
         rows |= {
-            "learning rate": schedule.describe_schedule(schedule.build_schedule(config.optim, steps, batch.global_))
+            "learning rate": schedule.describe_schedule(
+                schedule.build_schedule(schedule.resolve_learning_rate(config), steps, batch.global_)
+            )
         }
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
     warnings, notes = [*plan.warnings, *data.warnings], [note, *data.notes]

@@ -38,8 +38,10 @@ from train.distributed.device import (
 )
 from train.distributed.shared_memory import SINGLE_RANK
 from train.models.registry import build_model
+from train.models.weights import fit_stem
 from train.optim import optimizer as optimizers
 from train.optim.loss import build_task_criterion
+from train.optim.schedule import resolve_learning_rate
 
 NOTABLE_SHARE: Final = 0.2  # of the time; a larger share is reported
 BYTES_PER_MB: Final = 1e6
@@ -395,8 +397,8 @@ def _time_step(config: RunConfig, splits: DataSplits, images: Tensor, clock: Cal
     device, classes = images.device, len(splits.classes)
     dtype_name = PRECISIONS[choose_precision(config.train.precision, device)].autocast_dtype
     dtype = None if dtype_name is None else getattr(torch, dtype_name)
-    model = build_model(config.model, classes=classes, shape=splits.shape, seed=config.run.seed).to(device)
-    optimizer = optimizers.build_optimizer(config.optim, model, device)
+    model = build_model(fit_stem(config.model), classes=classes, shape=splits.shape, seed=config.run.seed).to(device)
+    optimizer = optimizers.build_optimizer(resolve_learning_rate(config), model, device)
     criterion = build_task_criterion(config.optim, splits).to(device)
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
 

@@ -7,7 +7,7 @@ the ranks are started.
 from __future__ import annotations
 
 import argparse
-import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ from entrypoint import (
     unmounted_path_failure,
 )
 from train.checkpoint import store
-from train.config import checks, environment
+from train.config import checks, environment, models
 from train.config.batches import BatchSizes, StepCounts, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, EvalConfig, RunConfig
 from train.data import download, registry
@@ -52,6 +52,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     checks.refuse_unknown_arguments(config.model, config.optim)
     checks.refuse_double_balancing(config)
     schedule.schedule_arguments(config.optim)
+    schedule.resolve_learning_rate(config)
     registry.refuse_inapplicable_keys(config.data)
     refuse_unmounted_data(config.data)
     refuse_impossible_target(config.eval)
@@ -65,6 +66,8 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     checks.refuse_missing_trackers(config.log.trackers)
     checks.refuse_bitwise_conflicts(config, world_size)
     checks.refuse_compiled_data_parallel(config.train)
+    checks.refuse_compiled_unfreezing(config)
+    checks.refuse_checkpointing_conflicts(config.train)
     batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size)
     count_planned_steps(config, batch, registry.find_source(config.data.name).count(config.data))
     return batch
@@ -107,8 +110,19 @@ def refuse_missing_weights(config: RunConfig) -> None:
         Failure: NO_INPUT.
     """
     path, resumes = config.model.weights, config.checkpoint.resume == "auto"
-    if path is None or os.path.exists(path) or (resumes and any(run_folder(config).glob("checkpoints/step-*"))):
+    if path is None or models.weights_path(path).exists():
         return
+    if resumes and any(run_folder(config).glob("checkpoints/step-*")):
+        return
+    if models.is_weights_name(path):
+        raise Failure(
+            f"the weights {path} are not in the folder {models.WEIGHTS_FOLDER}",
+            found=f"no {models.weights_file_stem(path)}.safetensors, and no .pth of that name, "
+            f"in {Path(models.WEIGHTS_FOLDER).absolute()}",
+            fix=f"run `train weights fetch {shlex.quote(path)}` where there is a network (without one it says which "
+            "file to bring), or name a file",
+            code=ExitCode.NO_INPUT,
+        )
     missing = Failure(
         f"there is nothing at model.weights {path}",
         found=f"looked from {Path.cwd()}",
@@ -151,6 +165,7 @@ STOPPED_BEFORE: Final = {
     "export": "before the model was written",
     "report": "before the report was written",
     "data": "before the data was looked through",
+    "weights": "before the weights were fetched",
     "eval": "before the evaluation began",
     "check": "before the plan was made",
     "where": "before the folder was found",
@@ -213,7 +228,8 @@ def plan_launch(config: RunConfig, options: LaunchOptions, environ: Mapping[str,
 def add_config_warnings(plan: Plan, config: RunConfig) -> Plan:
     """Add the warnings about the configuration to the plan."""
     unused = (*registry.unused_key_warnings(config.data), *checks.unused_key_warnings(config))
-    return replace(plan, warnings=(*plan.warnings, *checks.parallel_warnings(config.train.parallel), *unused))
+    others = (*checks.parallel_warnings(config.train.parallel), *schedule.fine_tuning_warnings(config))
+    return replace(plan, warnings=(*plan.warnings, *others, *unused))
 
 
 def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure
 from train.config import schema
 from train.config.load import nearest_name
-from train.config.models import BUILTIN_MODELS
+from train.config.models import BUILTIN_MODELS, FORBIDDEN_ARGUMENTS
 from train.config.optimizers import OPTIMIZERS, TorchOptimizer
 from train.config.precisions import PRECISIONS
 from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
@@ -88,8 +88,22 @@ def refuse_unknown_arguments(model: ModelConfig, optim: OptimConfig) -> None:
     """
     if model.name in BUILTIN_MODELS:
         _refuse_unlisted("model.args", model.name, model.args, BUILTIN_MODELS[model.name].arguments)
+    elif not schema.is_factory(model.name):
+        _refuse_forbidden(model)
     if optim.name in OPTIMIZERS:
         _refuse_unlisted("optim.args", optim.name, optim.args, OPTIMIZERS[optim.name].arguments)
+
+
+def _refuse_forbidden(model: ModelConfig) -> None:
+    """Refuse arguments of torchvision's and timm's constructors that the config or the data decides."""
+    for argument in model.args:
+        if argument in FORBIDDEN_ARGUMENTS:
+            raise Failure(
+                f"model.args cannot set {argument} of {model.name}",
+                found=f"model.args.{argument}: {model.args[argument]!r:.60}",
+                fix=f"leave model.args.{argument} out: {FORBIDDEN_ARGUMENTS[argument]}",
+                code=ExitCode.USAGE,
+            )
 
 
 def _refuse_unlisted(key: str, name: str, arguments: Mapping[str, Any], allowed: Sequence[str]) -> None:
@@ -317,6 +331,37 @@ def refuse_compiled_data_parallel(train: TrainConfig) -> None:
             "train.compile does not go with train.parallel dp, which copies the model to each GPU in every step",
             found=f"train.compile: {train.compile}",
             fix="set train.parallel=ddp, or train.compile=false",
+            code=ExitCode.USAGE,
+        )
+
+
+def refuse_checkpointing_conflicts(train: TrainConfig) -> None:
+    """Refuse `train.activation_checkpointing` with DataParallel, which would copy the functions of blocks, and compile.
+
+    Raises:
+        Failure: USAGE.
+    """
+    conflicts = {"train.parallel: dp": train.parallel == "dp", f"train.compile: {train.compile}": train.compile}
+    if train.activation_checkpointing and any(conflicts.values()):
+        raise Failure(
+            "train.activation_checkpointing does not go with the other settings",
+            found=next(setting for setting, holds in conflicts.items() if holds),
+            fix="set train.parallel=ddp and train.compile=false, or leave it out",
+            code=ExitCode.USAGE,
+        )
+
+
+def refuse_compiled_unfreezing(config: RunConfig) -> None:
+    """Refuse `train.compile` with layers that are trained from a later epoch on: compiled code fits one of the two.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if isinstance(config.model.freeze, int) and config.train.compile is not False:
+        raise Failure(
+            "train.compile does not go with layers that model.freeze unfreezes during the run",
+            found=f"model.freeze: {config.model.freeze}, train.compile: {config.train.compile}",
+            fix="set train.compile=false, or model.freeze=backbone or none",
             code=ExitCode.USAGE,
         )
 

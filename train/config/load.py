@@ -513,7 +513,8 @@ def infer_name_from_section(section: str, value: Any) -> str | None:
         return None
     if schema.rule_violation(key, value) is None:
         return value
-    return nearest_name(value, schema.KNOWN_NAMES.get(key, ()))
+    suggested: str | None = schema.suggest_value(key, value)
+    return suggested or nearest_name(value, schema.KNOWN_NAMES.get(key, ()))
 
 
 def infer_name_from_key(section: str, key: str, value: Any) -> str | None:

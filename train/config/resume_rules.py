@@ -33,6 +33,7 @@ KEYS_THAT_MAY_DIFFER: dict[str, str] = {
     "train.max_steps": "so do more steps",
     "train.micro_batch_size": "a part of the global batch: smaller after running out of memory, derived when auto",
     "train.compile": "the same mathematics with other rounding, as on another number of ranks",
+    "train.activation_checkpointing": "the same numbers, computed again instead of kept",
     "train.bucket_cap_mb": "the size of a gradient exchange: with three or more ranks it changes the rounding",
     "train.spike": "what happens if the loss jumps",
     "train.check_replicas_every_steps": "comparing replicas does not change the training",

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from train.config import augmentations
-from train.config.models import BUILTIN_MODELS
+from train.config import augmentations, models
+from train.config.models import BUILTIN_MODELS, TORCHVISION_MODELS
 from train.config.optimizers import OPTIMIZERS
 from train.metrics import METRICS
 from train.tasks import AUTO, TASKS, UNSUPPORTED_TASKS
@@ -98,11 +98,15 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The network; `args` are the arguments of its constructor."""
+    """The network; `args` are the arguments of its constructor.
+
+    freeze: keep all layers but the last as they are, for the whole run or for so many epochs.
+    """
 
     name: str = "small_cnn"
     args: dict[str, Any] = field(default_factory=dict)
     weights: str | None = None
+    freeze: Literal["none", "backbone"] | int = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,17 +115,19 @@ class OptimConfig:
 
     name: a class of torch.optim, a short name, or package.module:Class. weight_decay_on: all
     parameters, or only weights (not biases, not norms). args, schedule_args: arguments of the
-    optimizer and of the schedule. loss: of numbers.
+    optimizer and of the schedule. loss: of numbers. layer_decay: each layer's learning rate is so many
+    times that of the layer after it.
     """
 
     name: str = "sgd"
-    lr: float = 0.1
+    lr: float | Auto = 0.1
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     base_batch_size: int = 256
     args: dict[str, Any] = field(default_factory=dict)
     momentum: float = 0.9
     weight_decay: float = 5.0e-4
     weight_decay_on: Literal["all", "weights"] = "all"
+    layer_decay: float | None = None
     schedule: str = "cosine"
     schedule_args: dict[str, Any] = field(default_factory=dict)
     warmup_epochs: float = 1.0
@@ -136,7 +142,8 @@ class TrainConfig:
 
     compile: the mode of torch.compile. gradient_exchange, bucket_cap_mb: the dtype and the bucket
     size of DDP's all-reduce. ema_decay: evaluate and save an EMA of the weights too. tf32: let fp32
-    round factors to 11 bits. spike: what to do if the loss jumps. check_replicas_every_steps: also
+    round factors to 11 bits. activation_checkpointing: compute each block twice instead of keeping its
+    activations. spike: what to do if the loss jumps. check_replicas_every_steps: also
     before every save; null: never.
     """
 
@@ -152,6 +159,7 @@ class TrainConfig:
     gradient_exchange: Literal["fp32", "bf16"] = "fp32"
     bucket_cap_mb: int = 25
     sync_batchnorm: bool = False
+    activation_checkpointing: bool = False
     ema_decay: float | None = None
     reproducible: Literal["none", "fast", "bitwise"] = "fast"
     nan: Literal["stop"] = "stop"
@@ -235,21 +243,6 @@ DATA_SOURCES = {
 }
 FACTORY_SOURCE = "factory:FACTORY"  # package.module:factory
 
-# torchvision.models.list_models(module=torchvision.models): a test compares.
-TORCHVISION_MODELS: tuple[str, ...] = tuple(
-    """
-    alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169
-    densenet201 efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnet_b5
-    efficientnet_b6 efficientnet_b7 efficientnet_v2_l efficientnet_v2_m efficientnet_v2_s googlenet inception_v3
-    maxvit_t mnasnet0_5 mnasnet0_75 mnasnet1_0 mnasnet1_3 mobilenet_v2 mobilenet_v3_large mobilenet_v3_small
-    regnet_x_16gf regnet_x_1_6gf regnet_x_32gf regnet_x_3_2gf regnet_x_400mf regnet_x_800mf regnet_x_8gf
-    regnet_y_128gf regnet_y_16gf regnet_y_1_6gf regnet_y_32gf regnet_y_3_2gf regnet_y_400mf regnet_y_800mf
-    regnet_y_8gf resnet101 resnet152 resnet18 resnet34 resnet50 resnext101_32x8d resnext101_64x4d resnext50_32x4d
-    shufflenet_v2_x0_5 shufflenet_v2_x1_0 shufflenet_v2_x1_5 shufflenet_v2_x2_0 squeezenet1_0 squeezenet1_1 swin_b
-    swin_s swin_t swin_v2_b swin_v2_s swin_v2_t vgg11 vgg11_bn vgg13 vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn vit_b_16
-    vit_b_32 vit_h_14 vit_l_16 vit_l_32 wide_resnet101_2 wide_resnet50_2
-    """.split()  # noqa: SIM905 - one name per line would hide the rest of this file
-)
 MODELS = (*BUILTIN_MODELS, *TORCHVISION_MODELS)
 
 SCHEDULES = ("cosine", "constant", "linear", "step", "one_cycle")
@@ -363,6 +356,10 @@ COLUMN_NAMES = Rule(
 TASK_NAMES = Rule(
     holds=lambda name: name in (*TASKS, *UNSUPPORTED_TASKS), expected=f"one of {', '.join((AUTO, *TASKS))}"
 )
+FREEZE = Rule(
+    holds=lambda value: value in ("none", "backbone") or 1 <= value <= 1_000_000,
+    expected="none, backbone, or a number of epochs: 1 or more",
+)
 CLASS_WEIGHTS = Rule(
     holds=lambda value: value in ("none", "balanced") or (all(0 <= weight <= 1e6 for weight in value) and any(value)),
     expected="none, balanced, or one number for each class: from 0 to 1000000, not all 0",
@@ -420,7 +417,14 @@ FACTORY_KEYS = {
     "optim.name": "package.module:Class",
 }
 
+MODEL_NAME = Rule(
+    holds=lambda name: name in MODELS or is_factory(name) or models.is_timm_model(name),
+    expected=one_of(*MODELS, factory="timm/NAME (timm's models), or package.module:factory").expected,
+    suggest=models.suggest_model,
+)
+
 RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for key, some in KNOWN_NAMES.items()} | {
+    "model.name": MODEL_NAME,
     "run.name": FOLDER_NAME,
     "run.output_dir": PATH,
     "run.seed": between(0, 2**32 - 1),  # the range that the generators of numpy and torch both accept
@@ -452,10 +456,12 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.workers": between(0, 1024),
     "data.cache": PATH,
     "model.weights": PATH,
+    "model.freeze": FREEZE,
     "optim.lr": LEARNING_RATE,
     "optim.base_batch_size": at_least(1),
     "optim.momentum": FRACTION,
     "optim.weight_decay": between(0, 1_000_000),
+    "optim.layer_decay": Rule(holds=lambda value: 0 < value <= 1, expected="more than 0, up to 1"),
     "optim.warmup_epochs": between(0, 1_000_000),
     "optim.label_smoothing": FRACTION,
     "optim.class_weights": CLASS_WEIGHTS,

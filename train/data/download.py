@@ -335,10 +335,10 @@ def download_archive(address: str, archive: PublishedArchive, path: Path, progre
         OSError: from the disk, not from the network.
     """
     digest, received, beginning = _new_md5(), 0, b""
-    with _open_url(address) as response, write_atomically(path) as stream:
+    with open_url(address) as response, write_atomically(path) as stream:
         promised = getattr(response, "length", None) or 0
         # A server may send without end: one chunk too many is enough to know that the file is another one.
-        while received <= archive.size and (chunk := _read_chunk(response, received)):
+        while received <= archive.size and (chunk := read_chunk(response, received)):
             stream.write(chunk)
             digest.update(chunk)
             received, beginning = received + len(chunk), beginning or chunk[:64]
@@ -351,10 +351,11 @@ def download_archive(address: str, archive: PublishedArchive, path: Path, progre
             raise DownloadError(what, wrong=True)
 
 
-def _open_url(address: str) -> Any:
+def open_url(address: str, *handlers: urllib.request.BaseHandler) -> Any:
+    """Open a URL for reading. handlers: of urllib, besides its own. Raises DownloadError."""
     try:
         request = urllib.request.Request(address, headers={"User-Agent": "train-image"})
-        return urllib.request.build_opener().open(request, timeout=STALL_TIMEOUT_S)
+        return urllib.request.build_opener(*handlers).open(request, timeout=STALL_TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
         raise DownloadError(f"the server answers {error.code} {error.reason}") from None
@@ -362,7 +363,7 @@ def _open_url(address: str) -> Any:
         raise DownloadError(_describe_error(error)) from error
 
 
-def _read_chunk(response: Any, received: int) -> bytes:
+def read_chunk(response: Any, received: int) -> bytes:
     """The bytes that have arrived, without waiting for a full chunk, so that a slow server shows progress."""
     try:
         arrived: bytes = response.read1(CHUNK_BYTES) if hasattr(response, "read1") else response.read(CHUNK_BYTES)

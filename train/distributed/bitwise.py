@@ -145,10 +145,14 @@ class BitwiseReducer:
         """
         if any(isinstance(module, nn.SyncBatchNorm) for module in net.modules()):
             raise _unfit("its SyncBatchNorm adds up over the micro batches that ranks compute at the same time")
-        self._parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        self.track_parameters(net)
         self._statistics = RunningStatistics(net)
         self._tree = ReductionTree(world.rank, world.world_size)
         self._micro_batches = micro_batches
+
+    def track_parameters(self, net: nn.Module) -> None:
+        """Sum the gradients of these parameters from now on: those that require them."""
+        self._parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
 
     def begin_step(self) -> None:
         """Call it before the first micro batch of a step."""

@@ -82,6 +82,18 @@ class Runtime:
             model.broadcast_buffers = False
         return model, wrapped
 
+    def wrap_again(self, network: nn.Module, optimizer: Optimizer) -> nn.Module:
+        """Wrap the network in a new DDP, after other parameters of it require gradients: the old one has noted which.
+
+        No reference to the old one may be left but Accelerate's: its hooks on the parameters end with it.
+        """
+        self.accelerator.free_memory()
+        self.accelerator.prepare_optimizer(optimizer)
+        model = self.accelerator.prepare_model(network, device_placement=False)
+        if isinstance(model, DistributedDataParallel):
+            model.broadcast_buffers = False
+        return model  # type: ignore[no-any-return]
+
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The network without its wrapper. Accelerate's `unwrap_model` would load torch's compiler: 1.2 s."""
         return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model

@@ -35,6 +35,7 @@ from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, Evaluate
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
 from train.inference.per_image import ImageResults, ResultCollector, SampleNames, encode_table
 from train.models import registry as model_registry
+from train.models import weights as model_weights
 from train.optim.loss import build_task_criterion
 from train.report import saved_evaluation
 from train.report.saved_evaluation import SavedEvaluation
@@ -286,7 +287,8 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
     Raises:
         Failure: DATA if the weights do not fit the model, as for another number of classes.
     """
-    model_config = replace(config.model, weights=None)  # the training's initial weights may be gone
+    initial = replace(config.model, weights=None)  # the training's initial weights may be gone
+    model_config = model_weights.fit_stem_to(initial, weights.tensors)
     model = model_registry.build_model(model_config, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     if differences := _state_dict_differences(model.state_dict(), weights.tensors):
         expected = f"{len(sets.classes)} classes, pictures of {list(sets.shape.input)}"

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint, recorded_task
 from train.inference.inputs import InputSpec, SampleOrigin
 from train.inference.model_card import ModelFacts
-from train.models import registry
+from train.models import registry, weights
 from train.tasks import CLASSIFICATION, TargetScale
 
 DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE = "model.json", "model.safetensors", "README.md"
@@ -213,6 +213,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         )
     except (DamagedCheckpointError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise _damaged_failure(path, f"{type(error).__name__}: {error}") from error
+    model_config = weights.fit_stem_to(model_config, tensors)
     try:
         network = _build_network(model_config, len(classes), shape, seed, tensors, factory)
     except RuntimeError as error:
@@ -312,14 +313,16 @@ def export_model(
     """
     refuse_nonempty_folder(folder)
     about = model_card.collect_model_facts(config, chosen)
-    weights = save({name: tensor.contiguous() for name, tensor in about.tensors.items()}, metadata={"format": "pt"})
-    shape, model = about.input_spec.shape, config.model
+    model = weights.fit_stem_to(config.model, about.tensors)  # the initial weights, which decided it, may be gone
+    about = replace(about, config=replace(config, model=model))
+    encoded = save({name: tensor.contiguous() for name, tensor in about.tensors.items()}, metadata={"format": "pt"})
+    shape = about.input_spec.shape
     network = _build_plain_network(about, model) if formats else nn.Identity()
     code = model_code.write_model_code(
         model, classes=len(about.input_spec.classes), shape=shape, seed=config.run.seed, folder=folder.name
     )
     contents = {
-        WEIGHTS_FILE: weights,
+        WEIGHTS_FILE: encoded,
         CARD_FILE: model_card.render_card(about, folder.name, code, formats).encode(errors="backslashreplace"),
         **({} if code.file is None else {model_code.CODE_FILE: code.file.encode()}),
         **file_formats.encode_network(network, shape, formats, describe_tensors(about.input_spec)),
@@ -327,7 +330,7 @@ def export_model(
     with _export_fixes(), _new_folder(folder, contents) as target:
         compared = file_formats.compare_files(network, shape, formats, target)
         entries = {name: asdict(manifest.make_file_entry(contents[name])) | facts for name, facts in compared.items()}
-        description = json.dumps(describe_export(about, weights) | {"files": entries}, indent=2, ensure_ascii=False)
+        description = json.dumps(describe_export(about, encoded) | {"files": entries}, indent=2, ensure_ascii=False)
         contents[DESCRIPTION_FILE] = f"{description}\n".encode(errors="backslashreplace")
         # The description comes last: it makes the folder an export.
         file_io.write_atomic(target / DESCRIPTION_FILE, contents[DESCRIPTION_FILE])

@@ -347,7 +347,8 @@ def _training_rows(about: ModelFacts) -> dict[str, str]:
     config, training = about.config, submapping(about.recorded, "training")
     world, steps_per_epoch = about.state.get("world_size"), training.get("steps_per_epoch")
     optim, precision = config.optim, training.get("precision", config.train.precision)
-    learning_rate = schedule.peak_learning_rate(optim, config.train.global_batch_size)
+    resolved = schedule.resolve_learning_rate(config)
+    learning_rate = schedule.peak_learning_rate(resolved, config.train.global_batch_size)
     rows = {
         "steps": f"{about.step:,}",
         "epochs": f"{about.step / steps_per_epoch:g}"

@@ -24,7 +24,7 @@ from torch import nn
 from entrypoint import redact_words
 from train import plugin, rng
 from train.config import schema
-from train.config.models import BUILTIN_MODELS
+from train.config.models import BUILTIN_MODELS, TIMM_PREFIX
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
 from train.models import custom, registry
@@ -32,7 +32,6 @@ from train.models import custom, registry
 CODE_FILE: Final = "model.py"
 BUILD_FUNCTION: Final = "make_model"  # of CODE_FILE
 OWN_PACKAGE: Final = "train"
-TIMM_PREFIX: Final = "timm/"  # of model.name
 CODE_HEADER: Final = '''"""The network {name}, as the project train-image defines it. It needs only torch.
 
 {function}() builds it; the trained weights are in model.safetensors. Licence of this code: Apache-2.0.

@@ -1,13 +1,15 @@
-"""Builds the model that `model.name` names: a model of this project, of torchvision, or the user's.
+"""Builds the model that `model.name` names: a model of this project, of torchvision, of timm, or the user's.
 
-torchvision's models are adapted to the number of classes and channels and to the image size.
+torchvision's and timm's models are adapted to the number of classes and channels and to the image size.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any, Final, Literal
@@ -18,21 +20,19 @@ from torch import Tensor, nn
 from entrypoint import ExitCode, Failure
 from train import rng
 from train.config import checks, schema
-from train.config.models import BUILTIN_MODELS
+from train.config.models import (
+    BUILTIN_MODELS,
+    FORBIDDEN_ARGUMENTS,
+    RESNET_PREFIXES,
+    TIMM_PREFIX,
+    refuse_forbidden_arguments,
+)
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
-from train.models import custom
+from train.models import custom, timm_models
 
 SMALL_STEM_MAX_PIXELS: Final = 64  # ResNet's stem is for 224 pixels, and shrinks smaller images too much
 TORCHVISION_CHANNELS: Final = 3  # torchvision's models expect RGB
-# model.args cannot set these: the config or the data decides them. The first two would download.
-FORBIDDEN_ARGUMENTS: Final[Mapping[str, str]] = {
-    "weights": "nothing is downloaded; name a file in model.weights",
-    "pretrained": "nothing is downloaded; name a file in model.weights",
-    "progress": "nothing is downloaded",
-    "num_classes": "the data decides",
-    "aux_logits": "training is with one output",
-}
 
 
 def build_torchvision_model(
@@ -48,8 +48,7 @@ def build_torchvision_model(
     """
     from torchvision.models import ResNet, get_model_builder  # importing it takes a second; other models do not need it
 
-    for argument in FORBIDDEN_ARGUMENTS.keys() & args.keys():
-        raise ValueError(f"{argument} cannot be set: {FORBIDDEN_ARGUMENTS[argument]}")
+    refuse_forbidden_arguments(args)
     net: nn.Module = get_model_builder(name)(num_classes=classes, **(_default_arguments(name, shape) | args))
     small = _uses_small_stem(small_stem, shape)
     if isinstance(net, ResNet):
@@ -90,7 +89,7 @@ def _default_arguments(name: str, shape: Shape | None) -> dict[str, Any]:
     """Our defaults for the constructor of `name`; model.args may replace them."""
     if name in ("googlenet", "inception_v3"):
         return {"aux_logits": False, "init_weights": True}
-    if name.startswith(("resnet", "resnext", "wide_resnet")):
+    if name.startswith(RESNET_PREFIXES):
         return {"zero_init_residual": True}  # each block starts as the identity, which stabilizes the first steps
     if shape and name.startswith("vit"):
         return {"image_size": shape.size[0]}
@@ -168,16 +167,33 @@ def count_parameters(net: nn.Module) -> int:
 
 
 def model_builder(name: str) -> Callable[..., nn.Module]:
-    """The function that builds the model `name` of this project or of torchvision."""
+    """The function that builds the model `name` of this project, of torchvision or of timm."""
     if name not in BUILTIN_MODELS:
-        return partial(build_torchvision_model, name)
+        return partial(_library_of(name).build, name)
     module, function = BUILTIN_MODELS[name].builder.split(":")
     builder: Callable[..., nn.Module] = getattr(import_module(f"train.models.{module}"), function)
     return builder
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLibrary:
+    """A package whose models `model.name` can name. arguments: what model.args may set for the model with a name."""
+
+    title: str
+    build: Callable[..., nn.Module]
+    arguments: Callable[[str], list[str]]
+
+
+TORCHVISION: Final = ModelLibrary(title="torchvision", build=build_torchvision_model, arguments=torchvision_arguments)
+TIMM: Final = ModelLibrary(title="timm", build=timm_models.build_timm_model, arguments=timm_models.timm_arguments)
+
+
+def _library_of(name: str) -> ModelLibrary:
+    return TIMM if name.startswith(TIMM_PREFIX) else TORCHVISION
+
+
 def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.Module:
-    """Build a model of this project or of torchvision."""
+    """Build a model of this project, of torchvision or of timm."""
     checks.refuse_dimension_mismatch(model.name, len(shape.size), f"samples of {shape}")
     if model.name in BUILTIN_MODELS and (
         unknown := [name for name in model.args if name not in _allowed_arguments(model.name)]
@@ -191,7 +207,9 @@ def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.
             raise _bad_arguments_failure(model, _first_line(error)) from error
         raise _bad_samples_failure(model, _first_line(error), classes, shape) from error
     try:
-        wrong = custom.forward_error(net, shape, classes)
+        # Some of timm's models keep tensors from a forward pass, and this one may compute shapes only.
+        trial = copy.deepcopy(net) if model.name.startswith(TIMM_PREFIX) else net
+        wrong = custom.forward_error(trial, shape, classes)
     except BUILD_ERRORS as error:
         wrong = _first_line(error)
     if wrong:
@@ -202,14 +220,15 @@ def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.
 def _allowed_arguments(name: str) -> Sequence[str]:
     """The arguments that model.args may set."""
     entry = BUILTIN_MODELS.get(name)
-    return entry.arguments if entry else torchvision_arguments(name)
+    return entry.arguments if entry else _library_of(name).arguments(name)
 
 
 def _bad_arguments_failure(model: ModelConfig, problem: str) -> Failure:
+    allowed = ", ".join(_allowed_arguments(model.name)) or f"its constructor in {_library_of(model.name).title}"
     return Failure(
         f"model.args do not fit {model.name}",
         found=f"{model.args}: {problem}",
-        expected=f"values for: {', '.join(_allowed_arguments(model.name)) or 'its constructor in torchvision'}",
+        expected=f"values for: {allowed}",
         fix="correct model.args, or leave it out",
         code=ExitCode.USAGE,
     )

@@ -1,7 +1,8 @@
 """Loads the weights that `model.weights` names into a model.
 
 All tensors must fit, with one exception: a last layer with another number of classes keeps its
-initial weights. Only tensors are unpickled, and nothing is downloaded.
+initial weights. Published weights bring a record of what they were trained for (pretrained.py). Only
+tensors are unpickled, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure
 from train.checkpoint import format, manifest, store
 from train.checkpoint.format import CommittedCheckpoint
+from train.config.models import RESNET_PREFIXES, TIMM_PREFIX, weights_path
+from train.config.schema import ModelConfig
+from train.models import pretrained, timm_models
 
 WEIGHTS_KEY: Final = "model.weights"
 # Keys under which other programs save the state dict, next to the epoch and so on.
@@ -175,6 +180,8 @@ def _weights_failure(what: str, problem: str | None, fix: str, code: ExitCode, e
     return Failure(what, found=problem, expected=expected, fix=fix, code=code)
 
 
+STEM_WEIGHT: Final = "conv1.weight"  # of torchvision's ResNets
+STEM_KERNELS: Final[Mapping[tuple[int, ...] | None, bool]] = {(7, 7): False, (3, 3): True}  # small_stem by kernel
 MAX_LISTED_TENSORS: Final = 3  # tensors named in one message
 BATCHNORM_COUNTER: Final = "num_batches_tracked"  # files from before torch 0.4.1 lack it
 AUXILIARY_HEADS: Final = ("AuxLogits.", "aux1.", "aux2.")  # of Inception and GoogLeNet; not trained here
@@ -182,28 +189,37 @@ AUXILIARY_HEADS: Final = ("AuxLogits.", "aux1.", "aux2.")  # of Inception and Go
 OLD_DENSENET_PATTERN: Final = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(\d)")
 
 
-def load_weights(net: nn.Module, path: str) -> tuple[str, ...]:
-    """Copy the weights at `path` into `net`; return notes for the log.
+def load_weights(net: nn.Module, value: str, model_name: str = "") -> tuple[str, ...]:
+    """Copy the weights that `model.weights` names into `net`; return notes for the log.
 
-    A last layer with another shape keeps its initial weights. All other tensors must exist and fit.
+    A last layer with another shape keeps its initial weights, and so does timm's if the weights have none. All other
+    tensors must exist and fit. model_name: as `model.name`.
 
     Raises:
         Failure: as `read_weights`; DATA for tensors that are missing, unknown, not finite, or of
             another shape.
     """
+    path = str(weights_path(value))
     read = read_weights(Path(path))
+    record = pretrained.read_record(Path(path), model_name)
     own = {name: tensor for name, tensor in net.state_dict().items() if isinstance(tensor, Tensor)}
     loaded = _rename_tensors(read.tensors, own)
-    head = [name for name in _last_layer_names(net) if name in own]
-    new_head = head if any(name in loaded and loaded[name].shape != own[name].shape for name in head) else []
-    _refuse_misfit(path, own, loaded, new_head)
+    if model_name.startswith(TIMM_PREFIX):
+        loaded = dict(timm_models.convert_weights(net, loaded, own))
+    head = [name for name in head_names(net) if name in own]
+    is_headless = model_name.startswith(TIMM_PREFIX) and not any(name in loaded for name in head)
+    other_head = any(name in loaded and loaded[name].shape != own[name].shape for name in head)
+    new_head = head if other_head or is_headless else []
+    other_model = record.model if record and record.model != model_name else None
+    _refuse_misfit(path, own, loaded, new_head, other_model)
     fitting = {name: loaded[name].to(own[name].dtype) for name in own if name in loaded and name not in new_head}
     _refuse_not_finite(path, fitting)
     with torch.no_grad():
         for name, tensor in fitting.items():
             own[name].copy_(tensor)
     summary = f"{len(fitting)} of {len(own)} tensors are from {read.origin}"
-    return (summary, _describe_new_head(new_head, own, loaded)) if new_head else (summary,)
+    notes = [summary, *([f"the weights are {record}"] if record else [])]
+    return (*notes, _describe_new_head(new_head, own, loaded)) if new_head else (*notes,)
 
 
 def _rename_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -214,6 +230,11 @@ def _rename_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) ->
     return {name: tensor for name, tensor in named.items() if name in own or not name.startswith(AUXILIARY_HEADS)}
 
 
+def head_names(net: nn.Module) -> list[str]:
+    """The names of the tensors that give the scores: timm's classifier, or the last layer with weights."""
+    return timm_models.classifier_tensors(net) or _last_layer_names(net)
+
+
 def _last_layer_names(net: nn.Module) -> list[str]:
     """The names of the tensors in the network's last layer with weights."""
     owned = [[f"{path}.{own}".removeprefix(".") for own, _ in module.named_parameters(recurse=False)]
@@ -221,8 +242,17 @@ def _last_layer_names(net: nn.Module) -> list[str]:
     return next((names for names in reversed(owned) if names), [])
 
 
-def _refuse_misfit(path: str, own: Mapping[str, Tensor], loaded: Mapping[str, Tensor], new_head: list[str]) -> None:
-    missing = [name for name in own if name not in loaded and not name.endswith(BATCHNORM_COUNTER)]
+def _refuse_misfit(
+    path: str,
+    own: Mapping[str, Tensor],
+    loaded: Mapping[str, Tensor],
+    new_head: list[str],
+    other_model: str | None,
+) -> None:
+    """other_model: the `model.name` that the weights belong to, if it is known and another one."""
+    has_no_head = not any(name in loaded for name in new_head)
+    may_lack = [name for name in own if name.endswith(BATCHNORM_COUNTER) or (has_no_head and name in new_head)]
+    missing = [name for name in own if name not in loaded and name not in may_lack]
     unknown = [name for name in loaded if name not in own]
     both = [name for name in own if name in loaded and name not in new_head]
     shapes = [name for name in both if own[name].shape != loaded[name].shape]
@@ -234,9 +264,8 @@ def _refuse_misfit(path: str, own: Mapping[str, Tensor], loaded: Mapping[str, Te
         _list_names(f"{len(dtypes)} of another kind", [f"{name} ({loaded[name].dtype})" for name in dtypes]),
     ]
     if problems := "; ".join(part for part in parts if part):
-        raise _bad_weights_failure(
-            f"the weights in {path} do not fit this model", problems, _mismatch_fix(shapes, own, loaded)
-        )
+        fix = f"set model.name={other_model}" if other_model else _mismatch_fix(shapes, own, loaded)
+        raise _bad_weights_failure(f"the weights in {path} do not fit this model", problems, fix)
 
 
 def _is_compatible(ours: Tensor, theirs: Tensor) -> bool:
@@ -267,6 +296,8 @@ def _mismatch_fix(shapes: list[str], own: Mapping[str, Tensor], loaded: Mapping[
 
 
 def _describe_new_head(new_head: list[str], own: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> str:
+    if new_head[0] not in loaded:
+        return f"{', '.join(new_head)}: not in these weights: newly initialized"
     ours, theirs = own[new_head[0]].shape, loaded[new_head[0]].shape
     if ours[0] != theirs[0]:
         return f"{', '.join(new_head)}: {ours[0]} classes here, {theirs[0]} there: newly initialized"
@@ -284,3 +315,46 @@ def _list_names(count: str, names: list[str]) -> str:
 
 def _bad_weights_failure(what: str, problem: str, fix: str) -> Failure:
     return Failure(what, found=problem, fix=fix, code=ExitCode.DATA)
+
+
+def fit_stem(model: ModelConfig, checkpoints: Path | None = None) -> ModelConfig:
+    """The model's config with small_stem set, where it is auto and model.weights decide: for torchvision's ResNets.
+
+    checkpoints: the run's folder of checkpoints; the newest decides for a run that resumes, as the file of
+    model.weights may be gone. The weights themselves are checked when they are loaded.
+    """
+    if not model.weights or not _has_auto_stem(model):
+        return model
+    files = [*sorted(checkpoints.glob("step-*/model.safetensors"), reverse=True)] if checkpoints else []
+    with suppress(Failure):
+        kernel = next((size for file in files if (size := _read_stem_kernel(file))), None)
+        return _with_stem(model, kernel or _read_stem_kernel(weights_path(model.weights)))
+    return model
+
+
+def fit_stem_to(model: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelConfig:
+    """The model's config with small_stem set as these tensors of a trained model have it, where it is auto."""
+    return _with_stem(model, _stem_kernel(tensors)) if _has_auto_stem(model) else model
+
+
+def _has_auto_stem(model: ModelConfig) -> bool:
+    return model.name.startswith(RESNET_PREFIXES) and model.args.get("small_stem", "auto") == "auto"
+
+
+def _with_stem(model: ModelConfig, kernel: tuple[int, ...] | None) -> ModelConfig:
+    if kernel not in STEM_KERNELS:
+        return model
+    return replace(model, args={**model.args, "small_stem": STEM_KERNELS[kernel]})
+
+
+def _stem_kernel(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
+    return tuple(tensors[STEM_WEIGHT].shape[2:]) if STEM_WEIGHT in tensors else None
+
+
+def _read_stem_kernel(path: Path) -> tuple[int, ...] | None:
+    """The size of the first convolution's kernel in the weights at `path`. Raises Failure as `read_weights`."""
+    if path.suffix == ".safetensors":
+        with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
+            return tuple(file.get_slice(STEM_WEIGHT).get_shape()[2:])
+        return None
+    return _stem_kernel(read_weights(path).tensors)

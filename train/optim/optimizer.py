@@ -19,6 +19,7 @@ from train import plugin
 from train.checkpoint.format import pack_state, unpack_state
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import OptimConfig
+from train.models.depth import layer_numbers
 
 OPTIMIZER_KEY: Final = "optim.name"
 # Arguments with which a user chooses the kernel.
@@ -160,33 +161,40 @@ def _build_custom(
 
 
 def param_groups(net: nn.Module, optim: OptimConfig) -> list[dict[str, Any]]:
-    """The parameters in one group, or in two.
+    """The parameters in one group, or in several.
 
-    With weight_decay_on=weights, parameters with one dimension (biases and norms) get no weight decay.
+    With weight_decay_on=weights, parameters with one dimension (biases and norms) get no weight decay. With layer_decay
+    each layer has its own groups, whose `lr_scale` multiplies the learning rate: 1 for the last layer.
     """
-    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    if optim.weight_decay_on == "all":
-        return [{"params": parameters}]
-    weights = [parameter for parameter in parameters if parameter.dim() > 1]
-    others = [parameter for parameter in parameters if parameter.dim() <= 1]
-    groups: list[dict[str, Any]] = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+    named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
+    numbers = layer_numbers(net) if optim.layer_decay is not None else {}
+    last = max((numbers[name] for name, _ in named), default=0) if numbers else 0
+    groups: dict[tuple[int, bool], dict[str, Any]] = {}
+    for name, parameter in named:
+        layer, decays = numbers.get(name, last), optim.weight_decay_on == "all" or parameter.dim() > 1
+        options: dict[str, Any] = {"params": []} if decays else {"params": [], "weight_decay": 0.0}
+        if optim.layer_decay is not None:
+            options["lr_scale"] = optim.layer_decay ** (last - layer)
+        groups.setdefault((layer, decays), options)["params"].append(parameter)
+    return [groups[key] for key in sorted(groups, key=lambda key: (key[0], not key[1]))]
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the learning rate of the next steps. An optimizer may keep it as a tensor.
+    """Set the learning rate of the next steps, times each group's `lr_scale`. An optimizer may keep it as a tensor.
 
     A class outside torch.optim may have no learning rate.
     """
     for group in optimizer.param_groups:
+        scaled = rate * group["lr_scale"] if "lr_scale" in group else rate
         if isinstance(group.get("lr"), torch.Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(scaled)
         elif "lr" in group:
-            group["lr"] = rate
+            group["lr"] = scaled
 
 
 def _config_arguments(optim: OptimConfig) -> dict[str, float]:
     """The arguments that other keys of the section `optim` set, if the class takes them."""
+    assert optim.lr != "auto"  # `schedule.resolve_learning_rate` has replaced it
     arguments = {"lr": optim.lr, "weight_decay": optim.weight_decay}
     if optim.name not in OPTIMIZERS or OPTIMIZERS[optim.name].takes_momentum:
         arguments["momentum"] = optim.momentum

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
 from train.config.batches import StepCounts
-from train.config.schema import FRACTION, OptimConfig, Rule
+from train.config.optimizers import AUTO_BATCH_SIZE, FINE_TUNING_SHARE, OPTIMIZERS
+from train.config.schema import FRACTION, OptimConfig, Rule, RunConfig, is_factory
 
 # The arguments of each schedule (optim.schedule_args) and their defaults. start and end are shares of the
 # peak learning rate.
@@ -96,8 +97,53 @@ def peak_learning_rate(optim: OptimConfig, global_batch_size: int) -> float:
 
     linear: Goyal et al., Accurate, large minibatch SGD, 2017. sqrt: Krizhevsky, One weird trick, 2014.
     """
+    assert optim.lr != "auto"  # `resolve_learning_rate` has replaced it
     times = global_batch_size / optim.base_batch_size
     return optim.lr * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[optim.lr_scaling]
+
+
+def resolve_learning_rate(config: RunConfig) -> OptimConfig:
+    """The section `optim` with a number for `lr: auto`: the optimizer's usual rate, a tenth of it with model.weights.
+
+    The usual rate is for a global batch of 256. It grows with the batch as is usual for the optimizer, unless
+    optim.lr_scaling says how.
+
+    Raises:
+        Failure: USAGE for an optimizer without a usual rate.
+    """
+    optim = config.optim
+    if optim.lr != "auto":
+        return optim
+    entry = OPTIMIZERS.get(optim.name)
+    if entry is None or entry.learning_rate is None:
+        raise Failure(
+            f"optim.lr auto has no rate for optim.name {optim.name}",
+            expected=f"one of {', '.join(name for name, entry in OPTIMIZERS.items() if entry.learning_rate)}",
+            fix="write the learning rate as a number",
+            code=ExitCode.USAGE,
+        )
+    share = FINE_TUNING_SHARE if config.model.weights else 1.0
+    scaling: Any = entry.scaling if optim.lr_scaling == "none" else optim.lr_scaling
+    return replace(optim, lr=entry.learning_rate * share, lr_scaling=scaling, base_batch_size=AUTO_BATCH_SIZE)
+
+
+def fine_tuning_warnings(config: RunConfig) -> tuple[str, ...]:
+    """A warning if the learning rate for random weights meets trained ones, or if random weights are frozen."""
+    optim, entry = config.optim, OPTIMIZERS.get(config.optim.name)
+    warnings = []
+    if config.model.weights and optim.lr != "auto" and entry and entry.learning_rate:
+        rate = entry.learning_rate * FINE_TUNING_SHARE
+        if optim.lr >= entry.learning_rate:
+            warnings.append(
+                f"optim.lr: {optim.lr:g} is a learning rate for random weights: it may destroy those of model.weights "
+                f"in the first steps. fix: optim.lr=auto, which takes a tenth ({rate:g} for a global batch of "
+                f"{AUTO_BATCH_SIZE}), or a smaller number"
+            )
+    if config.model.freeze != "none" and not config.model.weights and not is_factory(config.model.name):
+        warnings.append(
+            f"model.freeze: {config.model.freeze} freezes random weights. fix: set model.weights, or leave it out"
+        )
+    return tuple(warnings)
 
 
 def schedule_arguments(optim: OptimConfig) -> dict[str, Any]:

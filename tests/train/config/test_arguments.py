@@ -37,5 +37,13 @@ def test_a_slip_is_told_with_the_nearest_word() -> None:
     assert caught.value.fix == "write optim.args.nesterov instead of optim.args.nestrov"
 
 
+@pytest.mark.parametrize("name", ["resnet18", "timm/resnet18"])
+@pytest.mark.parametrize("argument", ["pretrained", "num_classes", "checkpoint_path"])
+def test_arguments_that_the_data_or_the_config_decides_are_refused(name: str, argument: str) -> None:
+    with pytest.raises(Failure, match=f"cannot set {argument} of {name}") as caught:
+        checks.refuse_unknown_arguments(ModelConfig(name=name, args={argument: 1}), OptimConfig())
+    assert caught.value.code == 64
+
+
 def test_what_only_building_a_model_tells_is_left_to_it() -> None:
     checks.refuse_unknown_arguments(ModelConfig(name="resnet18", args={"anything": 1}), OptimConfig())

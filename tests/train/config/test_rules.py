@@ -36,6 +36,8 @@ REFUSED: dict[str, list[Any]] = {
     "optim.label_smoothing": [1.0],
     "optim.lr": [1e308],  # would overflow
     "optim.weight_decay": [1e308],
+    "optim.layer_decay": [0.0, 1.1],
+    "model.freeze": [0, -1],
     "optim.warmup_epochs": [1e308],
     "optim.class_weights": [[1e308], []],
     "data.group": ["", "(", "[a", "a{2,1}", "a{99999999999}"],  # Python does not compile them
@@ -49,6 +51,9 @@ TAKEN: dict[str, list[Any]] = {
     "optim.momentum": [0.0],
     "optim.label_smoothing": [0.0],
     "train.micro_batch_size": ["auto", None],
+    "optim.lr": ["auto"],
+    "optim.layer_decay": [None, 0.75, 1.0],
+    "model.freeze": ["none", "backbone", 1],
     "data.group": [r"video_(\d+)", r"(\w+)/(.*)_\d{4}", "(a|b)c", r"(?:\d{4}_){12}", "^[^/]+/([^_]+)_"],
     "data.mirror": ["http://host/a@b", "https://host:8443", "file:///srv/a@b"],
     "data.augment": ["none", "cutout", ["standard", "cutout"], ["translate", "mirror", "cutout"]],

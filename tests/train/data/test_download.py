@@ -100,7 +100,7 @@ def test_anything_else_is_named_and_leaves_what_was_there(
 
 
 def impatient_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = download._open_url
+    opened = download.open_url
 
     def then_soon(address: str) -> Any:
         response = opened(address)
@@ -108,7 +108,7 @@ def impatient_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(download, "STALL_TIMEOUT_S", 0.2)
         return response
 
-    monkeypatch.setattr(download, "_open_url", then_soon)
+    monkeypatch.setattr(download, "open_url", then_soon)
 
 
 ADDRESSES = {

@@ -1,0 +1,67 @@
+"""`optim.lr: auto` takes the optimizer's usual rate, and a tenth of it for trained weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from entrypoint import Failure
+from train.config import load
+from train.config.schema import RunConfig
+from train.optim import schedule
+
+
+def config(*settings: str) -> RunConfig:
+    return load.load_config(None, ["optim.lr=auto", *settings])
+
+
+@pytest.mark.parametrize(
+    ("settings", "peak"),
+    [
+        ((), 0.1),
+        (("model.weights=w.pth",), 0.01),
+        (("optim.name=adamw",), 1e-3),
+        (("optim.name=adamw", "model.weights=w.pth"), 1e-4),
+        (("optim.name=AdamW",), 1e-3),
+        (("train.global_batch_size=1024",), 0.4),
+        (("optim.name=adamw", "train.global_batch_size=1024"), 2e-3),
+        (("optim.name=adamw", "train.global_batch_size=1024", "optim.lr_scaling=linear"), 4e-3),
+    ],
+    ids=str,
+)
+def test_auto_is_the_usual_rate_of_the_optimizer(settings: tuple[str, ...], peak: float) -> None:
+    chosen = config(*settings)
+    optim = schedule.resolve_learning_rate(chosen)
+    assert schedule.peak_learning_rate(optim, chosen.train.global_batch_size) == pytest.approx(peak)
+
+
+def test_a_number_stays_as_it_is() -> None:
+    chosen = load.load_config(None, ["optim.lr=0.3", "model.weights=w.pth"])
+    assert schedule.resolve_learning_rate(chosen) is chosen.optim
+
+
+@pytest.mark.parametrize("name", ["Rprop", "ASGD", "mine:Optimizer"])
+def test_an_optimizer_without_a_usual_rate_needs_a_number(name: str) -> None:
+    with pytest.raises(Failure, match=f"no rate for optim.name {name}") as caught:
+        schedule.resolve_learning_rate(config(f"optim.name={name}"))
+    assert caught.value.code == 64
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["model.weights=w.pth"], ["optim.lr: 0.1 is a learning rate for random weights"]),
+        (["model.weights=w.pth", "optim.name=adamw", "optim.lr=1e-3"], ["a tenth (0.0001 for a global batch of 256)"]),
+        (["model.weights=w.pth", "optim.lr=0.01"], []),
+        (["model.weights=w.pth", "optim.lr=auto"], []),
+        (["optim.lr=0.5"], []),
+        (["model.freeze=backbone"], ["freezes random weights"]),
+        (["model.freeze=backbone", "model.name=mine:make"], []),
+    ],
+    ids=str,
+)
+def test_rates_and_frozen_layers_that_do_not_go_with_the_weights_are_said(
+    settings: list[str], words: list[str]
+) -> None:
+    warnings = schedule.fine_tuning_warnings(load.load_config(None, settings))
+    assert len(warnings) == len(words)
+    assert all(word in warning for word, warning in zip(words, warnings, strict=True))

@@ -1,0 +1,60 @@
+"""`train weights fetch NAME` brings published weights of torchvision or timm into a folder, and compares their hash."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from entrypoint import ExitCode, Failure, print_message
+from train.cli.launch import TrainArgumentParser
+from train.config import schema
+from train.config.models import WEIGHTS_FOLDER
+from train.data.download import StatusLine
+
+EXAMPLES: Final = """examples:
+  train weights fetch resnet50                      torchvision's default weights, into ./weights
+  train weights fetch resnet50.IMAGENET1K_V1        these
+  train weights fetch timm/resnet18.a1_in1k --to /data/weights
+Then: train model.name=resnet50 model.weights=resnet50.IMAGENET1K_V2, or the path of the file.
+"""
+
+
+def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run `train weights fetch`, and print the file, its record and how to use it."""
+    arguments = build_parser().parse_args(argv)
+    if arguments.mirror is not None and (expected := schema.rule_violation("data.mirror", arguments.mirror)):
+        raise Failure(
+            "--mirror has a value that cannot be used", expected=expected, fix="correct it", code=ExitCode.USAGE
+        )
+    from train.models import fetch, pretrained  # torch
+
+    folder, published = Path(arguments.to), pretrained.find_published(arguments.name)
+    path = fetch.fetch_weights(published, folder, mirror=arguments.mirror, status=StatusLine(sys.stderr))
+    record = published.record
+    found_by_name = folder.resolve() == Path(WEIGHTS_FOLDER).resolve()
+    setting = record.name if found_by_name else os.fspath(path)
+    text = f"weights {record}\nin      {path}\nuse     train model.name={record.model} model.weights={setting}"
+    print_message(text, sys.stdout)
+    return 0
+
+
+def build_parser() -> TrainArgumentParser:
+    """The command line after `train weights`."""
+    parser = TrainArgumentParser(
+        prog="train weights",
+        usage="train weights fetch NAME [--to FOLDER] [--mirror ADDRESS]",
+        description="Fetch published weights of torchvision or timm, compare their hash, and keep them as .safetensors "
+        "with the normalization, crop and interpolation that they were trained for.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("command", choices=["fetch"], metavar="fetch", help="the only command")
+    parser.add_argument("name", metavar="NAME", help="MODEL or MODEL.TAG (torchvision), timm/MODEL or timm/MODEL.TAG")
+    parser.add_argument("--to", metavar="FOLDER", default=WEIGHTS_FOLDER, help="the folder (default: weights)")
+    parser.add_argument("--mirror", metavar="ADDRESS", help="fetch from this folder instead of the published address")
+    return parser

@@ -1,0 +1,141 @@
+"""Downloads published weights, compares their hash, and keeps them as a .safetensors file with their record."""
+
+from __future__ import annotations
+
+import email.message
+import hashlib
+import re
+import shlex
+import tempfile
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Final
+
+import safetensors.torch
+
+from entrypoint import ExitCode, Failure
+from train import files
+from train.data.download import DownloadError, StatusLine, open_url, read_chunk, write_atomically
+from train.models import weights
+from train.models.pretrained import HASH_IN_NAME, PublishedWeights
+
+MAX_BYTES: Final = 64 << 30  # a server may send without end; timm's largest file has 30 GB
+# The hub answers with a redirect, and names the sha256 of a large file in this header of the answer.
+SHA256_HEADER: Final = "X-Linked-Etag"
+SHA256: Final = re.compile(r'"?([0-9a-f]{64})"?')
+
+
+def fetch_weights(published: PublishedWeights, folder: Path, *, mirror: str | None, status: StatusLine) -> Path:
+    """Bring published weights into `folder`, unless they are there; returns their file.
+
+    The file appears complete, or not at all. mirror: the address of a folder that has the published files.
+
+    Raises:
+        Failure: NO_INPUT if no address answers, DATA for another file than the published one, OUTPUT or IO if the
+            folder cannot be written.
+    """
+    path = folder / published.file_name
+    if path.is_file():
+        status.line(f"{path} is there")
+        return path
+    try:
+        files.prepare_folder(folder)
+        with tempfile.TemporaryDirectory(prefix=files.TEMPORARY_PREFIX, dir=folder) as temporary:
+            file, source, sha256 = _download(published, Path(temporary), folder, mirror, status)
+            tensors = {name: tensor.contiguous() for name, tensor in weights.read_weights(file).tensors.items()}
+            content = safetensors.torch.save(tensors, published.record.to_metadata(source, sha256))
+        with write_atomically(path) as stream:
+            stream.write(content)
+    except OSError as error:
+        raise files.os_error_failure(error, path) from error
+    return path
+
+
+def _download(
+    published: PublishedWeights, temporary: Path, folder: Path, mirror: str | None, status: StatusLine
+) -> tuple[Path, str, str]:
+    """(file, address, sha256) from the first address that has the published file."""
+    names = dict.fromkeys(address.rpartition("/")[2] for address in published.addresses)
+    addresses = published.addresses if mirror is None else [f"{mirror.rstrip('/')}/{name}" for name in names]
+    failed, wrong = [], False
+    for address in addresses:
+        status.line(f"fetching {address}")
+        file = temporary / address.rpartition("/")[2]
+        try:
+            expected, sha256 = _download_file(address, file, status.passing)
+            status.end()
+            described = f"compared with {expected}..." if expected else "nothing published to compare it with"
+            status.line(f"{files.format_bytes(file.stat().st_size)}, sha256 {sha256} ({described})")
+            return file, address, sha256
+        except DownloadError as error:
+            failed.append(f"{address}: {error}")
+            wrong = wrong or error.wrong
+    raise _unreachable_failure(published, folder, failed, ExitCode.DATA if wrong else ExitCode.NO_INPUT)
+
+
+def _unreachable_failure(published: PublishedWeights, folder: Path, failed: list[str], code: ExitCode) -> Failure:
+    name, copy = published.record.name, f"{Path(published.file_name).stem}.pth"
+    return Failure(
+        f"the weights {name} cannot be fetched",
+        found="; ".join(failed),
+        expected=f"the file that is published at {published.addresses[-1]}",
+        fix=f"on a machine with a network run `train weights fetch {shlex.quote(name)}`, or `{published.command}`; "
+        f"copy the file that it writes ({published.file_name}, or {copy}) into {folder.absolute()}, where "
+        f"model.weights={name} finds it; or give the address of a folder that has the published file with --mirror",
+        code=code,
+    )
+
+
+def _download_file(address: str, file: Path, progress: Callable[[str], None]) -> tuple[str | None, str]:
+    """Download one file; returns the published hash (or its beginning) if there is one, and the file's sha256.
+
+    Raises:
+        DownloadError: if the address does not give the published file.
+        OSError: from the disk.
+    """
+    redirect = _RememberHash()
+    digest = hashlib.sha256()
+    with open_url(address, redirect) as response, file.open("wb") as stream:
+        promised = getattr(response, "length", None) or 0
+        received = _copy(response, stream, digest, lambda count: progress(f"{file.name}: {count / 1e6:.1f} MB"))
+    if received < promised:
+        raise DownloadError(f"the connection ended after {received} of {promised} bytes")
+    in_name = HASH_IN_NAME.search(address)
+    expected = redirect.sha256 or (in_name[1] if in_name else None)
+    if expected is not None and not digest.hexdigest().startswith(expected):
+        with file.open("rb") as stream:
+            is_page = stream.read(64).lstrip().startswith(b"<")
+        page = " (a web page: of a proxy, or of a login?)" if is_page else ""
+        raise DownloadError(
+            f"not the published file: {received} bytes with sha256 {digest.hexdigest()}, not {expected}{page}",
+            wrong=True,
+        )
+    return expected, digest.hexdigest()
+
+
+def _copy(response: Any, stream: IO[bytes], digest: Any, progress: Callable[[int], None]) -> int:
+    """Copy the answer; returns the bytes received."""
+    received = 0
+    while chunk := read_chunk(response, received):
+        stream.write(chunk)
+        digest.update(chunk)
+        received += len(chunk)
+        progress(received)
+        if received > MAX_BYTES:
+            raise DownloadError(f"more than {MAX_BYTES} bytes", wrong=True)
+    return received
+
+
+class _RememberHash(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, and remembers the sha256 that the first answer names."""
+
+    def __init__(self) -> None:
+        self.sha256: str | None = None
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: email.message.Message, newurl: str
+    ) -> urllib.request.Request | None:
+        if self.sha256 is None and (named := SHA256.fullmatch(headers.get(SHA256_HEADER, ""))):
+            self.sha256 = named[1]
+        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]

@@ -1,0 +1,253 @@
+"""This module knows torchvision's and timm's published weights: names, files, and the transform they were trained for.
+
+A name is MODEL.TAG for torchvision (resnet50.IMAGENET1K_V2) and timm/MODEL.TAG for timm (timm/resnet18.a1_in1k).
+Without the tag it is the library's default. `train weights fetch NAME` downloads them; nothing here does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError, safe_open
+
+from entrypoint import ExitCode, Failure
+from train.config.models import TIMM_PREFIX, TORCHVISION_MODELS, is_timm_model, suggest_model, weights_file_stem
+from train.data.preprocessing import Preprocessing
+
+RECORD_KEY: Final = "published_weights"  # in the metadata of a .safetensors file
+HASH_IN_NAME: Final = re.compile(r"-([0-9a-f]{8,64})\.(?:pth|pt|bin|safetensors)$")
+HUB_FILES: Final = ("model.safetensors", "pytorch_model.bin")
+READABLE_SUFFIXES: Final = (".pth", ".pt", ".bin", ".safetensors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsRecord:
+    """What is known of published weights.
+
+    name: with its tag. preprocessing, image_size: (height, width), that they were trained for. classes: of their last
+    layer; 0: they have none.
+    """
+
+    name: str
+    preprocessing: Preprocessing
+    image_size: tuple[int, int]
+    classes: int
+
+    @property
+    def model(self) -> str:
+        """The `model.name` that they belong to."""
+        return self.name.partition(".")[0]
+
+    def to_metadata(self, source: str, sha256: str) -> dict[str, str]:
+        """The metadata of the .safetensors file that keeps the weights. sha256: of the published file."""
+        return {RECORD_KEY: json.dumps({**asdict(self), "source": source, "sha256": sha256})}
+
+    def __str__(self) -> str:
+        transform = self.preprocessing
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in (transform.mean, transform.std))
+        height, width = self.image_size
+        return (
+            f"{self.name}, trained for mean ({mean}), std ({std}), {transform.interpolation} resizing, "
+            f"{height} x {width} pixels, crop ratio {transform.crop_ratio:g}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedWeights:
+    """Weights that can be fetched. addresses: the best first. command: makes `command_file` on another machine."""
+
+    record: WeightsRecord
+    addresses: tuple[str, ...]
+    command: str
+
+    @property
+    def file_name(self) -> str:
+        """The file that keeps them, below the folder of weights."""
+        return f"{weights_file_stem(self.record.name)}.safetensors"
+
+
+def find_published(name: str) -> PublishedWeights:
+    """The published weights with this name.
+
+    Raises:
+        Failure: USAGE for a model or a tag that has none, with the names that there are.
+    """
+    model, _, tag = name.partition(".")
+    if model in TORCHVISION_MODELS:
+        published = list(_torchvision_weights(model, tag))
+    elif is_timm_model(model):
+        published = list(_timm_weights(model, tag))
+    else:
+        close = suggest_model(name)
+        raise Failure(
+            f"{name} names no published weights",
+            expected="MODEL or MODEL.TAG for torchvision's, timm/MODEL or timm/MODEL.TAG for timm's",
+            fix=f"write {close}" if close else "see the names of torchvision's and timm's models in docs/models.md",
+            code=ExitCode.USAGE,
+        )
+    if not published:
+        tags = ", ".join(entry.record.name for entry in _published_of(model))
+        raise Failure(
+            f"{name} names no published weights" if tag else f"there are no published weights for {model}",
+            expected=f"one of {tags}" if tags else None,
+            fix="write one of these" if tags else "leave model.weights out, or name a file",
+            code=ExitCode.USAGE,
+        )
+    return published[0]
+
+
+def published_preprocessing(path: str | Path, model_name: str) -> Preprocessing | None:
+    """The evaluation transform that the weights at `path` were trained for; None if nothing records it.
+
+    model_name: as `model.name`; timm's records are only searched for this model.
+    """
+    record = read_record(Path(path), model_name)
+    return record.preprocessing if record else None
+
+
+def read_record(path: Path, model_name: str) -> WeightsRecord | None:
+    """The record of the published weights in a file: from its metadata, from its name, or from timm's config.json."""
+    if path.is_dir():
+        return None
+    return (
+        _record_in_metadata(path)
+        or next((entry.record for entry in _published_of(model_name) if _is_named_like(path, entry)), None)
+        or _record_of_other_model(path)
+        or _record_beside(path, model_name)
+    )
+
+
+def _record_in_metadata(path: Path) -> WeightsRecord | None:
+    if path.suffix != ".safetensors":
+        return None
+    with suppress(OSError, SafetensorError, ValueError, LookupError, TypeError):
+        with safe_open(path, framework="pt") as file:
+            values = json.loads((file.metadata() or {})[RECORD_KEY])
+        transform = values["preprocessing"]
+        return WeightsRecord(
+            name=str(values["name"]),
+            preprocessing=_preprocessing(
+                transform["mean"], transform["std"], transform["crop_ratio"], transform["interpolation"]
+            ),
+            image_size=_image_size(values["image_size"]),
+            classes=int(values["classes"]),
+        )
+    return None
+
+
+def _is_named_like(path: Path, entry: PublishedWeights) -> bool:
+    """Whether the file has the name under which the weights are published, or the name of the weights."""
+    published = [address.rpartition("/")[2] for address in entry.addresses]
+    return path.stem == Path(entry.file_name).stem or (bool(HASH_IN_NAME.search(path.name)) and path.name in published)
+
+
+def _record_of_other_model(path: Path) -> WeightsRecord | None:
+    """The record of torchvision's file for any of its models, so that an error can name that model."""
+    if not HASH_IN_NAME.search(path.name):
+        return None
+    entries = (entry for model in TORCHVISION_MODELS for entry in _torchvision_weights(model, None))
+    return next((entry.record for entry in entries if _is_named_like(path, entry)), None)
+
+
+def _record_beside(path: Path, model_name: str) -> WeightsRecord | None:
+    """The record in config.json next to the file, as in a copy of timm's folder on the hub."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        content = json.loads((path.parent / "config.json").read_text())
+        values, architecture = content["pretrained_cfg"], str(content["architecture"])
+        if model_name != TIMM_PREFIX + architecture:
+            return None
+        return WeightsRecord(
+            name=f"{model_name}.{values.get('tag') or 'config.json'}",
+            preprocessing=_preprocessing(values["mean"], values["std"], values["crop_pct"], values["interpolation"]),
+            image_size=_image_size(values["input_size"][1:]),
+            classes=int(values["num_classes"]),
+        )
+    return None
+
+
+def _published_of(model: str) -> Iterator[PublishedWeights]:
+    if model in TORCHVISION_MODELS:
+        yield from _torchvision_weights(model, None)
+    elif is_timm_model(model):
+        yield from _timm_weights(model, None)
+
+
+def _torchvision_weights(model: str, tag: str | None) -> Iterator[PublishedWeights]:
+    """torchvision's weights for `model`. tag: only these; empty: the default; None: all."""
+    from torchvision.models import get_model_weights  # importing it takes a second
+
+    for weights in get_model_weights(model):
+        is_default = weights is get_model_weights(model)["DEFAULT"]
+        if tag not in (None, weights.name) and not (tag == "" and is_default):
+            continue
+        transform: Any = weights.transforms()
+        (crop,), (resize,) = transform.crop_size, transform.resize_size
+        record = WeightsRecord(
+            name=f"{model}.{weights.name}",
+            preprocessing=_preprocessing(transform.mean, transform.std, crop / resize, transform.interpolation.value),
+            image_size=(crop, crop),
+            classes=len(weights.meta["categories"] or ()),
+        )
+        command = (
+            f"import torch, torchvision; torch.save(torchvision.models.get_model({model!r}, weights={weights.name!r})"
+            f".state_dict(), '{weights_file_stem(record.name)}.pth')"
+        )
+        yield PublishedWeights(record=record, addresses=(weights.url,), command=_python_command(command))
+
+
+def _timm_weights(model: str, tag: str | None) -> Iterator[PublishedWeights]:
+    """timm's weights for `model`, as `_torchvision_weights`. The default comes first."""
+    import huggingface_hub
+    from timm.models import get_arch_pretrained_cfgs, get_pretrained_cfg
+
+    architecture = model.removeprefix(TIMM_PREFIX)
+    configs: Mapping[str, Any] = get_arch_pretrained_cfgs(architecture)
+    default = get_pretrained_cfg(architecture)
+    for config in configs.values():
+        is_default = default is not None and config.tag == default.tag
+        if tag not in (None, config.tag) and not (tag == "" and is_default):
+            continue
+        files = (config.hf_hub_filename,) if config.hf_hub_filename else HUB_FILES
+        hub = [huggingface_hub.hf_hub_url(config.hf_hub_id, file) for file in files if config.hf_hub_id]
+        direct = [config.url] if config.url and config.url.endswith(READABLE_SUFFIXES) else []
+        if not hub and not direct:
+            continue
+        name = f"{model}.{config.tag}" if config.tag else model
+        record = WeightsRecord(
+            name=name,
+            preprocessing=_preprocessing(config.mean, config.std, config.crop_pct, config.interpolation),
+            image_size=_image_size(config.input_size[1:]),
+            classes=config.num_classes,
+        )
+        command = (
+            f"import timm, torch; torch.save(timm.create_model({name.removeprefix(TIMM_PREFIX)!r}, pretrained=True)"
+            f".state_dict(), '{weights_file_stem(name)}.pth')"
+        )
+        yield PublishedWeights(record=record, addresses=(*hub, *direct), command=_python_command(command))
+
+
+def _python_command(code: str) -> str:
+    return f'python -c "{code}"'
+
+
+def _preprocessing(mean: Any, std: Any, crop_ratio: Any, interpolation: Any) -> Preprocessing:
+    """Raises ValueError, TypeError for values that are none."""
+    if interpolation not in ("bilinear", "bicubic"):
+        raise ValueError(f"interpolation {interpolation!r}")
+    return Preprocessing(
+        mean=tuple(float(value) for value in mean),
+        std=tuple(float(value) for value in std),
+        crop_ratio=float(crop_ratio),
+        interpolation=interpolation,
+    )
+
+
+def _image_size(values: Any) -> tuple[int, int]:
+    height, width = values
+    return int(height), int(width)
