@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from train.config import schema
 from train.config.load import YamlDocument, build_config
 from train.config.schema import ModelConfig, RunConfig
 from train.data import augment
-from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Interpolation, Preprocessing
 from train.data.shape import Shape
 from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint, recorded_task
@@ -157,18 +157,21 @@ def _byte_values(values: Sequence[float]) -> float | list[float]:
 
 
 def _parse_preprocessing(recorded: Mapping[str, Any]) -> Preprocessing:
-    """The preprocessing of the `input` in model.json; an older export has the default one."""
-    around = recorded.get("normalization") or {}
-    cut = recorded.get("preprocessing") or {}
-    mean, std = (
-        values if isinstance(values, list) else [values]
-        for values in (around.get("subtract", 127.5), around.get("divide", 63.75))
-    )
+    """The preprocessing of the `input` in model.json; an older export has the default one.
+
+    Raises:
+        LookupError, TypeError, ValueError: the record is damaged.
+    """
+    values = recorded.get("preprocessing")
+    if values is None:
+        return DEFAULT_PREPROCESSING
+    if values["interpolation"] not in get_args(Interpolation):
+        raise ValueError(f"unknown interpolation {values['interpolation']}")
     return Preprocessing(
-        mean=tuple(float(value) / augment.MAX_BYTE for value in mean),
-        std=tuple(float(value) / augment.MAX_BYTE for value in std),
-        crop_ratio=float(cut.get("crop_ratio", 1.0)),
-        interpolation="bicubic" if cut.get("interpolation") == "bicubic" else "bilinear",
+        mean=tuple(map(float, values["mean"])),
+        std=tuple(map(float, values["std"])),
+        crop_ratio=float(values["crop_ratio"]),
+        interpolation=values["interpolation"],
     )
 
 

@@ -21,11 +21,16 @@ def test_a_bad_command_line_is_a_failure_with_our_code() -> None:
 
 
 USAGES: dict[str, tuple[TrainArgumentParser, str]] = {
-    "eval": (evaluate.build_parser(), "RUN [--all] [--json] [--config FILE] [options] [section.key=value ...]"),
-    "export": (export.build_parser(), "RUN --output DIR [--config FILE] [section.key=value ...]"),
+    "eval": (
+        evaluate.build_parser(),
+        "RUN [--all | --split NAME] [--json] [--per-image FILE.csv] [--report] [--config FILE] [options] "
+        "[section.key=value ...]",
+    ),
+    "export": (export.build_parser(), "RUN --output DIR [--format NAME,...] [--config FILE] [section.key=value ...]"),
     "predict": (
         predict.build_parser(),
-        "RUN IMAGES... [--top K] [--json] [--device auto|cpu|cuda] [--config FILE] [section.key=value ...]",
+        "RUN IMAGES... [--top K] [--json | --csv FILE [--all-classes]] [--device auto|cpu|cuda] "
+        "[--config FILE] [section.key=value ...]",
     ),
 }
 

@@ -61,7 +61,7 @@ OUT_OF_RANGE = {
     "whole-fraction": ("data:\n  val_fraction: 1", "data.val_fraction: 1", "less than 1"),
     "slash-in-name": ("run:\n  name: a/b", "run.name: a/b", "a plain folder name"),
     "home-in-path": ("data:\n  root: ~/images", "data.root: ~/images", "without ~"),
-    "model": ("model:\n  name: resnet-18", "model.name: resnet-18", "write resnet18"),
+    "model": ("model:\n  name: resnet-18", "model.name: resnet-18", "write model.name: resnet18"),
     "compile": ("train:\n  compile: true", "train.compile: true", "false, default or reduce-overhead"),
     "steps-as-text": ("profile:\n  steps: '10:20'", "profile.steps: '10:20'", "a list of whole numbers"),
     "schedule": ("optim:\n  schedule: cosin", "optim.schedule: cosin", "write cosine"),

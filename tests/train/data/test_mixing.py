@@ -98,7 +98,7 @@ def test_the_loss_is_that_of_the_mixed_targets(changes: dict[str, Any]) -> None:
     logits, labels = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
     mix = LabelMix(torch.tensor([1, 0, 0, 2]), torch.tensor([0.3, 1.0, 0.5, 0.0]))
     targets = one_hot(labels, 3) * mix.share[:, None] + one_hot(mix.other, 3) * (1 - mix.share[:, None])
-    ours = build_criterion(OptimConfig(**changes), [1, 1, 1])(logits, labels, mix)
+    ours = build_criterion(OptimConfig(**changes), [1, 1, 1])(logits, labels, mix=mix)
     torch.testing.assert_close(ours, cross_entropy(logits, targets, **changes))
 
 
@@ -106,7 +106,7 @@ def test_labels_that_do_not_mix_give_the_loss_without_mixing() -> None:
     logits, labels = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
     criterion = build_criterion(OptimConfig(class_weights=[1, 2, 3]), [5, 5, 5])
     mix = LabelMix(labels.flip(0), torch.ones(4))
-    torch.testing.assert_close(criterion(logits, labels, mix), criterion(logits, labels))
+    torch.testing.assert_close(criterion(logits, labels, mix=mix), criterion(logits, labels))
 
 
 def test_a_mixed_image_counts_as_correct_with_the_share_of_the_predicted_label() -> None:

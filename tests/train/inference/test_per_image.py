@@ -80,7 +80,9 @@ def evaluated(run: Path, table: Path, *settings: str, all_: bool = False) -> lis
     config, _ = checkpoints.load_config(checkpoint, None, settings)
     forget_accelerate()
     try:
-        evaluate.evaluate_on_rank(config, checkpoint, ALONE, {}, as_json=True, all_=all_, per_image=table)
+        evaluate.evaluate_on_rank(
+            config, checkpoint, ALONE, {}, as_json=True, split="all" if all_ else "validation", per_image=table
+        )
     finally:
         forget_accelerate()
     with table.open(newline="") as file:

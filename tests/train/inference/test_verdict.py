@@ -17,6 +17,7 @@ VERDICT = EvaluationReport(
     weights="ema",
     standing="the best",
     measured="the 31 validation images of 150 images of pets",
+    split="validation",
     all=False,
     notes=("3 of these 31 images were trained on",),
     world_size=2,
