@@ -125,6 +125,6 @@ def test_what_has_a_fix_of_its_own_is_no_key_of_ours(key: str) -> None:
     assert key not in {path.rpartition(".")[2] for path in load.key_paths(RunConfig)}
 
 
-@pytest.mark.parametrize("key", set(load.ARGUMENTS_WRITTEN_AS_KEYS.values()))
+@pytest.mark.parametrize("key", sorted(set(load.ARGUMENTS_WRITTEN_AS_KEYS.values())))
 def test_the_key_that_holds_arguments_exists(key: str) -> None:
     assert key in load.key_paths(RunConfig)
