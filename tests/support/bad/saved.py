@@ -304,7 +304,7 @@ RANKED: dict[str, tuple[tuple[str, ...], Callable[[], object], int, tuple[str, .
         "data.classes",
     ),
     "other-folders": (
-        ("data.name=folder", "data.root=birds", "--all"),
+        ("data.name=folder", "data.root=birds", "--split=all"),
         lambda: write_classes(Path("birds"), emu=3, jay=3),
         65,
         ("other classes", "2: emu, jay (in birds)", "2: outline-0, outline-1"),
