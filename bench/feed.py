@@ -1,4 +1,4 @@
-"""This module draws our batches in memory on one core, a block at a time on request, for row 7."""
+"""This module makes our batches on one core, a block at a time on request: in memory for row 7, from files for 15."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -16,19 +16,25 @@ from train.bench.training import MANY_EPOCHS, RANDOM_IMAGES
 from train.config import load
 from train.config.batches import compute_batch_sizes, count_steps
 from train.config.schema import DataConfig
+from train.data import registry
 from train.data.loader import Batch, open_loader
 from train.data.sampler import BatchSampler, MicroBatch
+from train.data.splits import DataSplits
 
 
 def main(words: Sequence[str]) -> None:
-    """`--pace PORT:TOKEN --batch N --samples N --size N`."""
+    """`--pace PORT:TOKEN --batch N --samples N --size N [--root FOLDER --workers N]`."""
     arguments = build_parser().parse_args(words)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    batches = draw_batches(arguments.batch, arguments.samples, arguments.size)
+    if arguments.root:
+        sources = file_settings(arguments.root, arguments.workers), registry.open_splits
+    else:
+        sources = memory_settings(arguments.samples), random_images
+    batches = make_batches(*sources, batch=arguments.batch, size=arguments.size)
     next(batches)
     connection = Connection(arguments.pace)
-    request = connection.introduce({"batch": arguments.batch})
+    request = connection.introduce({"batch": arguments.batch, "workers": arguments.workers})
     try:
         while True:
             request = connection.answer(_run_block(batches, int(request["steps"])))
@@ -42,15 +48,34 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--pace", metavar="PORT:TOKEN", required=True)
     for name in ("batch", "samples", "size"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--root", metavar="FOLDER", help="image files, one folder for each class")
+    parser.add_argument("--workers", type=int, default=0)
     return parser
 
 
-def draw_batches(batch: int, samples: int, size: int) -> Iterator[tuple[MicroBatch, Batch]]:
+def memory_settings(samples: int) -> list[str]:
+    """Random images in memory, with the default augmentation."""
+    return [f"data.name={RANDOM_IMAGES}", f"data.samples={samples}", "data.loader=memory"]
+
+
+def file_settings(root: str, workers: int) -> list[str]:
+    """Image files with ImageNet's augmentation."""
+    settings = [f"data.root={root}", "data.name=folder", "data.loader=workers", f"data.workers={workers}"]
+    return [
+        *settings,
+        "data.augment=imagenet",
+        "data.normalize={mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}",
+    ]
+
+
+def make_batches(
+    settings: Sequence[str], open_splits: Callable[[DataConfig], DataSplits], *, batch: int, size: int
+) -> Iterator[tuple[MicroBatch, Batch]]:
     """Augmented batches as a training gets them, without an end."""
-    words = [f"data.name={RANDOM_IMAGES}", f"data.samples={samples}", f"data.image_size={size}", "data.loader=memory"]
-    data: DataConfig = load.load_config(None, [*words, "data.val_fraction=0"]).data
-    loader = open_loader(random_images(data), data, seed=0, device=torch.device("cpu"), cores=1)
-    sizes = compute_batch_sizes(batch, batch, 1)
+    data = load.load_config(None, [*settings, f"data.image_size={size}", "data.val_fraction=0"]).data
+    splits = open_splits(data)
+    loader = open_loader(splits, data, seed=0, device=torch.device("cpu"), cores=1)
+    sizes, samples = compute_batch_sizes(batch, batch, 1), len(splits.training.labels)
     steps = count_steps(sizes, samples, epochs=MANY_EPOCHS, max_steps=None)
     sampler = BatchSampler(batches=sizes, steps=steps, samples=samples, rank=0, seed=0)
     return loader.train(sampler.micro_batches(0))

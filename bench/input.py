@@ -1,4 +1,4 @@
-"""This module measures the input pipeline next to Pillow in workers, and a step's system calls that name a path."""
+"""This module measures the input pipeline next to others, and a step's system calls that name a path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Final
 
-from bench import harness, path_calls, targets
+from bench import harness, path_calls, photos, targets
 from train.bench import processes
 from train.bench.estimates import exact
 from train.bench.measurements import Measurement, Row
@@ -15,6 +15,8 @@ from train.bench.processes import BenchOptions, Program
 
 BATCH, SAMPLES, PIXELS = 256, 20_000, 32
 BLOCK_S: Final = 0.5
+PHOTOS: Final = 512  # 49 MB: they stay in the page cache, so that decoding is measured and not the disk
+PHOTO_BATCH: Final = 32
 MIN_BATCHES: Final = 21  # of a block: while it waits, a worker makes two, which must be less than a tenth
 FEW, MANY = 20, 120  # steps: the difference of their calls is what steps cause
 # No log point, evaluation, checkpoint or end of an epoch comes between the two.
@@ -27,8 +29,9 @@ PEER_WORDS: Final = ("--model", "tiny", "--size", "8", "--classes", "2", "--samp
 
 
 def run(options: BenchOptions) -> Iterator[Measurement]:
-    """Rows 7 and 5."""
+    """Rows 7, 15 and 5."""
     yield images_per_core(options)
+    yield files_per_core(options)
     yield from path_calls_per_step(options)
 
 
@@ -47,6 +50,31 @@ def images_per_core(options: BenchOptions) -> Row:
         pairs = harness.time_in_turns(our_feed.step_seconds, peer.step_seconds, pairs=options.num_pairs(7))
     facts = {"ours_images_per_s": BATCH / median(pairs.ours), "peer_images_per_s": BATCH / median(pairs.peer)}
     return targets.measured("7", pairs.speed_ratio(), **facts, peer_workers=int(peer.facts["workers"]), batch=BATCH)
+
+
+def files_per_core(options: BenchOptions) -> Row:
+    """Row 15: the same JPEG files, cut at random, mirrored and normalized, on one core each; each with its best number
+    of workers, 0 or 1."""
+    root = options.scratch / "photos"
+    mean_bytes = photos.write_photos(root, 2 * PHOTO_BATCH if options.quick else PHOTOS)
+    words = ["--batch", str(PHOTO_BATCH), "--samples", "0", "--size", "224", "--root", str(root)]
+    feed = [sys.executable, "-m", "bench.feed", *words]
+    other = [*harness.peer_command(options, "photos"), "--device", "cpu", "--one-core", "--warm-up", "2", *words]
+    commands = {"feed": feed, **{name: [*other, "--library", name] for name in ("torchvision", "timm")}}
+    programs = [
+        Program(name=f"{name}-{number}", command=[*command, "--workers", str(number)], environ=options.child_environ())
+        for name, command in commands.items()
+        for number in (0, 1)
+    ]
+    with processes.start_programs(options, *programs) as feeds:
+        for program in feeds:
+            program.steps = 1 if options.quick else max(MIN_BATCHES, program.steps_in(BLOCK_S))
+        ours = min(feeds[:2], key=lambda program: program.step_seconds())
+        peer = min(feeds[2:], key=lambda program: program.step_seconds())
+        pairs = harness.time_in_turns(ours.step_seconds, peer.step_seconds, pairs=options.num_pairs(15))
+    speeds = {f"{side}_images_per_s": PHOTO_BATCH / median(getattr(pairs, side)) for side in ("ours", "peer")}
+    facts = {"peer": peer.facts["peer"], "workers": ours.facts["workers"], "peer_workers": peer.facts["workers"]}
+    return targets.measured("15", pairs.speed_ratio(), **speeds, **facts, bytes_per_image=mean_bytes)
 
 
 def pillow_program(options: BenchOptions, *words: str) -> Program:

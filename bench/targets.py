@@ -31,6 +31,9 @@ TARGETS: Final[Mapping[str, Target]] = {
     "12": Target(what="size of the image", better="lower", limit=3.5, unit="GB"),
     "13": Target(what="DDP on 2 processes: ours / bare DDP", limit=0.97, surely=True, where="cpu"),
     "14": Target(what="scaling"),
+    "15": Target(
+        what="JPEG files to 224 px, images/s of one core: ours / torchvision v2 or timm", limit=1.5, where="cpu"
+    ),
 }
 
 

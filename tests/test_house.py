@@ -101,6 +101,7 @@ LAYERS = {
         "feed",
         "checkpoint_blocks",
         "step",
+        "photos",
         "input",
         "start",
         "checkpoint",

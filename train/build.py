@@ -77,8 +77,10 @@ def build_trainer(
     checkpoints = folder / "checkpoints"
     train, seed = config.train, config.run.seed
     batches = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, world.world_size)
+    earlier = checkpoints if config.checkpoint.resume == "auto" else None
 
     heartbeat.beat("data")
+    config = replace(config, data=runtime.run_on_rank_zero(lambda: weights.fit_preprocessing(config, earlier)))
     splits = open_splits(config.data)
     config = task_keys.with_task_defaults(config, splits.task)
     dataset = _describe_dataset(config, runtime, splits)
@@ -88,7 +90,7 @@ def build_trainer(
     )
     steps = count_steps(batches, dataset.num_training, epochs=train.epochs, max_steps=train.max_steps)
 
-    model_config = weights.fit_stem(config.model, checkpoints if config.checkpoint.resume == "auto" else None)
+    model_config = weights.fit_stem(config.model, earlier)
     network = registry.build_model(model_config, classes=num_classes, shape=splits.shape, seed=seed)
     freezing = build_freezing(config.model, network, steps.per_epoch)
     if freezing is not None and freezing.until is None:

@@ -11,19 +11,21 @@ from typing import Any
 
 import pytest
 from benches import quick
+from PIL import Image
 
-from bench import feed, path_calls
+from bench import feed, harness, path_calls, photos
 from bench import input as bench
 from train.bench import processes
 from train.bench.measurements import Row
 from train.bench.processes import Program
+from train.bench.random_images import random_images
 
 
 class Stand:
     """In the place of a process that feeds."""
 
     def __init__(self, seconds: float, workers: int) -> None:
-        self.seconds, self.steps, self.facts = seconds, 1, {"workers": workers}
+        self.seconds, self.steps, self.facts = seconds, 1, {"workers": workers, "peer": "stand-in"}
 
     def step_seconds(self) -> float:
         return self.seconds
@@ -45,6 +47,44 @@ def test_the_better_of_the_peers_is_compared_with(tmp_path: Path, monkeypatch: p
     assert all(stand.steps > 10 * 2 for stand in stands)  # what a worker has made ready is less than a tenth
     assert (round(row.estimate.value, 6), row.facts["peer_workers"]) == (5.0, 1)
     assert round(row.facts["ours_images_per_s"]) == bench.BATCH * 10
+
+
+def test_each_side_reads_files_with_its_better_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stands = [Stand(0.4, 0), Stand(0.2, 1), Stand(0.9, 0), Stand(0.8, 1), Stand(0.5, 0), Stand(0.7, 1)]
+
+    @contextmanager
+    def start_programs(*_: Any) -> Iterator[list[Stand]]:
+        yield stands
+
+    monkeypatch.setattr(processes, "start_programs", start_programs)
+    monkeypatch.setattr(photos, "write_photos", lambda root, number: 95_000)
+    row = bench.files_per_core(quick(tmp_path, quick=False, pairs=2))
+    assert row.estimate is not None
+    assert (round(row.estimate.value, 6), row.facts["workers"], row.facts["peer_workers"]) == (2.5, 1, 0)
+
+
+def test_drawn_photos_have_the_size_of_imagenets(tmp_path: Path) -> None:
+    mean_bytes = photos.write_photos(tmp_path / "photos", 4)
+    sizes = set()
+    for file in (tmp_path / "photos").glob("*/*.jpg"):
+        with Image.open(file) as image:
+            sizes.add(image.size)
+    assert abs(mean_bytes - photos.MEAN_BYTES) < 5_000
+    assert sizes == {(500, 375), (375, 500)}
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_both_sides_make_batches_of_the_same_files(tmp_path: Path, library: str) -> None:
+    photos.write_photos(tmp_path / "photos", 8)
+    words = ("--batch", "4", "--samples", "0", "--size", "32", "--root", str(tmp_path / "photos"))
+    options = quick(tmp_path)
+    peer = (*harness.peer_command(options, "photos"), "--library", library, "--workers", "0", "--warm-up", "1", *words)
+    ours = (sys.executable, "-m", "bench.feed", *words)
+    both = [Program(name="side", command=[*side], environ=options.child_environ()) for side in (ours, peer)]
+    with processes.start_programs(options, *both) as running:
+        assert all(program.step_seconds() > 0 for program in running)
 
 
 def row_five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ours: int, theirs: int) -> Row:
@@ -78,7 +118,8 @@ def test_without_strace_nothing_is_counted(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_batches_never_end() -> None:
-    batches = [batch for _, batch in islice(feed.draw_batches(4, 8, 8), 5)]
+    endless = feed.make_batches(feed.memory_settings(8), random_images, batch=4, size=8)
+    batches = [batch for _, batch in islice(endless, 5)]
     assert {tuple(batch.images.shape) for batch in batches} == {(4, 3, 8, 8)}
 
 

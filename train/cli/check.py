@@ -27,6 +27,7 @@ from train.config.batches import BatchSizes, StepCounts
 from train.config.load import format_value
 from train.config.schema import RunConfig, RunSection
 from train.data import registry
+from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
 from train.evaluation.results import EvaluationResult
@@ -94,7 +95,8 @@ def _preview_from_checkpoints(
     for path in reversed([*available.values()]):
         try:
             content = _read_checkpoint_state(path)
-            resume_rules.refuse_config_changes(content["config"], asdict(config))
+            data_config = keep_preprocessing(config.data, content["config"].get("data") or {})
+            resume_rules.refuse_config_changes(content["config"], asdict(replace(config, data=data_config)))
             resume_rules.refuse_data_changes(content.get("data"), data, folder)
             return _preview_from_state(config, folder, content, steps)
         except DamagedCheckpointError:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ from train.distributed.device import (
 )
 from train.distributed.shared_memory import SINGLE_RANK
 from train.models.registry import build_model
-from train.models.weights import fit_stem
+from train.models.weights import fit_preprocessing, fit_stem
 from train.optim import optimizer as optimizers
 from train.optim.loss import build_task_criterion
 from train.optim.schedule import resolve_learning_rate
@@ -240,6 +240,7 @@ def measure_stages(
             memory.
     """
     plugin.add_config_folder_to_path(config_file, config.data.name, config.model.name, config.optim.name)
+    config = replace(config, data=fit_preprocessing(config))
     splits, torch_device = registry.open_splits(config.data), choose_device(device, 0)
     allow_tf32(config.train.tf32)
     set_up_cudnn(torch_device, repeatable=checks.is_repeatable(config.train))

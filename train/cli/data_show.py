@@ -19,6 +19,7 @@ from train.data.loader import open_loader
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.sampler import BatchSampler
 from train.inference.gallery import displayable
+from train.models.weights import fit_preprocessing
 from train.report import plots, read
 from train.run.folder import run_folder
 from train.run.record import SAMPLES_FILE
@@ -42,6 +43,7 @@ def show_samples(config: RunConfig, *, config_file: str | None, output: str | No
     path = Path(output) if output is not None else default
     files.refuse_unusable_file(path, OPTION, SUFFIX)
     plugin.add_config_folder_to_path(config_file, config.data.name)
+    config = replace(config, data=fit_preprocessing(config))
     shown = [(displayable(image), name) for image, name in first_samples(config)]
     note = f"data.augment: {read.format_value(as_mapping(config)['data']['augment'])}; run.seed: {config.run.seed}"
     files.write_named_file(path, plots.draw_samples(shown, note), OPTION, SUFFIX)

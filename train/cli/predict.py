@@ -21,6 +21,7 @@ from entrypoint import ExitCode, Failure, parse_launch_options, print_message
 from train import plugin
 from train.cli.launch import TrainArgumentParser
 from train.config import environment, load, schema
+from train.config.models import EXPORT_FILE
 from train.data import class_folders
 from train.files import refuse_unusable_file, write_named_file
 from train.inference import checkpoints, csv_table
@@ -94,7 +95,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     top, device = _parse_top(arguments.top), parse_launch_options(arguments, environ).device
     table = _table_file(arguments)
     unread = Counter[str]()
-    if os.path.exists(os.path.join(arguments.checkpoint, checkpoints.EXPORT_FILE)):
+    if os.path.exists(os.path.join(arguments.checkpoint, EXPORT_FILE)):
         model, files = _load_from_export(arguments, words, settings, device, unread)
     else:
         model, files = _load_from_run(arguments, words, settings, device, _process_environ(environ), unread)

@@ -223,6 +223,7 @@ def _nearest(name: str, names: Sequence[str] | frozenset[str]) -> str | None:
 
 # `train weights fetch` puts weights here, and model.weights looks here for a name; relative to the working directory.
 WEIGHTS_FOLDER: Final = "weights"
+EXPORT_FILE: Final = "model.json"  # describes the weights beside it: see `train.inference.export`
 WEIGHTS_SUFFIXES: Final = (".safetensors", ".pth")
 FILE_SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")  # of the files that model.weights may name
 

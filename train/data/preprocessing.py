@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from entrypoint import ExitCode, Failure
-from train.config.schema import DataConfig
+from train.config.schema import DataConfig, rule_violation
 
 Interpolation = Literal["bilinear", "bicubic"]
+KEYS: Final = ("normalize", "crop_ratio", "interpolation")  # of the data section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,35 @@ def configured_preprocessing(data: DataConfig, published: Preprocessing | None =
         crop_ratio=auto.crop_ratio if data.crop_ratio == "auto" else data.crop_ratio,
         interpolation=auto.interpolation if data.interpolation == "auto" else data.interpolation,
     )
+
+
+def parse_preprocessing(values: Mapping[str, Any]) -> Preprocessing:
+    """The Preprocessing in JSON that `dataclasses.asdict` made.
+
+    Raises:
+        LookupError, TypeError, ValueError: the values are none.
+    """
+    if values["interpolation"] not in get_args(Interpolation):
+        raise ValueError(f"unknown interpolation {values['interpolation']!r}")
+    return Preprocessing(
+        mean=tuple(map(float, values["mean"])),
+        std=tuple(map(float, values["std"])),
+        crop_ratio=float(values["crop_ratio"]),
+        interpolation=values["interpolation"],
+    )
+
+
+def keep_preprocessing(data: DataConfig, recorded: Mapping[str, Any]) -> DataConfig:
+    """The data section with the values of a checkpoint's data section in place of `auto`.
+
+    A run resumes, and is evaluated, with what it began with. Values that no config may have are left out.
+    """
+    kept = {
+        key: recorded[key]
+        for key in KEYS
+        if getattr(data, key) == "auto" and key in recorded and rule_violation(f"data.{key}", recorded[key]) is None
+    }
+    return replace(data, **kept)
 
 
 def refuse_other_channels(preprocessing: Preprocessing, channels: int) -> None:

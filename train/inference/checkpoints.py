@@ -22,15 +22,16 @@ from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
 from train.checkpoint.store import STATE_FILE
 from train.config import load, resume_rules
+from train.config.models import EXPORT_FILE
 from train.config.schema import DataConfig, RunConfig
 from train.data import class_folders, registry
+from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSource
 from train.files import shorten_name
 from train.logging import progress
 from train.run.record import BEST_FILE
 from train.tasks import CLASSIFICATION, REGRESSION, TASKS, TargetScale
 
-EXPORT_FILE: Final = "model.json"  # a folder with this file is an export: see `train.inference.export`
 # The settings that an evaluation may change; all others come from the checkpoint.
 ALLOWED_SETTINGS: Final = ("data.*", "launch.*", "eval.batch_size", "train.precision", "train.tf32")
 # These decide which images are evaluated, or affect only the training. They do not change the model's
@@ -136,7 +137,8 @@ def load_config(chosen: ChosenCheckpoint, file: str | None, words: Sequence[str]
     _refuse_differences(_config_differences(base, requested), "does not change an evaluation")
     train = replace(own.train, precision=requested.train.precision, tf32=requested.train.tf32)
     measure = replace(own.eval, batch_size=requested.eval.batch_size)
-    config = replace(own, data=requested.data, launch=requested.launch, train=train, eval=measure)
+    data = keep_preprocessing(requested.data, asdict(own.data))
+    config = replace(own, data=data, launch=requested.launch, train=train, eval=measure)
     factories = {"model.name": config.model.name, "data.name": config.data.name}
     typed = load.overridden_keys(words, (*factories, *DOWNLOAD_DEFAULTS))
     plugin.refuse_recorded_factory(factories, _writer_folder(chosen), config=file, typed=typed, args=config.model.args)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -29,9 +29,10 @@ from train.checkpoint import manifest
 from train.checkpoint.manifest import DamagedCheckpointError, FileEntry
 from train.config import schema
 from train.config.load import YamlDocument, build_config
+from train.config.models import EXPORT_FILE
 from train.config.schema import ModelConfig, RunConfig
 from train.data import augment
-from train.data.preprocessing import DEFAULT_PREPROCESSING, Interpolation, Preprocessing
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, parse_preprocessing
 from train.data.shape import Shape
 from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint, recorded_task
@@ -40,7 +41,7 @@ from train.inference.model_card import ModelFacts
 from train.models import registry, weights
 from train.tasks import CLASSIFICATION, TargetScale
 
-DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE = "model.json", "model.safetensors", "README.md"
+DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE = EXPORT_FILE, "model.safetensors", "README.md"
 FORMAT_VERSION: Final = 1
 LAYOUTS: Final = {2: "NCHW", 3: "NCDHW"}  # by the dimensions of a sample's size; N: images, C: channels
 MISSING_FIX: Final = "name the folder that `train export` wrote"
@@ -163,16 +164,7 @@ def _parse_preprocessing(recorded: Mapping[str, Any]) -> Preprocessing:
         LookupError, TypeError, ValueError: the record is damaged.
     """
     values = recorded.get("preprocessing")
-    if values is None:
-        return DEFAULT_PREPROCESSING
-    if values["interpolation"] not in get_args(Interpolation):
-        raise ValueError(f"unknown interpolation {values['interpolation']}")
-    return Preprocessing(
-        mean=tuple(map(float, values["mean"])),
-        std=tuple(map(float, values["std"])),
-        crop_ratio=float(values["crop_ratio"]),
-        interpolation=values["interpolation"],
-    )
+    return DEFAULT_PREPROCESSING if values is None else parse_preprocessing(values)
 
 
 def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None = None) -> ExportedModel:

@@ -17,8 +17,15 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 
 from entrypoint import ExitCode, Failure
-from train.config.models import TIMM_PREFIX, TORCHVISION_MODELS, is_timm_model, suggest_model, weights_file_stem
-from train.data.preprocessing import Preprocessing
+from train.config.models import (
+    EXPORT_FILE,
+    TIMM_PREFIX,
+    TORCHVISION_MODELS,
+    is_timm_model,
+    suggest_model,
+    weights_file_stem,
+)
+from train.data.preprocessing import Preprocessing, parse_preprocessing
 
 RECORD_KEY: Final = "published_weights"  # in the metadata of a .safetensors file
 HASH_IN_NAME: Final = re.compile(r"-([0-9a-f]{8,64})\.(?:pth|pt|bin|safetensors)$")
@@ -102,17 +109,11 @@ def find_published(name: str) -> PublishedWeights:
     return published[0]
 
 
-def published_preprocessing(path: str | Path, model_name: str) -> Preprocessing | None:
-    """The evaluation transform that the weights at `path` were trained for; None if nothing records it.
+def read_record(path: Path, model_name: str) -> WeightsRecord | None:
+    """The record of the weights in a file: in its metadata, by its name, or in timm's or our file beside it.
 
     model_name: as `model.name`; timm's records are only searched for this model.
     """
-    record = read_record(Path(path), model_name)
-    return record.preprocessing if record else None
-
-
-def read_record(path: Path, model_name: str) -> WeightsRecord | None:
-    """The record of the published weights in a file: from its metadata, from its name, or from timm's config.json."""
     if path.is_dir():
         return None
     return (
@@ -120,6 +121,7 @@ def read_record(path: Path, model_name: str) -> WeightsRecord | None:
         or next((entry.record for entry in _published_of(model_name) if _is_named_like(path, entry)), None)
         or _record_of_other_model(path)
         or _record_beside(path, model_name)
+        or _record_of_export(path)
     )
 
 
@@ -132,9 +134,7 @@ def _record_in_metadata(path: Path) -> WeightsRecord | None:
         transform = values["preprocessing"]
         return WeightsRecord(
             name=str(values["name"]),
-            preprocessing=_preprocessing(
-                transform["mean"], transform["std"], transform["crop_ratio"], transform["interpolation"]
-            ),
+            preprocessing=parse_preprocessing(transform),
             image_size=_image_size(values["image_size"]),
             classes=int(values["classes"]),
         )
@@ -164,9 +164,24 @@ def _record_beside(path: Path, model_name: str) -> WeightsRecord | None:
             return None
         return WeightsRecord(
             name=f"{model_name}.{values.get('tag') or 'config.json'}",
-            preprocessing=_preprocessing(values["mean"], values["std"], values["crop_pct"], values["interpolation"]),
+            preprocessing=parse_preprocessing({**values, "crop_ratio": values["crop_pct"]}),
             image_size=_image_size(values["input_size"][1:]),
             classes=int(values["num_classes"]),
+        )
+    return None
+
+
+def _record_of_export(path: Path) -> WeightsRecord | None:
+    """The record in model.json beside the weights that `train export` wrote."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        content = json.loads((path.parent / EXPORT_FILE).read_text())
+        if content["weights"]["file"] != path.name:
+            return None
+        return WeightsRecord(
+            name=str(content["name"]),
+            preprocessing=parse_preprocessing(content["input"]["preprocessing"]),
+            image_size=_image_size(content["input"]["size"]),
+            classes=len(content["classes"]),
         )
     return None
 
@@ -190,7 +205,12 @@ def _torchvision_weights(model: str, tag: str | None) -> Iterator[PublishedWeigh
         (crop,), (resize,) = transform.crop_size, transform.resize_size
         record = WeightsRecord(
             name=f"{model}.{weights.name}",
-            preprocessing=_preprocessing(transform.mean, transform.std, crop / resize, transform.interpolation.value),
+            preprocessing=Preprocessing(
+                mean=tuple(transform.mean),
+                std=tuple(transform.std),
+                crop_ratio=crop / resize,
+                interpolation=transform.interpolation.value,
+            ),
             image_size=(crop, crop),
             classes=len(weights.meta["categories"] or ()),
         )
@@ -221,7 +241,7 @@ def _timm_weights(model: str, tag: str | None) -> Iterator[PublishedWeights]:
         name = f"{model}.{config.tag}" if config.tag else model
         record = WeightsRecord(
             name=name,
-            preprocessing=_preprocessing(config.mean, config.std, config.crop_pct, config.interpolation),
+            preprocessing=parse_preprocessing({**config.to_dict(), "crop_ratio": config.crop_pct}),
             image_size=_image_size(config.input_size[1:]),
             classes=config.num_classes,
         )
@@ -234,18 +254,6 @@ def _timm_weights(model: str, tag: str | None) -> Iterator[PublishedWeights]:
 
 def _python_command(code: str) -> str:
     return f'python -c "{code}"'
-
-
-def _preprocessing(mean: Any, std: Any, crop_ratio: Any, interpolation: Any) -> Preprocessing:
-    """Raises ValueError, TypeError for values that are none."""
-    if interpolation not in ("bilinear", "bicubic"):
-        raise ValueError(f"interpolation {interpolation!r}")
-    return Preprocessing(
-        mean=tuple(float(value) for value in mean),
-        std=tuple(float(value) for value in std),
-        crop_ratio=float(crop_ratio),
-        interpolation=interpolation,
-    )
 
 
 def _image_size(values: Any) -> tuple[int, int]:

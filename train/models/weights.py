@@ -7,6 +7,7 @@ tensors are unpickled, and nothing is downloaded.
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import warnings
@@ -25,7 +26,8 @@ from entrypoint import ExitCode, Failure
 from train.checkpoint import format, manifest, store
 from train.checkpoint.format import CommittedCheckpoint
 from train.config.models import RESNET_PREFIXES, TIMM_PREFIX, weights_path
-from train.config.schema import ModelConfig
+from train.config.schema import DataConfig, ModelConfig, RunConfig
+from train.data.preprocessing import keep_preprocessing, set_preprocessing
 from train.models import pretrained, timm_models
 
 WEIGHTS_KEY: Final = "model.weights"
@@ -180,6 +182,7 @@ def _weights_failure(what: str, problem: str | None, fix: str, code: ExitCode, e
     return Failure(what, found=problem, expected=expected, fix=fix, code=code)
 
 
+STATE_FILES: Final = tuple(f"{above}{store.STATE_FILE}" for above in ("checkpoints/step-*/", "step-*/", ""))
 STEM_WEIGHT: Final = "conv1.weight"  # of torchvision's ResNets
 STEM_KERNELS: Final[Mapping[tuple[int, ...] | None, bool]] = {(7, 7): False, (3, 3): True}  # small_stem by kernel
 MAX_LISTED_TENSORS: Final = 3  # tensors named in one message
@@ -315,6 +318,32 @@ def _list_names(count: str, names: list[str]) -> str:
 
 def _bad_weights_failure(what: str, problem: str, fix: str) -> Failure:
     return Failure(what, found=problem, fix=fix, code=ExitCode.DATA)
+
+
+def fit_preprocessing(config: RunConfig, checkpoints: Path | None = None) -> DataConfig:
+    """The data section with the evaluation transform set, where it is auto and model.weights decide.
+
+    checkpoints: the run's folder of checkpoints: a run that resumes keeps what it began with.
+    """
+    recorded = _recorded_data(checkpoints) if checkpoints else None
+    if recorded is not None:
+        return keep_preprocessing(config.data, recorded)
+    if not config.model.weights:
+        return config.data
+    path = weights_path(config.model.weights)
+    if recorded := _recorded_data(path):
+        return keep_preprocessing(config.data, recorded)
+    record = pretrained.read_record(path, config.model.name)
+    return set_preprocessing(config.data, record.preprocessing if record else None)
+
+
+def _recorded_data(folder: Path) -> Mapping[str, Any] | None:
+    """The data section of the newest checkpoint in or below `folder`; None without one."""
+    states = (path for pattern in STATE_FILES for path in folder.glob(pattern))
+    for path in sorted(states, key=lambda path: path.parent.name, reverse=True):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            return dict(json.loads(path.read_text())["config"]["data"])
+    return None
 
 
 def fit_stem(model: ModelConfig, checkpoints: Path | None = None) -> ModelConfig:

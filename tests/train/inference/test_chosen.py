@@ -188,6 +188,20 @@ def test_a_file_gives_the_data_and_leaves_the_training_alone(run: Path, tmp_path
     assert (config.data.root, config.optim.lr) == ("there", 0.01)
 
 
+def test_a_file_that_leaves_the_normalization_to_the_weights_means_that_of_the_training(
+    run: Path, tmp_path: Path
+) -> None:
+    recorded = {"mean": [0.1], "std": [0.2]}
+    state = {"config": asdict(load.load_config(None, (*TRAINED, "data.normalize={mean: [0.1], std: [0.2]}")))}
+    tensors = {"model": {"w": torch.ones(4)}}
+    format.save_checkpoint(run / "other", step=40, tensors=tensors, metadata=state, keep=9)
+    file = tmp_path / "cfg.yaml"
+    file.write_text("data: {samples: 80}\nmodel: {args: {width: 4}}\n")
+    chosen = checkpoints.choose_checkpoint(str(run / "other"))
+    config, _ = checkpoints.load_config(chosen, str(file), [])
+    assert config.data.normalize == recorded
+
+
 def test_a_file_with_another_model_is_refused(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("model: {args: {width: 5}}\n")

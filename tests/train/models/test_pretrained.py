@@ -14,9 +14,10 @@ from torch import nn
 
 from entrypoint import Failure
 from train.config import models
-from train.config.schema import ModelConfig
+from train.config.schema import ModelConfig, RunConfig
 from train.data.preprocessing import Preprocessing
 from train.data.shape import Shape
+from train.inference import checkpoints, export
 from train.models import pretrained, registry, weights
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -89,7 +90,6 @@ def test_a_file_that_we_wrote_has_its_record_in_it(tmp_path: Path) -> None:
     record = pretrained.find_published("timm/vit_tiny_patch16_224").record
     file = write(nn.Linear(1, 1), tmp_path / "any.safetensors", record.to_metadata("address", "0" * 64))
     assert pretrained.read_record(file, "small_cnn") == record
-    assert pretrained.published_preprocessing(file, "small_cnn") == record.preprocessing
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,6 @@ def test_a_published_name_of_a_file_is_known(tmp_path: Path, file: str, model: s
 def test_another_file_has_no_record(tmp_path: Path, file: str) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / file)
     assert pretrained.read_record(tmp_path / file, "resnet50") is None
-    assert pretrained.published_preprocessing(tmp_path / file, "resnet50") is None
 
 
 def test_timms_folder_of_the_hub_has_its_record_beside_the_weights(tmp_path: Path) -> None:
@@ -226,3 +225,62 @@ def test_a_run_on_small_images_trains_published_stems_and_resumes_without_the_fi
     resumed = trained(tmp_path / "run", *settings, "train.max_steps=2")
     assert (resumed.start_step, resumed.state.step) == (1, 2)
     assert resumed.state.network.state_dict()["conv1.weight"].shape[2:] == (7, 7)
+
+
+RECORDED = {"mean": [0.1], "std": [0.2]}
+
+
+def write_recorded(path: Path) -> Path:
+    """Weights of small_cnn for two classes, as fetched: their record says what they were trained for."""
+    record = pretrained.WeightsRecord(
+        name="small_cnn.MADE_UP",
+        preprocessing=Preprocessing(mean=(0.1,), std=(0.2,), crop_ratio=0.9, interpolation="bicubic"),
+        image_size=(32, 32),
+        classes=2,
+    )
+    return write(build("small_cnn", seed=1, classes=2), path, record.to_metadata("address", "0" * 64))
+
+
+def test_a_run_normalizes_as_its_weights_were_trained_and_resumes_without_the_file(tmp_path: Path) -> None:
+    file = write_recorded(tmp_path / "w.safetensors")
+    settings = (
+        "model.name=small_cnn",
+        "model.args={}",
+        f"model.weights={file}",
+        "data.crop_ratio=0.8",
+        "optim.lr=0.01",
+    )
+    first = trained(tmp_path / "run", *settings, "train.max_steps=1")
+    assert first.config.data.normalize == RECORDED
+    assert (first.config.data.crop_ratio, first.config.data.interpolation) == (0.8, "bicubic")
+    assert first.loader.preprocessing.mean == (0.1,)
+    file.unlink()
+    resumed = trained(tmp_path / "run", *settings, "train.max_steps=2")
+    assert (resumed.start_step, resumed.config.data) == (1, first.config.data)
+
+
+def test_a_run_that_began_before_keeps_the_default_normalization(tmp_path: Path) -> None:
+    file = write(build("small_cnn", seed=1, classes=2), tmp_path / "w.safetensors")
+    settings = ("model.name=small_cnn", "model.args={}", "optim.lr=0.01", f"model.weights={file}")
+    trained(tmp_path / "run", *settings, "train.max_steps=1")
+    write_recorded(file)  # an older version did not use the record
+    resumed = trained(tmp_path / "run", *settings, "train.max_steps=2")
+    assert (resumed.start_step, resumed.config.data.normalize) == (1, "auto")
+
+
+@pytest.mark.parametrize("weights_of_run", ["run", "run/checkpoints/step-00000001", "export/model.safetensors"])
+def test_weights_of_ones_own_run_bring_its_normalization(tmp_path: Path, weights_of_run: str) -> None:
+    settings = ("model.name=small_cnn", "model.args={}", "optim.lr=0.01", "train.max_steps=1")
+    trained(tmp_path / "run", *settings, "data.normalize={mean: [0.1], std: [0.2]}")
+    chosen = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    export.export_model(checkpoints.load_training_config(chosen), chosen, tmp_path / "export")
+    second = trained(tmp_path / "second", *settings, f"model.weights={tmp_path / weights_of_run}")
+    assert second.config.data.normalize == RECORDED
+
+
+@pytest.mark.parametrize("damage", ["", "{}", '{"config": {"data": {"normalize": {"mean": ["x"], "std": [1]}}}}'])
+def test_a_damaged_record_is_none(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "step-00000001").mkdir()
+    (tmp_path / "step-00000001" / "state.json").write_text(damage)
+    config = RunConfig(model=ModelConfig(weights=str(tmp_path)))
+    assert weights.fit_preprocessing(config, tmp_path) == config.data
