@@ -71,7 +71,8 @@ def test_its_commands_lead_from_weights_to_an_onnx_file(tmp_path: Path) -> None:
     predicted = dict(line.split("\t")[:2] for line in printed["predict"].splitlines())
     assert list(predicted) == ["new/a.jpg", "new/b.jpg", "new/c.jpg"]
     assert sum(map(np.equal, predicted.values(), FLOWERS)) >= 2
-    assert (tmp_path / "runs/flowers/report").is_dir()
+    page = (tmp_path / "runs/flowers/report/report.html").read_text()
+    assert [name for name in ("What went wrong", "What the network sees") if name not in page] == []
     (tmp_path / "classify.py").write_text(block("python"))
     for path, name in predicted.items():
         (tmp_path / "new/a.jpg").write_bytes((tmp_path / path).read_bytes())
