@@ -589,12 +589,28 @@ class KeyLocation:
 def load_config(path: str | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Load the configuration of a file (None: the quickstart) and apply the overrides.
 
+    A run that neither names is called as its file.
+
     Raises:
         Failure: USAGE, NO_INPUT or SECURITY, naming the key, its line, its value and the most similar
             allowed name.
     """
     document = read_yaml_file(Path(path)) if path is not None else YamlDocument(value=None, lines={})
-    return build_config(document, path or "the quickstart", overrides)
+    config = build_config(document, path or "the quickstart", overrides)
+    if path is None or _is_run_named(apply_overrides(document.value, parse_overrides(overrides))):
+        return config
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, name=_run_name_of_file(path)))
+
+
+def _is_run_named(value: Any) -> bool:
+    section = value.get("run") if isinstance(value, dict) else None
+    return isinstance(section, dict) and NAME_KEY in section
+
+
+def _run_name_of_file(path: str) -> str:
+    """The file's name without its suffix, if a run can have this name; otherwise the default."""
+    stem = Path(path).stem
+    return schema.RunSection().name if schema.rule_violation("run.name", stem) else stem
 
 
 def build_config(document: YamlDocument, name: str, overrides: Sequence[str] = ()) -> RunConfig:
