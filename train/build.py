@@ -17,7 +17,7 @@ from entrypoint import ExitCode, Failure, Heartbeat, gauges
 from train import batch_size, compilation
 from train.batch_size import NO_CACHE, MicroBatchCache, TrialModel
 from train.compilation import Compiled, SampleImages
-from train.config import checks, schema, task_keys
+from train.config import checks, task_keys
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import RunConfig
 from train.data import statistics
@@ -34,9 +34,10 @@ from train.evaluation.final_score import read_final_score
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
 from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
-from train.models import custom, registry, weights
+from train.models import registry, weights
 from train.models.activation_checkpointing import enable_activation_checkpointing
 from train.models.freezing import build_freezing
+from train.models.initial_weights import load_initial_weights
 from train.optim import loss
 from train.optim.ema import EMA
 from train.optim.optimizer import build_optimizer
@@ -99,7 +100,7 @@ def build_trainer(
     fused = runtime.accelerator.scaler is None
     optimizer = build_optimizer(optim, network, runtime.device, fused=fused)
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
-    weight_notes = _load_initial_weights(config, network, splits, is_new_run=resume_point.step is None)
+    weight_notes = load_initial_weights(model_config, network, splits.shape, is_new_run=resume_point.step is None)
     runtime.check_initial_weights(network)
 
     loader = _open_loader(config, runtime, splits, heartbeat)
@@ -255,18 +256,6 @@ def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
     if config.data.sampling == "balanced":
         lines = [*lines, statistics.describe_balanced_sampling(splits.training.labels, splits.classes)]
     return (*lines, *(f"WARNING: {warning}" for warning in splits.warnings))
-
-
-def _load_initial_weights(
-    config: RunConfig, network: nn.Module, splits: DataSplits, *, is_new_run: bool
-) -> tuple[str, ...]:
-    """Load model.weights into the model of a new run; returns the notes for the banner."""
-    path, name = config.model.weights, config.model.name
-    notes = weights.load_weights(network, path, name) if path and is_new_run else ()
-    if is_new_run and schema.is_factory(config.model.name):
-        custom.refuse_nonfinite_weights(config.model, network)
-        notes = (*notes, *custom.softmax_notes(config.model, network, splits.shape))
-    return (*notes, *custom.eval_mode_notes(network))
 
 
 def _open_loader(config: RunConfig, runtime: Runtime, splits: DataSplits, heartbeat: Heartbeat) -> BatchLoader:

@@ -25,6 +25,8 @@ from train.cli import launch
 from train.config import augmentations, batches, checks, load, resume_rules, schema, task_keys
 from train.config.batches import BatchSizes, StepCounts
 from train.config.load import format_value
+from train.config.models import BUILTIN_MODELS
+from train.config.optimizers import OPTIMIZERS
 from train.config.schema import RunConfig, RunSection
 from train.data import registry
 from train.data.preprocessing import keep_preprocessing
@@ -202,14 +204,15 @@ def describe_plan(
     """The effective plan, one fact per line. also: further rows, which are not from the config.
 
     Raises:
-        Failure: as `check_config`, `DataSource.describe` and `count_planned_steps`.
+        Failure: as `check_config`, `DataSource.describe`, `count_planned_steps` and `preview_network`.
     """
     batch = launch.check_config(config, plan.world.world_size)
     data = registry.find_source(config.data.name).describe(config.data)
     config = task_keys.with_task_defaults(config, data.task)
     steps, folder = launch.count_planned_steps(config, batch, data.training), run_folder(config)
+    network_rows, network_notes = _preview_network(config, plan, data, steps, source)
     rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan)
-    rows |= training_rows(config, plan, batch, data)
+    rows |= training_rows(config, plan, batch, data, network_rows)
     rows |= {"steps": KNOWN_AT_START, "learning rate": KNOWN_AT_START}
     if steps is not None:
         rows |= {"steps": f"{steps.per_epoch:,} per epoch, {steps.total:,} in all; {_describe_dropped(steps)}"}
@@ -219,7 +222,7 @@ def describe_plan(
             )
         }
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
-    warnings, notes = [*plan.warnings, *data.warnings], [note, *data.notes]
+    warnings, notes = [*plan.warnings, *data.warnings], [note, *data.notes, *network_notes]
     if steps is not None and data.training is not None:
         notes += batches.step_notes(steps, batch, samples=data.training, max_steps=config.train.max_steps)
     if preview := preview_resume(config, folder, steps=steps, data=data.facts):
@@ -243,8 +246,46 @@ def launch_rows(plan: Plan) -> dict[str, str]:
     }
 
 
-def training_rows(config: RunConfig, plan: Plan, batch: BatchSizes, data: DataSummary) -> dict[str, str]:
-    """Rows about the training."""
+def _preview_network(
+    config: RunConfig, plan: Plan, data: DataSummary, steps: StepCounts | None, source: str | None
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The rows `model` and `weights`, and notes, of the network that a start would build.
+
+    Raises:
+        Failure: as `check_network.preview_network`, and as `DataSource.open` for array files.
+    """
+    model, shape, outputs = config.model, registry.configured_shape(config.data), data.outputs
+    name = _format_with_arguments(model.name, model.args)
+    if _is_known_to_fit(config):
+        return {"model": name}, ()
+    if registry.find_source(config.data.name).origin == "factory":
+        return {"model": f"{name} (tried at the start, which knows the shape of your data)"}, ()
+    if shape is None or outputs is None:  # array files: only they tell
+        splits = registry.open_splits(config.data)
+        shape, outputs = splits.shape, len(splits.classes)
+    from train.cli import check_network  # torch
+
+    steps_per_epoch = 1 if steps is None else steps.per_epoch
+    preview = check_network.preview_network(
+        config, plan, outputs=outputs, shape=shape, steps_per_epoch=steps_per_epoch, source=source
+    )
+    rows, notes = {"model": f"{name}: {preview.parameters:,} parameters are trained"}, preview.notes
+    if model.weights and notes:
+        rows, notes = rows | {"weights": notes[0]}, notes[1:]
+    return rows, notes
+
+
+def _is_known_to_fit(config: RunConfig) -> bool:
+    """Whether the network and the optimizer certainly fit, as those of the quickstart do. Then torch is not needed."""
+    model, optim = config.model, config.optim
+    is_listed = model.name in BUILTIN_MODELS and optim.name in OPTIMIZERS
+    return is_listed and not (model.args or model.weights or optim.args)
+
+
+def training_rows(
+    config: RunConfig, plan: Plan, batch: BatchSizes, data: DataSummary, network: Mapping[str, str]
+) -> dict[str, str]:
+    """Rows about the training. network: the rows of `_preview_network`."""
     optim = config.optim
     decay, momentum = f"weight decay {optim.weight_decay:g}", f"momentum {optim.momentum:g}"
     if schema.is_factory(optim.name):
@@ -256,7 +297,7 @@ def training_rows(config: RunConfig, plan: Plan, batch: BatchSizes, data: DataSu
     return {
         "data": data.description,
         "augmentation": _describe_augmentation(config.data.augment),
-        "model": _format_with_arguments(config.model.name, config.model.args),
+        **network,
         "precision": auto if config.train.precision == "auto" else config.train.precision,
         "global batch": str(batch) + _describe_batch_search(config, plan),
         "reproducible": checks.describe_reproducibility(config.train),

@@ -341,9 +341,38 @@ TYPE_NAMES = {
 # Words that YAML 1.1 reads as a bool, and that users still write.
 YAML_1_1_BOOLS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
-# Names that other tools use for our keys, if `nearest_name` would find no key or a wrong one.
+# Names that other tools use for our keys, if `nearest_name` would find no key or a wrong one. A name with a section
+# counts in this section only.
 KEYS_OF_OTHER_TOOLS = {
     "path": "data.root",
+    "checkpoint.path": "run.output_dir",
+    "checkpoint.dir": "run.output_dir",
+    "model.path": "model.weights",
+    "run.path": "run.output_dir",
+    "run.dir": "run.output_dir",
+    "size": "data.image_size",
+    "balanced": "data.sampling",
+    "class_balanced": "data.sampling",
+    "sampler": "data.sampling",
+    "checkpoint": "model.weights",
+    "load_from": "model.weights",
+    "freeze_backbone": "model.freeze",
+    "llrd": "optim.layer_decay",
+    "criterion": "optim.loss",
+    "model_ema": "train.ema_decay",
+    "steps": "train.max_steps",
+    "num_train_epochs": "train.epochs",
+    "patience": "eval.early_stop",
+    "every": "eval.every_epochs",
+    "eval_every": "eval.every_epochs",
+    "val_every": "eval.every_epochs",
+    "save_every": "checkpoint.every_steps",
+    "save_steps": "checkpoint.every_steps",
+    "save_top_k": "checkpoint.keep",
+    "save_total_limit": "checkpoint.keep",
+    "strategy": "train.parallel",
+    "logger": "log.trackers",
+    "report_to": "log.trackers",
     "data_path": "data.root",
     "data_dir": "data.root",
     "dataset": "data.name",
@@ -395,15 +424,51 @@ ARGUMENTS_WRITTEN_AS_KEYS = {
     "gamma": "optim.schedule_args",
     "step_size": "optim.schedule_args",
     "dropout": "model.args",
+    "drop_rate": "model.args",
+    "drop_path_rate": "model.args",
     "stochastic_depth_prob": "model.args",
 }
+# Values of other tools for a key of ours.
+VALUES_OF_OTHER_TOOLS: Final = {
+    "model.freeze": {True: "backbone", "all": "backbone", False: "none"},
+    "train.precision": {16: "fp16", 32: "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "no": "fp32",
+                        "float32": "fp32", "amp": "auto", "mixed": "auto", "16-mixed": "fp16", "bf16-mixed": "bf16"},
+}  # fmt: skip
 _PRECISION_FIX = "write train.precision: bf16, fp16 or fp32; auto takes bf16 on GPUs that have it"
 _ACCUMULATION_FIX = (
     "set train.global_batch_size and train.micro_batch_size: the accumulation is global / (micro x ranks), so that it "
     "fits any number of GPUs"
 )
+_BETAS_FIX = "write optim.args: {betas: [0.9, 0.999]}, or optim.args.betas=[0.9,0.999] on the command line"
+_AUGMENT_FIX = (
+    "write it in data.augment, a list of operations such as [random_resized_crop, {mixup: {alpha: 0.2}}] (docs/data.md)"
+)
+_NORMALIZE_FIX = "write data.normalize: {mean: [...], std: [...]}, one number for each channel"
+_SPLIT_FOLDERS_FIX = "set data.root to the folder above them: its folders train and val (or test) are found"
+_TABLE_FIX = "set data.name to table, and data.root to the CSV or TSV file (docs/data.md)"
+_CHANNELS_FIX = "leave it out: the network gets the channels of the data"
+_DROP_PATH_FIX = (
+    "write model.args.drop_path_rate for timm's models, or model.args.stochastic_depth_prob for torchvision's"
+)
+_TRACKER_FIX = "write log.trackers: [wandb], or the name of another tracker (docs/monitoring.md)"
+_STEP_SCHEDULE_FIX = "set optim.schedule to step, and optim.schedule_args: {at_epochs: [30, 60], factor: 0.1}"
+_SCHEDULE_END_FIX = "write optim.schedule_args: {end: 0.01}, the share of optim.lr at the end"
 # Keys of other tools that have no single key of ours -> what to do instead.
 FIXES_FOR_OTHER_TOOLS = {
+    **dict.fromkeys(("beta1", "beta2", "adam_beta1", "adam_beta2"), _BETAS_FIX),
+    **dict.fromkeys(("gradient_accumulation", "grad_accum_steps", "accum_iter", "update_freq"), _ACCUMULATION_FIX),
+    **dict.fromkeys(("mixup", "mixup_alpha", "cutmix", "cutmix_alpha", "hflip", "vflip", "color_jitter"), _AUGMENT_FIX),
+    **dict.fromkeys(("auto_augment", "randaugment", "random_erasing", "reprob", "transforms"), _AUGMENT_FIX),
+    **dict.fromkeys(("mean", "std"), _NORMALIZE_FIX),
+    **dict.fromkeys(("train_dir", "val_dir", "test_dir", "train_path", "val_path", "train", "val"), _SPLIT_FOLDERS_FIX),
+    **dict.fromkeys(("csv", "csv_file", "labels", "label_file", "annotations"), _TABLE_FIX),
+    **dict.fromkeys(("channels", "in_chans", "in_channels", "num_channels"), _CHANNELS_FIX),
+    **dict.fromkeys(("drop_path", "stochastic_depth"), _DROP_PATH_FIX),
+    **dict.fromkeys(("wandb", "mlflow"), _TRACKER_FIX),
+    **dict.fromkeys(("milestones", "lr_steps"), _STEP_SCHEDULE_FIX),
+    **dict.fromkeys(("min_lr", "eta_min"), _SCHEDULE_END_FIX),
+    "distributed": "leave it out: one rank is started for each GPU, or as the launcher says",
+    "dtype": _PRECISION_FIX,
     "amp": _PRECISION_FIX,
     "use_amp": _PRECISION_FIX,
     "fp16": _PRECISION_FIX,
@@ -418,7 +483,7 @@ FIXES_FOR_OTHER_TOOLS = {
     "shuffle": "leave it out: training images are shuffled in each epoch, keyed by run.seed",
     "pin_memory": "leave it out: batches are copied to the GPU from pinned memory",
 }
-DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+")
+DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
 
 
 def describe_type(hint: Any) -> str:
@@ -445,9 +510,11 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
         if bool in members and value.lower() in YAML_1_1_BOOLS:
             return f"write {YAML_1_1_BOOLS[value.lower()]}: YAML 1.2 reads {value} as text"
         if members & {int, float}:
-            return _suggest_number(value, default)
+            return _suggest_number(value, default, whole=float not in members)
         if close := nearest_name(value, [member for member in members if isinstance(member, str)]):
             return f"write {close}"
+    if value is None and str in members:
+        return f"write text, or leave it out: the default is {format_value(default)}; in YAML, ~ means null"
     if str in members and isinstance(value, (bool, int, float)):
         return f"put it in quotes to make it text: '{format_value(value)}'"
     if isinstance(value, float) and int in members and value.is_integer():
@@ -455,11 +522,11 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
     return f"correct it, or leave it out: the default is {format_value(default)}"
 
 
-def _suggest_number(text: str, default: Any) -> str:
+def _suggest_number(text: str, default: Any, *, whole: bool) -> str:
     value = resolve_scalar(text)
     if isinstance(value, (int, float)):
         return f"write it without quotes: {text}"
-    if DECIMAL_COMMA.fullmatch(text):
+    if DECIMAL_COMMA.fullmatch(text) and not whole:
         return f"write {text.replace(',', '.')}, with a point instead of the comma"
     return f"write a plain number, such as {format_value(default)}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"
 
@@ -475,8 +542,9 @@ def nearest_key(key: str, section: str, siblings: Iterable[str]) -> str | None:
 
     It may be another tool's name, a key of another section, or a misspelled key.
     """
-    if key in KEYS_OF_OTHER_TOOLS:
-        return KEYS_OF_OTHER_TOOLS[key]
+    for name in (f"{section}.{key}", key):
+        if name in KEYS_OF_OTHER_TOOLS:
+            return KEYS_OF_OTHER_TOOLS[name]
     elsewhere = {path.rpartition(".")[2]: path for path in reversed(key_paths(RunConfig))}
     if key in elsewhere:
         return elsewhere[key]
@@ -589,12 +657,28 @@ class KeyLocation:
 def load_config(path: str | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Load the configuration of a file (None: the quickstart) and apply the overrides.
 
+    A run that neither names is called as its file.
+
     Raises:
         Failure: USAGE, NO_INPUT or SECURITY, naming the key, its line, its value and the most similar
             allowed name.
     """
     document = read_yaml_file(Path(path)) if path is not None else YamlDocument(value=None, lines={})
-    return build_config(document, path or "the quickstart", overrides)
+    config = build_config(document, path or "the quickstart", overrides)
+    if path is None or _is_run_named(apply_overrides(document.value, parse_overrides(overrides))):
+        return config
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, name=_run_name_of_file(path)))
+
+
+def _is_run_named(value: Any) -> bool:
+    section = value.get("run") if isinstance(value, dict) else None
+    return isinstance(section, dict) and NAME_KEY in section
+
+
+def _run_name_of_file(path: str) -> str:
+    """The file's name without its suffix, if a run can have this name; otherwise the default."""
+    stem = Path(path).stem
+    return schema.RunSection().name if schema.rule_violation("run.name", stem) else stem
 
 
 def build_config(document: YamlDocument, name: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -667,6 +751,8 @@ def parse_value(hint: Any, value: Any, default: Any, at: KeyLocation) -> Any:
                 match_type(hint, candidate) is not TYPE_MISMATCH and not schema.rule_violation(str(at), candidate)
             ),
         )
+        if plain is None and isinstance(value, (bool, int, str)):
+            plain = VALUES_OF_OTHER_TOOLS.get(str(at), {}).get(value)
         raise_invalid_value(
             at, value, describe_type(hint), suggest_fix(hint, value, default) if plain is None else at.wants(plain)
         )

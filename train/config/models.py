@@ -193,7 +193,8 @@ def suggest_model(name: Any) -> str | None:
     joined = plain.replace("_", "")
     if same := [candidate for candidate in own if candidate.replace("_", "") == joined]:  # resnet_50
         return same[0]
-    return _nearest(plain, own) or _timm_family(plain)
+    family = plain.rstrip("_0123456789")  # resnet9
+    return SMALLEST_TORCHVISION_MODELS.get(family) or _nearest(plain, own) or _timm_family(plain)
 
 
 def _suggest_timm_model(name: str) -> str | None:

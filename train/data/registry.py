@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 class DataSummary:
     """What `train check` says of data that it does not open.
 
-    training: the number of training samples; None if only opening the data counts them. facts: what a resumed run
-    compares with the facts of its start. task: what the labels are.
+    training: the number of training samples; None if only opening the data counts them. outputs: the number of the
+    model's outputs (classes); None if only opening the data tells it. facts: what a resumed run compares with the facts
+    of its start. task: what the labels are.
     """
 
     description: str
     training: int | None = None
+    outputs: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -179,6 +179,27 @@ def test_a_file_of_another_program_is_not_searched_to_its_end(write: Write) -> N
     assert 5 < len(failure.also) < 100
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "overrides", "name"),
+    [
+        ("photos.yaml", "optim: {lr: 0.1}\n", (), "photos"),
+        ("photos.v2.yml", "", (), "photos.v2"),
+        ("photos.yaml", "run: {seed: 3}\n", ("run.seed=4",), "photos"),
+        ("photos.yaml", "run: {name: mine}\n", (), "mine"),
+        ("photos.yaml", "run: {name: mine}\n", ("run.name=typed",), "typed"),
+        ("photos.yaml", "", ("run.name=typed",), "typed"),
+        ("photos.yaml", "", ("run={seed: 3}",), "photos"),
+        (f"{'long' * 60}.yaml", "", (), "quickstart"),
+        (" .yaml", "", (), "quickstart"),
+    ],
+)
+def test_a_run_without_a_name_is_called_as_its_file(
+    file: str, text: str, overrides: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(text)
+    assert load.load_config(str(tmp_path / file), overrides).run.name == name
+
+
 def test_no_file_is_the_quickstart() -> None:
     assert load.load_config(None) == RunConfig()
 
@@ -187,7 +208,9 @@ def test_no_file_is_the_quickstart() -> None:
     "text", ["", "\n# only a comment\n", "optim:\n", "optim: {}\nlaunch: {timeouts: }", "---\n..."]
 )
 def test_what_is_left_out_is_the_default(write: Write, text: str) -> None:
-    assert load.load_config(write(text)) == RunConfig()
+    defaults = RunConfig()
+    expected = dataclasses.replace(defaults, run=dataclasses.replace(defaults.run, name="my"))  # as the file
+    assert load.load_config(write(text)) == expected
 
 
 def test_a_whole_number_is_also_a_float(write: Write) -> None:

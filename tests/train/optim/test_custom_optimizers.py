@@ -129,5 +129,5 @@ def test_a_class_beside_the_config_is_found_and_trains(module: Path) -> None:
     assert "users_optimizer:Lion, weight decay 0.0005 and momentum 0.9 where it takes them" in checked.stdout
     done = python(*line, "--config", "cfg.yaml", environ=cpu, cwd=module)
     assert done.returncode == 0, done.stdout + done.stderr
-    state = json.loads((module / "runs/quickstart/checkpoints/step-00000002/state.json").read_text())["state"]
+    state = json.loads((module / "runs/cfg/checkpoints/step-00000002/state.json").read_text())["state"]
     assert "moment" in json.dumps(state["optimizer"])

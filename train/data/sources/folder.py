@@ -141,6 +141,7 @@ def describe(data: DataConfig) -> DataSummary:
     return DataSummary(
         description=f"{data.name} ({data.root}), {data.image_size} pixels, {summary.row()}",
         training=summary.training,
+        outputs=len(summary.classes),
         facts=summary.facts(),
         warnings=summary.warnings,
         notes=tuple(filter(None, (summary.note(), *summary.remarks))),

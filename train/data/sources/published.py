@@ -36,7 +36,7 @@ def published_source(class_name: str, *, training: int, classes: int, channels: 
         where = f"not yet in {data.root}: fetched at the start" if missing else data.root
         sizes = count_splits(training, data, has_validation=True)
         description = f"{data.name} ({where}), {data.image_size} pixels{describe_test(sizes.test)}"
-        return DataSummary(description=description, training=sizes.training)
+        return DataSummary(description=description, training=sizes.training, outputs=classes)
 
     def check(data: DataConfig) -> None:
         if data.classes not in (DataConfig().classes, classes):

@@ -28,7 +28,7 @@ def describe(data: DataConfig) -> DataSummary:
     clips = f"clips of {data.frames} frames, " if data.frames else ""
     text = f"synthetic ({data.samples:,} samples, {data.classes} classes{tail}), {clips}{data.image_size} pixels"
     sizes = count_splits(data.samples, data)
-    return DataSummary(description=text + describe_test(sizes.test), training=sizes.training)
+    return DataSummary(description=text + describe_test(sizes.test), training=sizes.training, outputs=data.classes)
 
 
 def check(data: DataConfig) -> None:

@@ -57,6 +57,7 @@ def describe(data: DataConfig) -> DataSummary:
         description=f"{data.name} ({data.root}), {data.image_size} pixels, {images}: {counts.training:,} for training, "
         f"{counts.validation:,} for validation" + (f", {counts.test:,} for the test" if counts.test else ""),
         training=counts.training,
+        outputs=len(read.classes),
         facts=facts if read.task == CLASSIFICATION else facts | {"task": read.task},
         warnings=warnings,
         task=read.task,
