@@ -84,6 +84,18 @@ def balanced_accuracy(counts: Counts) -> float:
     return math.fsum(recalls) / len(recalls)
 
 
+def wilson_interval(share: float, samples: int) -> tuple[float, float]:
+    """The 95 % interval of a share that was counted on so many samples.
+
+    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22, 1927. Unlike
+    +- 1.96 standard errors it holds for shares near 0 and 1 too.
+    """
+    z = 1.959964  # the 97.5th percentile of the normal distribution
+    center, factor = share + z * z / (2 * samples), 1 + z * z / samples
+    half = z * math.sqrt(share * (1 - share) / samples + z * z / (4 * samples * samples))
+    return max(0.0, (center - half) / factor), min(1.0, (center + half) / factor)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One number that an evaluation computes.
@@ -92,6 +104,7 @@ class Metric:
     tasks: whose evaluations compute it. compute: takes Counts, or ErrorSums for numbers; returns NaN
     where the metric is undefined, which is written as null.
     in_units: in the unit of the labels, and so written with four significant digits.
+    is_proportion: the share of samples with a property, so that their number gives its uncertainty.
     is_share: at most 1, and drawn in percent; otherwise it is drawn with the loss, 0 or more, in nats.
     in_percent: how a share is written. min_classes: with fewer classes it says nothing.
     always_shown: in each epoch's line; all checkpoints must hold it.
@@ -104,6 +117,7 @@ class Metric:
     tasks: tuple[str, ...] = (CLASSIFICATION,)
     higher_is_better: bool = True
     is_share: bool = True
+    is_proportion: bool = False
     in_percent: bool = True
     in_units: bool = False
     min_classes: int = 2
@@ -117,6 +131,13 @@ class Metric:
         if self.in_units:
             return f"{value:.4g}"
         return f"{value:.2%}" if self.in_percent else f"{value:.{digits}f}"
+
+    def format_interval(self, value: float | None, samples: int | None) -> str:
+        """84.2 to 89.0 %: the 95 % interval of a proportion of so many samples; empty for other metrics."""
+        if not self.is_proportion or not samples or value is None or not 0 <= value <= 1:
+            return ""
+        low, high = wilson_interval(value, samples)
+        return f"{100 * low:.1f} to {100 * high:.1f}%"
 
     def is_better(self, value: float, other: float) -> bool:
         """Whether `value` is strictly better."""
@@ -141,6 +162,7 @@ METRICS: Final[Mapping[str, Metric]] = _table(
         name="accuracy",
         label="accuracy",
         compute=lambda counts: sum(counts.correct) / counts.samples,
+        is_proportion=True,
         always_shown=True,
     ),
     Metric(
@@ -173,6 +195,7 @@ METRICS: Final[Mapping[str, Metric]] = _table(
         name="top5_accuracy",
         label="top-5",
         compute=lambda counts: counts.top5_correct / counts.samples,
+        is_proportion=True,
         min_classes=TOP_K + 1,
     ),
     Metric(

@@ -149,15 +149,24 @@ MAX_SHOWN: Final = 10
 SamplePair = tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeakedSample:
+    """A sample that is in another split too. same_as: its number there."""
+
+    sample: int
+    other: SplitFindings
+    same_as: int
+
+
 @dataclass(slots=True, kw_only=True)
 class SplitFindings:
     """Findings about one split.
 
     name_of, label_of: of a sample. min_size: data.image_size. highest: of 16-bit images.
-    duplicates: (sample, the earlier sample with the same pixels). leaked: (sample, the same image
-    in the other split).
+    duplicates: (sample, the earlier sample with the same pixels). leaked: images that are in another split too.
     """
 
+    name: str
     name_of: Callable[[int], str]
     label_of: Callable[[int], int]
     min_size: int
@@ -170,10 +179,10 @@ class SplitFindings:
     broken: list[tuple[int, str]] = field(default_factory=list)
     first_by_digest: dict[bytes, int] = field(default_factory=dict)
     duplicates: list[SamplePair] = field(default_factory=list)
-    leaked: list[SamplePair] = field(default_factory=list)
+    leaked: list[LeakedSample] = field(default_factory=list)
 
-    def add(self, sample: InspectedSample, other: SplitFindings | None = None) -> None:
-        """Add one sample. other: the split that was read before."""
+    def add(self, sample: InspectedSample, others: Sequence[SplitFindings] = ()) -> None:
+        """Add one sample. others: the splits that were read before."""
         self.samples += 1
         if sample.broken is not None:
             self.broken.append((sample.sample, sample.broken))
@@ -187,8 +196,11 @@ class SplitFindings:
             self.small.append(sample.sample)
         if self.first_by_digest.setdefault(sample.digest, sample.sample) != sample.sample:
             self.duplicates.append((sample.sample, self.first_by_digest[sample.digest]))
-        if other is not None and sample.digest in other.first_by_digest:
-            self.leaked.append((sample.sample, other.first_by_digest[sample.digest]))
+        self.leaked += [
+            LeakedSample(sample=sample.sample, other=other, same_as=other.first_by_digest[sample.digest])
+            for other in others
+            if sample.digest in other.first_by_digest
+        ]
 
     @property
     def read(self) -> int:
@@ -212,25 +224,32 @@ class SplitFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFindings:
-    """Findings about both splits.
+    """Findings about all splits.
 
-    classes: lines on class balance. per_class: the counts of each split.
+    classes: lines on class balance. per_class: the counts of each split. test: None if the data has no test split.
     """
 
     title: str
     training: SplitFindings
     validation: SplitFindings
     classes: list[str]
-    per_class: tuple[dict[str, int], dict[str, int]]
+    per_class: tuple[dict[str, int], ...]
+    test: SplitFindings | None = None
+
+    @property
+    def splits(self) -> list[SplitFindings]:
+        """The splits, in the order in which they are shown."""
+        return [self.training, self.validation, *([self.test] if self.test else [])]
 
     @property
     def failure(self) -> Failure | None:
-        """A Failure (DATA) for broken samples and for images in both splits; otherwise None."""
+        """A Failure (DATA) for broken samples and for images in two splits; otherwise None."""
         broken, leaked = self._broken(), self._leaked()
         if not broken and not leaked:
             return None
         problems = [f"broken samples ({len(broken):,})"] if broken else []
-        problems += [f"validation images that are in the training split too ({len(leaked):,})"] if leaked else []
+        pairs = Counter((split.name, leak.other.name) for split in self.splits for leak in split.leaked)
+        problems += [f"{name} images that are in the {other} split too ({n:,})" for (name, other), n in pairs.items()]
         fixes = ["replace or delete the broken ones (or allow some: data.max_bad_images)"] if broken else []
         fixes += ["delete one of each pair (or keep groups together: data.group)"] if leaked else []
         examples = "; ".join((broken + leaked)[:MAX_SHOWN]) + _format_remainder(len(broken) + len(leaked))
@@ -242,8 +261,7 @@ class DataFindings:
         """Text with one fact per line; bytes of a path that are not UTF-8 are escaped."""
         rows = [
             ("data", self.title),
-            *self._lines("training", self.training),
-            *self._lines("validation", self.validation),
+            *(row for split in self.splits for row in self._lines(split)),
         ]
         lines = [f"{name:<14} {value}" for name, value in rows]
         lines[1:1] = self.classes
@@ -255,19 +273,21 @@ class DataFindings:
 
     def as_json(self) -> str:
         """All findings as JSON."""
-        splits = zip((self.training, self.validation), self.per_class, strict=True)
-        training, validation = (split.as_json(counts) for split, counts in splits)
-        leaks = [_pair_json(self.validation, self.training, pair) for pair in self.validation.leaked]
-        facts = {"ok": self.failure is None, "data": self.title}
-        facts |= {"training": training, "validation": validation, "leaks": leaks}
-        return json.dumps(facts, indent=2)
+        splits = {split.name: split.as_json(counts) for split, counts in zip(self.splits, self.per_class, strict=True)}
+        leaks = [
+            {"split": split.name, "other_split": leak.other.name}
+            | _pair_json(split, leak.other, (leak.sample, leak.same_as))
+            for split in self.splits
+            for leak in split.leaked
+        ]
+        return json.dumps({"ok": self.failure is None, "data": self.title, **splits, "leaks": leaks}, indent=2)
 
-    def _lines(self, name: str, split: SplitFindings) -> list[tuple[str, str]]:
+    def _lines(self, split: SplitFindings) -> list[tuple[str, str]]:
         if split.samples == 0:
-            return [(name, "no samples")]
+            return [(split.name, "no samples")]
         speed = f", {1e3 * split.seconds / split.read:.3g} ms each" if split.read else ""
         share = f"{split.read:,} of " if split.broken else ""
-        rows = [(name, f"{share}{split.samples:,} read{speed}")]
+        rows = [(split.name, f"{share}{split.samples:,} read{speed}")]
         if split.read:
             rows += [
                 ("  sizes", _format_sizes(split.sizes)),
@@ -289,12 +309,16 @@ class DataFindings:
     def _broken(self) -> list[str]:
         return [
             reason if reason.startswith(split.name_of(sample)) else f"{split.name_of(sample)}: {reason}"
-            for split in (self.training, self.validation)
+            for split in self.splits
             for sample, reason in split.broken
         ]
 
     def _leaked(self) -> list[str]:
-        return [_format_pair(self.validation, self.training, pair) for pair in self.validation.leaked]
+        return [
+            _format_pair(split, leak.other, (leak.sample, leak.same_as))
+            for split in self.splits
+            for leak in split.leaked
+        ]
 
 
 def _pair_json(side: SplitFindings, other: SplitFindings, pair: SamplePair) -> dict[str, Any]:
@@ -354,30 +378,35 @@ def check_samples(
     """
     plugin.add_config_folder_to_path(config_file, config.data.name, config.model.name)
     splits = registry.open_splits(config.data)
-    total = len(splits.training.labels) + len(splits.validation.labels)
+    sources = {"training": splits.training, "validation": splits.validation}
+    sources |= {} if splits.test is None else {"test": splits.test}
+    total = sum(len(source.labels) for source in sources.values())
     min_size = config.data.image_size if isinstance(splits.training, ImageFileSource) else 0
-    training = _make_split_findings("training", splits.training, min_size)
-    validation = _make_split_findings("validation", splits.validation, min_size)
-    for findings, source, other in ((training, splits.training, None), (validation, splits.validation, training)):
+    findings: list[SplitFindings] = []
+    for name, source in sources.items():
+        split = _make_split_findings(name, source, min_size)
         for sample in inspect_source(source, splits.shape, num_usable_cores()):
-            findings.add(sample, other)
-            report_progress(f"{training.samples + validation.samples:,} of {total:,} samples read")
-    return _make_findings(config, splits, training, validation)
+            split.add(sample, findings)
+            num_read = split.samples + sum(other.samples for other in findings)
+            report_progress(f"{num_read:,} of {total:,} samples read")
+        findings.append(split)
+    return _make_findings(config, splits, findings, [_class_counts(splits, source) for source in sources.values()])
 
 
 def _make_findings(
-    config: RunConfig, sets: DataSplits, training: SplitFindings, validation: SplitFindings
+    config: RunConfig, sets: DataSplits, findings: Sequence[SplitFindings], per_class: Sequence[dict[str, int]]
 ) -> DataFindings:
+    """findings, per_class: of training, validation, and test if there is one."""
     location = f" ({config.data.root})" if isinstance(sets.training, ImageFileSource) else ""
     labels = sets.training.labels, sets.validation.labels
-    training_counts, validation_counts = (_class_counts(sets, source) for source in (sets.training, sets.validation))
     notes = [*(f"WARNING: {warning}" for warning in sets.warnings), *(f"note: {note}" for note in sets.notes)]
     return DataFindings(
         title=f"{config.data.name}{location}: {TASKS[sets.task].describe_outputs(sets.classes)}",
-        training=training,
-        validation=validation,
+        training=findings[0],
+        validation=findings[1],
+        test=findings[2] if len(findings) > 2 else None,
         classes=[*notes, *TASKS[sets.task].load("balance")(*labels, sets.classes, config.optim.class_weights)],
-        per_class=(training_counts, validation_counts),
+        per_class=tuple(per_class),
     )
 
 
@@ -387,7 +416,7 @@ def _make_split_findings(name: str, source: SampleSource, min_size: int) -> Spli
     def name_of(sample: int) -> str:
         return str(source.paths[sample]) if isinstance(source, ImageFileSource) else f"{name} sample {sample}"
 
-    return SplitFindings(name_of=name_of, label_of=labels.__getitem__, min_size=min_size)
+    return SplitFindings(name=name, name_of=name_of, label_of=labels.__getitem__, min_size=min_size)
 
 
 def _class_counts(sets: DataSplits, source: SampleSource) -> dict[str, int]:

@@ -66,6 +66,9 @@ STEP_KEYS: Final = (
 CONFIG_DEFAULTS: Final = resume_rules.flatten_config(asdict(RunConfig()))
 # They differ between any two runs and mean nothing.
 IGNORED_KEYS: Final = ("run.name", "run.output_dir")
+# They say where and how a run is computed, not what it learns.
+ENVIRONMENT_KEYS: Final = ("data.workers", "data.loader", "data.cache", "data.download")
+ENVIRONMENT_SECTIONS: Final = ("launch.", "log.", "checkpoint.", "profile.")
 NO_EFFECT: Final = "no effect"
 CPU_LABEL: Final = "CPU"
 CPU_DEVICE_PATTERN: Final = re.compile(r"CPU, (\d+) threads? per rank")
@@ -159,6 +162,22 @@ def difference_tables(runs: Sequence[RecordedRun]) -> list[Table]:
     differ = [key for key in keys if len({fact.get(key, NOT_RECORDED) for fact in facts}) > 1]
     rows = [[run.name, *(fact.get(key, NOT_RECORDED) for key in differ)] for run, fact in zip(runs, facts, strict=True)]
     return Table(head=["run", *differ], rows=rows, left=1 + len(differ)).parts(MAX_COLUMNS)
+
+
+def differing_settings(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
+    """The settings that have an effect and differ: key -> its value in each run. Without where and how it ran."""
+    ignored = {*IGNORED_KEYS, *ENVIRONMENT_KEYS}
+    settings = [
+        {
+            key: NO_EFFECT if key in run.unused_keys else format_setting(value)
+            for key, value in run.config.items()
+            if key not in ignored and not key.startswith(ENVIRONMENT_SECTIONS)
+        }
+        for run in runs
+    ]
+    keys = dict.fromkeys(key for values in settings for key in values)
+    columns = {key: [values.get(key, NOT_RECORDED) for values in settings] for key in keys}
+    return {key: values for key, values in columns.items() if len(set(values)) > 1}
 
 
 def _all_facts(run: RecordedRun) -> dict[str, str]:

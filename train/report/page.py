@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from stat import S_ISREG
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
 from train import files as file_io
-from train.metrics import NOT_MEASURED
+from train.metrics import NOT_MEASURED, Metric
 from train.report import compare, mistakes, plots, read
 from train.report.compare import RunDifferences, ScalingMeasurement
 from train.report.document import Block, DescriptionList, Paragraph, Picture, Report, Section, Table
@@ -27,7 +27,7 @@ from train.report.render import GENERATOR_TAG, render_html, render_markdown
 HTML_FILE, MARKDOWN_FILE = "report.html", "report.md"
 OUTPUT_FIX: Final = "write `--output DIR`, a folder that you may write"
 PICTURE_PATTERN: Final = re.compile(
-    r"(curves|scaling|gpus|confusion|calibration|samples|bench-[0-9]+)(-[a-z0-9-]+)?\.png"
+    r"(curves|scaling|gpus|confusion|calibration|numbers|residuals|samples|bench-[0-9]+)(-[a-z0-9-]+)?\.png"
 )  # names that we give
 
 
@@ -364,9 +364,10 @@ def _comparison_sections(runs: Sequence[RecordedRun], differences: RunDifference
 def summary_section(run: RecordedRun) -> Section:
     """The key figures of the run."""
     best = read.best_evaluation(run)
-    metric = read.selection_metric(run)
+    metric, test = read.selection_metric(run), read.final_score(run)
     key_figures = {
         f"best {read.metric_label(metric)}": metric.format(best[0] if best else None),
+        **({} if test is None else {f"test {metric.label}": metric.format(test.values.get(metric.name))}),
         "speed": read.format_throughput(read.measured_throughput(run)),
         "training": read.format_duration(read.training_seconds(run)),
         "ran on": read.describe_world(run),
@@ -380,24 +381,58 @@ def summary_section(run: RecordedRun) -> Section:
     return Section(title="In short", blocks=blocks)
 
 
+TEST_TEXT: Final = (
+    "The test split chose nothing: neither a checkpoint nor the end of the run. The best validation score is too high "
+    "for new images."
+)
+INTERVAL_TEXT: Final = (
+    "The 95 % interval of {label} is Wilson's, for images that are independent of each other: it shows how far the "
+    "score of other images of the same source may be."
+)
+
+
 def evaluations_section(run: RecordedRun) -> Section | None:
-    """Validation metrics of the best evaluation (by the run's metric) and of the last one."""
-    selected, best = read.selection_metric(run), read.best_evaluation(run)
+    """Metrics of the best evaluation (by the run's metric), of the last one, and of the test split."""
+    selected, best, test = read.selection_metric(run), read.best_evaluation(run), read.final_score(run)
     steps, _ = run.column("eval", selected.name)
-    if not steps:
+    if not steps and test is None:
         return None
-    columns = [
-        (metric, dict(zip(*run.column("eval", metric.name), strict=True))) for metric in read.validation_metrics(run)
-    ]
-    measured = [(metric, values) for metric, values in columns if any(map(math.isfinite, values.values()))]
-    steps_by_name = {f"best {read.metric_label(selected)}": best[1] if best else None, "last": max(steps)}
-    rows = [
-        [name, f"{step:,.0f}", *(metric.format(values.get(step)) for metric, values in measured)]
-        for name, step in steps_by_name.items()
+    by_metric = {
+        metric.name: dict(zip(*run.column("eval", metric.name), strict=True)) for metric in read.validation_metrics(run)
+    }
+    samples = read.evaluated_images(run)
+    rows: list[tuple[str, float | None, int | None, Mapping[str, float]]] = [
+        (name, step, samples.get(step), {key: values[step] for key, values in by_metric.items()})
+        for name, step in {
+            f"best {read.metric_label(selected)}": best[1] if best else None,
+            "last": max(steps, default=None),
+        }.items()
         if step is not None
     ]
-    head = ["evaluation", "step", *(read.metric_label(metric) for metric, _ in measured)]
-    return Section(title="Evaluations", blocks=[Table(head=head, rows=rows)])
+    if test is not None:
+        rows.append(("test split", test.weights_step, test.samples, test.values))
+    shown = [
+        metric
+        for metric in read.validation_metrics(run)
+        if any(math.isfinite(values.get(metric.name, math.nan)) for *_, values in rows)
+    ]
+    intervals = [selected.format_interval(values.get(selected.name), images) for _, _, images, values in rows]
+    columns: list[tuple[str, list[str]]] = [
+        ("step", ["-" if step is None else f"{step:,.0f}" for _, step, _, _ in rows]),
+        ("images", ["-" if images is None else f"{images:,}" for _, _, images, _ in rows]),
+    ]
+    if not any(images for _, _, images, _ in rows):
+        del columns[1]
+    columns += [(metric.label, [metric.format(values.get(metric.name)) for *_, values in rows]) for metric in shown]
+    blocks: list[Block] = []
+    if any(intervals):
+        columns.append((f"95 % of {selected.label}", [interval or "-" for interval in intervals]))
+        blocks.append(Paragraph(text=INTERVAL_TEXT.format(label=selected.label)))
+    if test is not None:
+        blocks.append(Paragraph(text=TEST_TEXT))
+    head = ["evaluation", *(name for name, _ in columns)]
+    cells = [[row[0], *(column[number] for _, column in columns)] for number, row in enumerate(rows)]
+    return Section(title="Evaluations", blocks=[Table(head=head, rows=cells), *blocks])
 
 
 def overview_section(runs: Sequence[RecordedRun], differences: RunDifferences) -> Section:
@@ -413,7 +448,17 @@ def overview_section(runs: Sequence[RecordedRun], differences: RunDifferences) -
         blocks.append(Paragraph(text=f"The same {', '.join(others)} and {last} in all runs."))
     blocks += [Paragraph(text=line, caution=True) for line in compare.speed_cautions(runs, differences)]
     blocks += [Paragraph(text=f"{run.name}: {missing}.", caution=True) for run in runs for missing in run.missing]
-    return Section(title="In short", blocks=[*blocks, _runs_table(sort_by_metric(runs))])
+    blocks.append(_runs_table(sort_by_metric(runs)))
+    if (repeated := _repeated_runs_table(sort_by_metric(runs))) is not None:
+        blocks += [Paragraph(text=REPEATED_TEXT), repeated]
+    return Section(title="In short", blocks=blocks)
+
+
+SEED_KEY: Final = "run.seed"
+REPEATED_TEXT: Final = (
+    "Runs that differ in run.seed only. The standard deviation shows how much another training differs; the 95 % "
+    "interval above, how much other images differ."
+)
 
 
 def sort_by_metric(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
@@ -425,17 +470,56 @@ def sort_by_metric(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
     return sorted(runs, key=lambda run: keys.get(run.name, math.inf))
 
 
-def _runs_table(runs: Sequence[RecordedRun]) -> Table:
-    head = ["run", "best by its metric", "images/s", "training", "global batch", "precision", "ran on", "how it ended"]
-    rows = []
+MAX_SETTING_COLUMNS: Final = 3  # of more differing settings, one column holds all
+
+
+def _setting_columns(runs: Sequence[RecordedRun]) -> tuple[list[str], list[list[str]]]:
+    """(heads, cells of each run) of the settings that differ, to stand beside the score."""
+    differing = compare.differing_settings(runs)
+    if len(differing) <= MAX_SETTING_COLUMNS:
+        return [*differing], [[values[number] for values in differing.values()] for number in range(len(runs))]
+    joined = [
+        ", ".join(f"{key}={values[number]}" for key, values in differing.items() if values[number] != read.NOT_RECORDED)
+        for number in range(len(runs))
+    ]
+    return ["settings that differ"], [[text] for text in joined]
+
+
+def _score_cells(runs: Sequence[RecordedRun]) -> tuple[list[str], list[list[str]]]:
+    """(heads, cells of each run): the best score with its 95 % interval, and that of the test split."""
+    scores: list[list[str]] = []
     for run in runs:
-        best, speed = read.best_evaluation(run), read.measured_throughput(run)
-        metric = read.selection_metric(run)
+        metric, best, test = read.selection_metric(run), read.best_evaluation(run), read.final_score(run)
+        value = best[0] if best else None
+        test_value = None if test is None else test.values.get(metric.name)
+        scores.append(
+            [
+                f"{read.metric_label(metric)} {metric.format(value)}",
+                metric.format_interval(value, read.evaluated_images(run).get(best[1]) if best else None),
+                metric.format(test_value),
+                metric.format_interval(test_value, None if test is None else test.samples),
+            ]
+        )
+    heads = ["best by its metric", "its 95 % interval", "on the test split", "its 95 % interval"]
+    shown = [0, *(column for column in (1, 3) if any(row[column] for row in scores))]
+    shown += [2] if any(read.final_score(run) is not None for run in runs) else []
+    columns = sorted(shown)
+    return [heads[column] for column in columns], [[row[column] or "-" for column in columns] for row in scores]
+
+
+def _runs_table(runs: Sequence[RecordedRun]) -> Table:
+    setting_heads, settings = _setting_columns(runs)
+    score_heads, scores = _score_cells(runs)
+    others = ["images/s", "training", "global batch", "precision", "ran on", "how it ended"]
+    head = ["run", *setting_heads, *score_heads, *others]
+    rows = []
+    for number, run in enumerate(runs):
         rows.append(
             [
                 run.name,
-                f"{metric.name} {metric.format(best[0] if best else None)}",
-                read.format_throughput(speed).removesuffix(" images/s"),
+                *settings[number],
+                *scores[number],
+                read.format_throughput(read.measured_throughput(run)).removesuffix(" images/s"),
                 read.format_duration(read.training_seconds(run)),
                 compare.MUST_MATCH[compare.GLOBAL_BATCH](run),
                 compare.MUST_MATCH["precision"](run),
@@ -443,7 +527,36 @@ def _runs_table(runs: Sequence[RecordedRun]) -> Table:
                 read.describe_status(run),
             ]
         )
-    return Table(head=head, rows=rows, words=(6, 7))
+    return Table(head=head, rows=rows, left=1 + len(setting_heads), words=(len(head) - 2, len(head) - 1))
+
+
+def _repeated_runs_table(runs: Sequence[RecordedRun]) -> Table | None:
+    """The mean and the standard deviation over runs that differ in run.seed only; None without such runs."""
+    differing = compare.differing_settings(runs)
+    keys = [key for key in differing if key != SEED_KEY]
+    groups: dict[tuple[str, ...], list[RecordedRun]] = {}
+    for number, run in enumerate(runs):
+        groups.setdefault((read.selection_metric(run).name, *(differing[key][number] for key in keys)), []).append(run)
+    repeated = {settings: group for settings, group in groups.items() if len(group) > 1}
+    if SEED_KEY not in differing or not repeated:
+        return None
+    has_test = any(read.final_score(run) is not None for group in repeated.values() for run in group)
+    rows = []
+    for settings, group in repeated.items():
+        metric = read.selection_metric(group[0])
+        best = [score[0] for run in group if (score := read.best_evaluation(run)) is not None]
+        tests = [test.values.get(metric.name, math.nan) for run in group if (test := read.final_score(run))]
+        described = ", ".join(f"{key}={value}" for key, value in zip(keys, settings[1:], strict=True)) or "all the same"
+        row = [described, f"{len(group)}", f"{read.metric_label(metric)} {_mean_and_deviation(metric, best)}"]
+        rows.append([*row, *([_mean_and_deviation(metric, tests)] if has_test else [])])
+    head = ["settings", "runs", "best: mean ± standard deviation", *(["on the test split"] if has_test else [])]
+    return Table(head=head, rows=rows)
+
+
+def _mean_and_deviation(metric: Metric, values: Sequence[float]) -> str:
+    """87.12% ± 0.21%; - for fewer than two numbers."""
+    finite = [value for value in values if math.isfinite(value)]
+    return f"{metric.format(fmean(finite))} ± {metric.format(stdev(finite))}" if len(finite) > 1 else "-"
 
 
 def _run_details(run: RecordedRun) -> dict[str, str]:

@@ -349,6 +349,34 @@ def best_evaluation(run: RecordedRun) -> tuple[float, float] | None:
     return min(evaluations, key=lambda pair: (metric.rank_key(pair[0]), pair[1]), default=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTest:
+    """The scores on the test split. values: by metric. weights_step: of the checkpoint that was measured."""
+
+    values: Mapping[str, float]
+    samples: int | None
+    weights_step: int | None
+
+
+def final_score(run: RecordedRun) -> MeasuredTest | None:
+    """The last measurement of the test split; None without one."""
+    events = [event for event in run.events.get("test", ()) if count_or_none(event.get("step")) is not None]
+    if not events:
+        return None
+    last = max(events, key=lambda event: event["step"])
+    return MeasuredTest(
+        values={name: finite_or_nan(last.get(name)) for name in metrics_of(run.task)},
+        samples=count_or_none(last.get("samples")),
+        weights_step=count_or_none(last.get("weights_step")),
+    )
+
+
+def evaluated_images(run: RecordedRun) -> dict[float, int]:
+    """Step -> the number of images in its evaluation; without those that an older version did not record."""
+    steps, counts = run.column("eval", "samples")
+    return {step: round(count) for step, count in zip(steps, counts, strict=True) if count > 0}
+
+
 def last_step(run: RecordedRun) -> int | None:
     """The last step in metrics.jsonl."""
     steps = [

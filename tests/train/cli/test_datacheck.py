@@ -72,6 +72,19 @@ def test_a_training_image_in_the_validation_split_is_leakage(root: Path) -> None
     assert f"{root}/val/bee/new.png = {root}/train/ant/005.png (of another class!)" in str(failure)
 
 
+def test_a_test_image_in_the_validation_split_is_leakage(root: Path) -> None:
+    write_classes(root / "test", ant=3, bee=2)
+    shutil.copy(root / "val/ant/001.png", root / "test/ant/new.png")
+    (root / "test/bee/000.png").write_bytes(b"no image")
+    found = folder(root)
+    assert found.test is not None
+    assert (found.test.samples, found.test.read) == (6, 5)
+    leaked = [(found.test.name_of(leak.sample), leak.other.name) for leak in found.test.leaked]
+    assert (f"{root}/test/ant/new.png", "validation") in leaked
+    assert found.failure is not None
+    assert json.loads(found.as_json())["test"]["per_class"] == {"ant": 4, "bee": 2}
+
+
 def test_the_split_s_own_copies_are_found(tmp_path: Path) -> None:
     write_classes(tmp_path, ant=5, bee=5)
     for number in range(20):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,10 +13,13 @@ from train.cli.data_check import DataFindings, InspectedSample, SplitFindings
 LABELS = [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def side(name: str, *looks: InspectedSample, other: SplitFindings | None = None) -> SplitFindings:
-    made = SplitFindings(name_of=lambda sample: f"{name}/{sample}.png", label_of=LABELS.__getitem__, min_size=32)
+def side(name: str, *looks: InspectedSample, others: Sequence[SplitFindings] = ()) -> SplitFindings:
+    split = {"train": "training", "val": "validation"}.get(name, name)
+    made = SplitFindings(
+        name=split, name_of=lambda sample: f"{name}/{sample}.png", label_of=LABELS.__getitem__, min_size=32
+    )
     for look in looks:
-        made.add(look, other)
+        made.add(look, others)
     return made
 
 
@@ -29,7 +33,7 @@ def bad(sample: int, reason: str = "cut") -> InspectedSample:
 
 def findings(training: list[InspectedSample], validation: list[InspectedSample] | None = None) -> DataFindings:
     one = side("train", *training)
-    other = side("val", *(validation or []), other=one)
+    other = side("val", *(validation or []), others=[one])
     return DataFindings(
         title="folder: 2 classes", training=one, validation=other, classes=["classes 4"], per_class=({"a": 4}, {"b": 1})
     )
@@ -100,7 +104,28 @@ def test_a_copy_on_the_same_side_is_said_and_no_failure() -> None:
 
 
 def test_an_image_that_is_twice_in_the_validation_split_leaks_twice() -> None:
-    assert findings(FINE, [look(0, "a"), look(1, "a")]).validation.leaked == [(0, 0), (1, 0)]
+    leaked = findings(FINE, [look(0, "a"), look(1, "a")]).validation.leaked
+    assert [(leak.sample, leak.same_as) for leak in leaked] == [(0, 0), (1, 0)]
+
+
+def test_a_test_image_in_either_other_split_is_leakage() -> None:
+    training, validation = side("train", *FINE), side("val", look(0, "d"))
+    test = side("test", look(0, "a"), look(4, "d"), look(5, "e"), bad(6), others=[training, validation])
+    found = DataFindings(
+        title="t", training=training, validation=validation, test=test, classes=[], per_class=({}, {}, {})
+    )
+    failure = found.failure
+    assert failure is not None
+    assert failure.what == (
+        "the data has broken samples (1) and test images that are in the training split too (1) "
+        "and test images that are in the validation split too (1)"
+    )
+    assert (
+        "leakage        2\n  test/0.png = train/0.png\n  test/4.png = val/0.png (of another class!)" in found.as_text()
+    )
+    assert "test           3 of 4 read, 2 ms each" in found.as_text()
+    (first, _) = json.loads(found.as_json())["leaks"]
+    assert (first["split"], first["other_split"], first["same_as"]) == ("test", "training", "train/0.png")
 
 
 def test_broken_samples_are_never_duplicates() -> None:
@@ -150,7 +175,8 @@ def test_json_tells_the_same() -> None:
     told = json.loads(findings([*FINE, bad(2)], [look(0, "a"), look(1, "x", (8, 8), "L")]).as_json())
     assert told["ok"] is False
     assert told["training"]["broken"] == [{"name": "train/2.png", "reason": "cut"}]
-    assert told["leaks"] == [{"name": "val/0.png", "same_as": "train/0.png", "same_class": True}]
+    pair = {"name": "val/0.png", "same_as": "train/0.png", "same_class": True}
+    assert told["leaks"] == [{"split": "validation", "other_split": "training", **pair}]
     assert told["validation"]["smaller_than_image_size"] == ["val/1.png"]
     assert told["validation"]["modes"] == {"RGB": 1, "L": 1}
     assert told["validation"]["sizes"]["smallest"] == [8, 8]

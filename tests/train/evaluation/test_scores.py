@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from train.evaluation.results import EvaluationResult, is_better, reaches_target
-from train.metrics import metrics_of
+from train.metrics import METRICS, metrics_of, wilson_interval
 
 GOOD = EvaluationResult(
     samples=10,
@@ -71,3 +71,15 @@ def test_an_older_versions_result_still_comes_back() -> None:
 
 def test_a_metric_of_another_version_is_left_out() -> None:
     assert EvaluationResult.from_json({**GOOD.to_json(), "kappa": 0.5}) == GOOD
+
+
+@pytest.mark.parametrize(("share", "samples", "interval"), [(0.0, 10, (0.0, 0.2775)), (0.9, 1000, (0.8798, 0.9171))])
+def test_the_interval_of_a_share_is_wilsons(share: float, samples: int, interval: tuple[float, float]) -> None:
+    assert wilson_interval(share, samples) == pytest.approx(interval, abs=1e-4)
+
+
+def test_only_a_proportion_of_counted_samples_has_an_interval() -> None:
+    assert METRICS["accuracy"].format_interval(0.5, 100) == "40.4 to 59.6%"
+    assert METRICS["macro_f1"].format_interval(0.5, 100) == ""
+    assert METRICS["accuracy"].format_interval(0.5, None) == ""
+    assert METRICS["accuracy"].format_interval(None, 100) == ""

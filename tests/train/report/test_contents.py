@@ -38,11 +38,71 @@ def test_the_best_and_the_last_evaluation_stand_in_a_table(tmp_path: Path) -> No
     assert section is not None
     (table,) = section.blocks
     assert isinstance(table, Table)
-    assert table.head == ["evaluation", "step", "val accuracy", "val macro F1", "val loss"]
+    assert table.head == ["evaluation", "step", "accuracy", "macro F1", "loss"]
     assert table.rows == [
         ["best val loss", "20", "75.00%", "0.6500", "0.0500"],
         ["last", "20", "75.00%", "0.6500", "0.0500"],
     ]
+
+
+TEST = {"event": "test", "step": 20, "weights_step": 10, "samples": 400, "accuracy": 0.7, "loss": 0.2, "macro_f1": 0.6}
+
+
+def with_test(share: float = 0.7, samples: int = 200) -> list[dict[str, Any]]:
+    """A history whose evaluations say on how many images, and the measurement of the test split at its end."""
+    lines = [line | ({"samples": samples} if line["event"] == "eval" else {}) for line in history(1000)]
+    return [*lines, TEST | {"accuracy": share, "time": 1_795_000_100.0}]
+
+
+def test_the_test_split_stands_beside_the_validation_with_its_uncertainty(tmp_path: Path) -> None:
+    document = report(make_run(tmp_path / "run", events=with_test()))
+    facts = next(block for block in document.blocks() if isinstance(block, DescriptionList) and block.large)
+    assert (facts.rows["best val accuracy"], facts.rows["test accuracy"]) == ("75.00%", "70.00%")
+    section = next(section for section in document.sections if section.title == "Evaluations")
+    table, *texts = section.blocks
+    assert isinstance(table, Table)
+    assert table.head == ["evaluation", "step", "images", "accuracy", "macro F1", "loss", "95 % of accuracy"]
+    assert table.rows[0][2:4] == ["200", "75.00%"]
+    assert table.rows[-1] == ["test split", "10", "400", "70.00%", "0.6000", "0.2000", "65.3 to 74.3%"]
+    assert "chose nothing" in str(texts)
+
+
+def overview(*folders: Path) -> list[Table]:
+    section = next(section for section in report(*folders).sections if section.title == "In short")
+    return [block for block in section.blocks if isinstance(block, Table)]
+
+
+def test_the_setting_that_differs_stands_beside_the_score_and_its_uncertainty(tmp_path: Path) -> None:
+    settings = {"small": ["optim.lr=0.05"], "large": ["optim.lr=0.2", "data.workers=1"]}
+    (table,) = overview(
+        *(make_run(tmp_path / name, events=with_test(), settings=words) for name, words in settings.items())
+    )
+    assert table.head[:6] == [
+        "run", "optim.lr", "best by its metric", "its 95 % interval", "on the test split", "its 95 % interval"
+    ]  # fmt: skip
+    assert table.rows[0][:6] == ["small", "0.05", "val accuracy 75.00%", "68.6 to 80.5%", "70.00%", "65.3 to 74.3%"]
+    assert [row[1] for row in table.rows] == ["0.05", "0.2"]
+
+
+def test_of_many_settings_that_differ_one_column_holds_all(tmp_path: Path) -> None:
+    words = ["optim.lr=0.2", "optim.momentum=0.8", "optim.weight_decay=0.1", "train.epochs=9"]
+    (table,) = overview(make_run(tmp_path / "one"), make_run(tmp_path / "two", settings=words))
+    assert table.head[:3] == ["run", "settings that differ", "best by its metric"]
+    assert table.rows[1][1] == "optim.lr=0.2, optim.momentum=0.8, optim.weight_decay=0.1, train.epochs=9"
+
+
+def test_runs_that_differ_in_their_seed_get_a_mean_and_a_standard_deviation(tmp_path: Path) -> None:
+    folders = [
+        make_run(
+            tmp_path / f"{rate}-{seed}",
+            settings=[f"run.seed={seed}", f"optim.lr={rate}"],
+            events=[line | ({"accuracy": 0.7 + seed / 100} if line["event"] == "eval" else {}) for line in history(9)],
+        )
+        for rate, seed in ((0.1, 1), (0.1, 2), (0.1, 3), (0.2, 4))
+    ]
+    _, table = overview(*folders)
+    assert table.head == ["settings", "runs", "best: mean ± standard deviation"]
+    assert table.rows == [["optim.lr=0.1", "3", "val accuracy 72.00% ± 1.00%"]]
 
 
 def test_a_run_that_has_just_begun_gets_a_page_too(tmp_path: Path) -> None:
