@@ -13,7 +13,7 @@ fail() { printf 'ERROR[%s] %s; fix: %s\n' "$@" >&2; exit "$1"; }
 
 image=${IMAGE:-train} count=${1:-}
 case $count in
-  '' | --* | *=* | check | where | eval | predict | export | data | bench | report) count=all ;;
+  '' | --* | *=* | check | where | find-lr | eval | predict | export | data | bench | report) count=all ;;
   *[!0-9]* | ?????*)
     fail 64 "'$count' is not a number of GPUs" \
       "launch/workstation.sh [N] [--config CONFIG] [section.key=value ...]" ;;

@@ -20,7 +20,7 @@ from entrypoint import (
     protect_output_streams,
     resource_limit_failure,
 )
-from train.cli import check, data, evaluate, launch
+from train.cli import check, data, evaluate, find_lr, launch
 from train.cli import run as training
 from train.cli.launch import TrainArgumentParser
 from train.config.load import suggest_config_option
@@ -40,6 +40,7 @@ EXAMPLES = f"""examples:
   train data check --config cfg.yaml        read every sample once: broken files, sizes, duplicates across the split
   train data profile --config cfg.yaml      what limits a training here: reading, augmenting, copying or the step
   train data show --config cfg.yaml         a picture of training images as the network gets them
+  train find-lr --config cfg.yaml           trains 100 steps with a growing learning rate, and suggests one
   train weights fetch resnet50              bring published weights into ./weights, verified
   train bench sweep --config cfg.yaml       which settings are fastest here (also comm, scaling: train bench --help)
   train report runs/NAME                    a page with curves; of several runs also speed-up and efficiency
@@ -56,7 +57,7 @@ def build_parser() -> TrainArgumentParser:
     """Build the parser of the command line."""
     parser = TrainArgumentParser(
         prog="train",
-        usage="train [check | where | eval RUN | predict RUN IMAGES... | export RUN --output DIR | "
+        usage="train [check | where | find-lr | eval RUN | predict RUN IMAGES... | export RUN --output DIR | "
         "data {check|profile|show|fetch} | weights fetch NAME | bench NAME | report RUN...] [--config FILE] [options] "
         "[section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
@@ -70,7 +71,7 @@ def build_parser() -> TrainArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="a YAML file (default: the quickstart)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval, data)")
     parser.add_argument("--all", action="store_true", help="measure every image, not only the validation images (eval)")
-    parser.add_argument("--output", metavar="FILE.png", help="where to draw the picture (data show)")
+    parser.add_argument("--output", metavar="FILE.png", help="where to draw the picture (data show, find-lr)")
     parser.add_argument(
         "--time-limit",
         metavar="D-HH:MM:SS",
@@ -120,8 +121,12 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             raise Failure(what, fix="leave --json out", code=ExitCode.USAGE)
         if arguments.all and command != evaluate.COMMAND:
             raise Failure("--all belongs to `train eval`", fix="leave --all out", code=ExitCode.USAGE)
-        if arguments.output is not None and command != "data":
-            raise Failure("--output belongs to `train data show`", fix="leave --output out", code=ExitCode.USAGE)
+        if arguments.output is not None and command not in ("data", find_lr.COMMAND):
+            raise Failure(
+                f"--output belongs to `train data show` and `train {find_lr.COMMAND}`",
+                fix="leave --output out",
+                code=ExitCode.USAGE,
+            )
         if arguments.profile_lines and command != "train":
             raise Failure("--profile-lines belongs to a training", fix="leave it out", code=ExitCode.USAGE)
         return COMMANDS[command](arguments, overrides, with_local_rank(environ, arguments.local_rank))
@@ -204,6 +209,7 @@ COMMANDS = {
     "train": training.train,
     "check": check.check,
     "where": check.print_run_folder,
+    find_lr.COMMAND: find_lr.handle,
     "eval": evaluate.launch_evaluation,
     "data": data.handle,
 }

@@ -168,6 +168,7 @@ STOPPED_BEFORE: Final = {
     "weights": "before the weights were fetched",
     "eval": "before the evaluation began",
     "check": "before the plan was made",
+    "find-lr": "before a learning rate was found",
     "where": "before the folder was found",
 }
 

@@ -468,6 +468,9 @@ FIXES_FOR_OTHER_TOOLS = {
     **dict.fromkeys(("milestones", "lr_steps"), _STEP_SCHEDULE_FIX),
     **dict.fromkeys(("min_lr", "eta_min"), _SCHEDULE_END_FIX),
     "distributed": "leave it out: one rank is started for each GPU, or as the launcher says",
+    **dict.fromkeys(
+        ("find_lr", "lr_find", "auto_lr_find"), "leave it out, and run `train find-lr` before the training"
+    ),
     "dtype": _PRECISION_FIX,
     "amp": _PRECISION_FIX,
     "use_amp": _PRECISION_FIX,

@@ -304,6 +304,7 @@ def _draw_marks(axes: Axes, panel: Panel) -> None:
     left, right = axes.get_xlim()
     overlap = any(b - a < MIN_MARK_DISTANCE * (right - left) for a, b in pairwise(positions))
     top_axis.set_ticks(positions, labels=[shorten_middle(panel.marks[x]) for x in positions])
+    top_axis.minorticks_off()
     top_axis.tick_params(length=0, labelsize=7, labelcolor=GRAY, labelrotation=30 if overlap else 0, pad=1)
     top_axis.spines["top"].set_visible(False)
     for word in top_axis.get_xticklabels():

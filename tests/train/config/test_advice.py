@@ -123,6 +123,7 @@ def fix_for(setting: str) -> str:
         ("optim.min_lr=1e-6", "write optim.schedule_args: {end: 0.01}"),
         ("checkpoint.path=x", "write run.output_dir instead of checkpoint.path"),
         ("checkpoint.save_top_k=2", "write checkpoint.keep instead of checkpoint.save_top_k"),
+        ("train.find_lr=true", "leave it out, and run `train find-lr`"),
         ("wandb=true", "write log.trackers: [wandb]"),
         ("model.name=resnet9", "write model.name=resnet18"),
         ("model.name=timm/resnet", "write model.name=timm/resnet10t"),
