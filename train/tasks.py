@@ -47,6 +47,8 @@ class Task:
         averaged: (TargetScale | None) -> what a line of the training log holds.
         counter: (classes, device, criterion, eval.threshold) -> what an evaluation counts.
         predictions: (InputSpec, outputs, paths, top) -> a prediction for each image; None if an output is not finite.
+        image_results: the class of what an evaluation keeps of each image, as `inference.per_image.ImageResults`.
+        mistakes: (these results, classes, EvaluationResult) -> what the report shows of an evaluation.
     """
 
     name: str
@@ -62,6 +64,8 @@ class Task:
     averaged: str
     counter: str
     predictions: str
+    image_results: str
+    mistakes: str
 
     def load(self, function: str) -> Any:
         """Import the module of one of the entry's functions, and return the function."""
@@ -93,6 +97,8 @@ TASKS: Final[Mapping[str, Task]] = _table(
         averaged="logging.running_mean:classification_values",
         counter="evaluation.confusion:build_confusion_counter",
         predictions="inference.predict:predict_classes",
+        image_results="inference.per_image:ClassResults",
+        mistakes="inference.mistakes:find_class_mistakes",
     ),
     Task(
         name=MULTI_LABEL,
@@ -110,6 +116,8 @@ TASKS: Final[Mapping[str, Task]] = _table(
         averaged="logging.running_mean:multi_label_values",
         counter="evaluation.scores:MultiLabelCounter",
         predictions="inference.predict:predict_labels",
+        image_results="inference.per_image:LabelResults",
+        mistakes="inference.mistakes:find_label_mistakes",
     ),
     Task(
         name=REGRESSION,
@@ -125,5 +133,7 @@ TASKS: Final[Mapping[str, Task]] = _table(
         averaged="logging.running_mean:regression_values",
         counter="evaluation.scores:ErrorCounter",
         predictions="inference.predict:predict_numbers",
+        image_results="inference.per_image:NumberResults",
+        mistakes="inference.mistakes:find_number_mistakes",
     ),
 )
