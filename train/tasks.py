@@ -42,6 +42,7 @@ class Task:
 
     The functions, as MODULE:NAME in the package `train`:
         labels: (LabelTable, rows, DataConfig) -> TableLabels, which reads the column of a table.
+        label_format: the LabelFormat of labels in arrays and in a user's own data set.
         balance: (training labels, validation labels, classes, class_weights) -> lines for the banner.
         criterion: (OptimConfig, DataSplits) -> the training loss.
         averaged: (TargetScale | None) -> what a line of the training log holds.
@@ -59,6 +60,7 @@ class Task:
     example: str
     numpy_example: str
     labels: str
+    label_format: str
     balance: str
     criterion: str
     averaged: str
@@ -92,6 +94,7 @@ TASKS: Final[Mapping[str, Task]] = _table(
         'print(description["classes"][probabilities.argmax()], probabilities.max().item())\n',
         numpy_example='print(description["classes"][outputs.argmax()])\n',
         labels="data.labels:read_classes",
+        label_format="data.array_labels:CLASS_LABELS",
         balance="data.statistics:describe_class_balance",
         criterion="optim.loss:build_classification_criterion",
         averaged="logging.running_mean:classification_values",
@@ -111,6 +114,7 @@ TASKS: Final[Mapping[str, Task]] = _table(
         numpy_example='labels = zip(description["classes"], 1 / (1 + numpy.exp(-outputs)), description["thresholds"])\n'
         "print([label for label, probability, threshold in labels if probability >= threshold])\n",
         labels="data.labels:read_label_sets",
+        label_format="data.array_labels:LABEL_SETS",
         balance="data.statistics:describe_label_balance",
         criterion="optim.loss:build_multi_label_criterion",
         averaged="logging.running_mean:multi_label_values",
@@ -128,6 +132,7 @@ TASKS: Final[Mapping[str, Task]] = _table(
         example='print(outputs.item() * description["target"]["std"] + description["target"]["mean"])\n',
         numpy_example='print(outputs.item() * description["target"]["std"] + description["target"]["mean"])\n',
         labels="data.labels:read_numbers",
+        label_format="data.array_labels:NUMBERS",
         balance="data.statistics:describe_numbers",
         criterion="optim.loss:build_regression_criterion",
         averaged="logging.running_mean:regression_values",
