@@ -8,12 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from entrypoint import ExitCode, Failure, Heartbeat, gauges
+from entrypoint import Heartbeat, gauges
 from train import batch_size, compilation
 from train.batch_size import NO_CACHE, MicroBatchCache, TrialModel
 from train.compilation import Compiled, SampleImages
@@ -160,7 +158,7 @@ def build_trainer(
             samples=dataset.num_training,
             rank=world.rank,
             seed=seed,
-            labels=_labels_to_balance(config, splits),
+            labels=statistics.labels_to_balance(config.data, splits),
         ),
         batches=batches,
         micro_batch=micro_batch,
@@ -227,25 +225,6 @@ def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits) -
         task=splits.task,
         target=splits.target,
     )
-
-
-def _labels_to_balance(config: RunConfig, splits: DataSplits) -> npt.NDArray[np.int64] | None:
-    """The labels of the training samples with data.sampling: balanced; otherwise None.
-
-    Raises:
-        Failure: USAGE for labels that are not one class for each sample.
-    """
-    labels = splits.training.labels
-    if config.data.sampling == "uniform":
-        return None
-    if labels.ndim != 1 or labels.dtype != torch.int64:
-        raise Failure(
-            "data.sampling: balanced needs one class for each image",
-            found=f"labels of the form {list(labels.shape)}, {labels.dtype}",
-            fix="leave data.sampling out",
-            code=ExitCode.USAGE,
-        )
-    return labels.numpy()
 
 
 def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:

@@ -42,11 +42,14 @@ class Task:
 
     The functions, as MODULE:NAME in the package `train`:
         labels: (LabelTable, rows, DataConfig) -> TableLabels, which reads the column of a table.
+        label_format: the LabelFormat of labels in arrays and in a user's own data set.
         balance: (training labels, validation labels, classes, class_weights) -> lines for the banner.
         criterion: (OptimConfig, DataSplits) -> the training loss.
         averaged: (TargetScale | None) -> what a line of the training log holds.
         counter: (classes, device, criterion, eval.threshold) -> what an evaluation counts.
         predictions: (InputSpec, outputs, paths, top) -> a prediction for each image; None if an output is not finite.
+        image_results: the class of what an evaluation keeps of each image, as `inference.per_image.ImageResults`.
+        mistakes: (these results, classes, EvaluationResult) -> what the report shows of an evaluation.
     """
 
     name: str
@@ -57,11 +60,14 @@ class Task:
     example: str
     numpy_example: str
     labels: str
+    label_format: str
     balance: str
     criterion: str
     averaged: str
     counter: str
     predictions: str
+    image_results: str
+    mistakes: str
 
     def load(self, function: str) -> Any:
         """Import the module of one of the entry's functions, and return the function."""
@@ -88,11 +94,14 @@ TASKS: Final[Mapping[str, Task]] = _table(
         'print(description["classes"][probabilities.argmax()], probabilities.max().item())\n',
         numpy_example='print(description["classes"][outputs.argmax()])\n',
         labels="data.labels:read_classes",
+        label_format="data.array_labels:CLASS_LABELS",
         balance="data.statistics:describe_class_balance",
         criterion="optim.loss:build_classification_criterion",
         averaged="logging.running_mean:classification_values",
         counter="evaluation.confusion:build_confusion_counter",
         predictions="inference.predict:predict_classes",
+        image_results="inference.per_image:ClassResults",
+        mistakes="inference.mistakes:find_class_mistakes",
     ),
     Task(
         name=MULTI_LABEL,
@@ -105,11 +114,14 @@ TASKS: Final[Mapping[str, Task]] = _table(
         numpy_example='labels = zip(description["classes"], 1 / (1 + numpy.exp(-outputs)), description["thresholds"])\n'
         "print([label for label, probability, threshold in labels if probability >= threshold])\n",
         labels="data.labels:read_label_sets",
+        label_format="data.array_labels:LABEL_SETS",
         balance="data.statistics:describe_label_balance",
         criterion="optim.loss:build_multi_label_criterion",
         averaged="logging.running_mean:multi_label_values",
         counter="evaluation.scores:MultiLabelCounter",
         predictions="inference.predict:predict_labels",
+        image_results="inference.per_image:LabelResults",
+        mistakes="inference.mistakes:find_label_mistakes",
     ),
     Task(
         name=REGRESSION,
@@ -120,10 +132,13 @@ TASKS: Final[Mapping[str, Task]] = _table(
         example='print(outputs.item() * description["target"]["std"] + description["target"]["mean"])\n',
         numpy_example='print(outputs.item() * description["target"]["std"] + description["target"]["mean"])\n',
         labels="data.labels:read_numbers",
+        label_format="data.array_labels:NUMBERS",
         balance="data.statistics:describe_numbers",
         criterion="optim.loss:build_regression_criterion",
         averaged="logging.running_mean:regression_values",
         counter="evaluation.scores:ErrorCounter",
         predictions="inference.predict:predict_numbers",
+        image_results="inference.per_image:NumberResults",
+        mistakes="inference.mistakes:find_number_mistakes",
     ),
 )

@@ -36,7 +36,14 @@ from train.distributed.runtime import Runtime, refuse_unused_parameters
 from train.distributed.vote import StopVote, Vote, open_vote_exchange
 from train.evaluation import early_stopping, results
 from train.evaluation.early_stopping import EarlyStop
-from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
+from train.evaluation.evaluate import (
+    Counter,
+    Evaluation,
+    evaluate,
+    explain_out_of_memory,
+    max_batch_size,
+    rank_batches,
+)
 from train.evaluation.final_score import TEST_FILE, FinalScore
 from train.evaluation.results import EvaluationResult
 from train.fault_injection import FaultInjector
@@ -571,11 +578,7 @@ class Trainer:
                 self.runtime,
                 classes=len(self.dataset.classes),
                 padded_size=largest if self.compiled else None,
-                new_counter=partial(
-                    TASKS[self.dataset.task].load("counter"),
-                    criterion=self.criterion,
-                    threshold=self.config.eval.threshold,
-                ),
+                new_counter=self._new_counter(),
             )
         self._count_unreadable()
         if any(self.runtime.all_gather(loop.stop.is_made())):
@@ -653,6 +656,7 @@ class Trainer:
                 self.runtime,
                 classes=len(self.dataset.classes),
                 padded_size=batch_size if self.compiled and isinstance(batch_size, int) else None,
+                new_counter=self._new_counter(thresholds=self._thresholds_of(step)),
             )
         if any(self.runtime.all_gather(self.loop.stop.is_made())):
             return
@@ -662,6 +666,18 @@ class Trainer:
         self.metrics_logger.write("test", step=state.step, epoch=self._epoch_of(state.step), **values)
         self.runtime.run_on_rank_zero(lambda: files.write_json(self.folder / TEST_FILE, score.to_json()))
         self.final_score = score
+
+    def _new_counter(self, *, thresholds: tuple[float, ...] | None = None) -> Callable[[int, torch.device], Counter]:
+        """What an evaluation of the task counts. thresholds: of several labels, instead of eval.threshold."""
+        counter = TASKS[self.dataset.task].load("counter")
+        return partial(counter, criterion=self.criterion, threshold=thresholds or self.config.eval.threshold)
+
+    def _thresholds_of(self, step: int) -> tuple[float, ...] | None:
+        """The thresholds that the validation images chose for the weights of a step; None without an evaluation."""
+        state = self.state
+        results = {state.evaluated: state.result, state.best_step: state.best}
+        result = results.get(step)
+        return None if result is None else result.thresholds
 
     @contextmanager
     def _weights_of(self, step: int) -> Iterator[None]:

@@ -51,8 +51,8 @@ REPORT_FIX: Final = "please report it, with logs/ and errors/ of the run's folde
 def main() -> NoReturn:
     """`python -m train.worker [--config FILE] [section.key=value ...]`.
 
-    With `--evaluate CHECKPOINT --scratch FOLDER [--split NAME] [--json] [--per-image FILE] [--report]` it evaluates
-    instead of training.
+    With `--evaluate CHECKPOINT --scratch FOLDER [--split NAME] [--json] [--per-image FILE] [--report [--explain]]` it
+    evaluates instead of training.
     """
     protect_output_streams(os.environ)
     signals = StopSignals()
@@ -101,6 +101,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
                 from train.inference import evaluate
             options = {"as_json": arguments.json, "split": arguments.split}
             options |= {"per_image": arguments.per_image, "for_report": arguments.report}
+            options |= {"with_heat_maps": arguments.explain}
             code = evaluate.evaluate_on_rank(config, checkpoint, world, environ, **options, heartbeat=heartbeat)
         else:
             keep_compiled_code(environ, config)
@@ -252,6 +253,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--per-image", metavar="FILE", type=Path)
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--explain", action="store_true")
     parser.add_argument(line_profiling.OPTION, action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     return parser

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
 from ast import literal_eval
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from jobs import built, refused, trained
+from jobs import ALONE, built, forget_accelerate, refused, trained
 from label_tables import rows, write_table
 from PIL import Image
 from processes import python
@@ -19,10 +21,11 @@ from runs import Run
 from train import tasks
 from train.config import load, task_keys
 from train.config.schema import RunConfig
-from train.inference import checkpoints, export
+from train.inference import checkpoints, evaluate, export
 from train.inference.prediction import LabelPrediction, NumberPrediction, encode_table
 from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.metrics import METRICS, metrics_of
+from train.report import saved_evaluation
 
 TASKS = ("multi_label", "regression")
 
@@ -143,7 +146,16 @@ def test_each_tasks_default_metric_is_its_first() -> None:
 
 def test_the_functions_of_each_entry_exist() -> None:
     for task in tasks.TASKS.values():
-        for function in ("labels", "balance", "criterion", "averaged", "counter", "predictions"):
+        for function in (
+            "labels",
+            "balance",
+            "criterion",
+            "averaged",
+            "counter",
+            "predictions",
+            "image_results",
+            "mistakes",
+        ):
             assert callable(task.load(function)), (task.name, function)
 
 
@@ -259,10 +271,66 @@ def test_a_table_of_predicted_numbers_has_the_column_of_the_labels() -> None:
     assert table == '"path","age"\n"a",31.5\n'
 
 
-@pytest.mark.slow
-def test_a_table_of_each_images_class_is_refused_where_images_have_none(table: Path, tmp_path: Path) -> None:
-    trained(tmp_path / "run", *settings(table, "regression"))
-    line = ("eval", str(tmp_path / "run"), "--device", "cpu", "--per-image", "images.csv")
-    ended = python("-m", "train", *line, cwd=tmp_path)
-    assert ended.returncode == 64
-    assert "data.task is regression" in ended.stderr
+@pytest.mark.parametrize("task", TASKS)
+def test_the_test_split_is_measured_at_the_end_and_again(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str
+) -> None:
+    threshold = ["eval.threshold=auto"] if task == "multi_label" else []
+    trainer = trained(tmp_path / "run", *settings(table, task, "data.test_fraction=0.2", *threshold))
+    score = trainer.final_score
+    assert score is not None
+    assert (score.result.task, score.result.samples) == (task, 20)
+    assert trainer.state.best is not None
+    assert score.result.thresholds == trainer.state.best.thresholds  # the validation images chose them
+    assert "not measured" not in score.describe("loss")
+    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    config, _ = checkpoints.load_config(checkpoint, None, ())
+    capsys.readouterr()
+    forget_accelerate()
+    try:
+        evaluate.evaluate_on_rank(config, checkpoint, ALONE, {}, as_json=True, split="test")
+    finally:
+        forget_accelerate()
+    again = json.loads(capsys.readouterr().out)
+    for name, value in score.result.values.items():
+        assert again[name] == pytest.approx(value), name
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as text:
+        return list(csv.DictReader(text))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_evaluation_for_the_report_has_rows_and_galleries_of_the_task(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str
+) -> None:
+    trained(tmp_path / "run", *settings(table, task))
+    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    config, _ = checkpoints.load_config(checkpoint, None, ())
+    capsys.readouterr()
+    forget_accelerate()
+    try:
+        evaluate.evaluate_on_rank(
+            config, checkpoint, ALONE, {}, as_json=True, per_image=tmp_path / "images.csv", for_report=True
+        )
+    finally:
+        forget_accelerate()
+    result = json.loads(capsys.readouterr().out)
+    rows = read_rows(tmp_path / "images.csv")
+    saved = saved_evaluation.read(tmp_path / "run" / "evaluation.json")
+    assert saved is not None
+    assert len(rows) == saved.samples == 20
+    assert re.fullmatch(r"\d{3}\.png", saved.galleries[0].images[0].name)  # relative to the table
+    truth = {line["path"]: line for line in read_rows(table)}
+    if task == "multi_label":
+        assert all({*row["labels"].split("|")} == {*truth[Path(row["path"]).name]["tags"].split(";")} for row in rows)
+        assert np.mean([float(row["loss"]) for row in rows]) == pytest.approx(result["loss"], rel=1e-4)
+        assert [label.average_precision for label in saved.labels] == result["average_precision"]
+        assert len(saved.galleries[1].images) == 9
+    else:
+        numbers = [(float(row["number"]), float(truth[Path(row["path"]).name]["level"])) for row in rows]
+        assert all(number == pytest.approx(true) for number, true in numbers)
+        assert np.mean([abs(float(row["error"])) for row in rows]) == pytest.approx(result["mae"], rel=1e-4)
+        assert saved.numbers is not None
+        assert len(saved.numbers.true) == 20

@@ -14,11 +14,10 @@ from train import files, plugin
 from train.config.batches import compute_batch_sizes, count_steps
 from train.config.load import as_mapping
 from train.config.schema import RunConfig
-from train.data import registry
+from train.data import augment, registry, statistics
 from train.data.loader import open_loader
-from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.sampler import BatchSampler
-from train.inference.gallery import displayable
+from train.inference.explanation import displayable
 from train.models.weights import fit_preprocessing
 from train.report import plots, read
 from train.run.folder import run_folder
@@ -46,6 +45,7 @@ def show_samples(config: RunConfig, *, config_file: str | None, output: str | No
     config = replace(config, data=fit_preprocessing(config))
     shown = [(displayable(image), name) for image, name in first_samples(config)]
     note = f"data.augment: {read.format_value(as_mapping(config)['data']['augment'])}; run.seed: {config.run.seed}"
+    note += "" if config.data.sampling == "uniform" else f"; data.sampling: {config.data.sampling}"
     files.write_named_file(path, plots.draw_samples(shown, note), OPTION, SUFFIX)
     return f"samples        {files.one_line(str(path))}: {len(shown)} training images as the network gets them"
 
@@ -61,12 +61,13 @@ def first_samples(config: RunConfig) -> list[tuple[Tensor, str]]:
     batches = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, 1)
     count = len(splits.training.labels)
     steps = count_steps(batches, count, epochs=config.train.epochs, max_steps=config.train.max_steps)
-    sampler = BatchSampler(batches=batches, steps=steps, samples=count, rank=0, seed=config.run.seed)
+    labels = statistics.labels_to_balance(config.data, splits)
+    sampler = BatchSampler(batches=batches, steps=steps, samples=count, rank=0, seed=config.run.seed, labels=labels)
 
     def each() -> Iterator[tuple[Tensor, str]]:
         read = 0
         for _, batch in loader.train(sampler.micro_batches(0)):
-            images = batch.images if splits.floats else undo_normalization(batch.images, loader.preprocessing)
+            images = batch.images if splits.floats else augment.undo_normalization(batch.images, loader.preprocessing)
             for image, label in zip(images.movedim(1, -1), batch.labels.tolist(), strict=True):
                 yield image, describe_label(label, splits.classes)
             read += len(images)
@@ -81,10 +82,3 @@ def describe_label(label: int | float | list[float], classes: Sequence[str]) -> 
     if isinstance(label, list):
         return ", ".join(name for name, has in zip(classes, label, strict=True) if has)
     return classes[label] if isinstance(label, int) else f"{label:g}"
-
-
-def undo_normalization(images: Tensor, preprocessing: Preprocessing = DEFAULT_PREPROCESSING) -> Tensor:
-    """Bytes again, uint8, of normalized images [n, channels, *size]."""
-    axes = (1, -1, *(1 for _ in images.shape[2:]))
-    mean, std = (torch.tensor(values).view(axes) for values in (preprocessing.mean, preprocessing.std))
-    return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, add_launch_arguments, make_plan, print_message
+from entrypoint import ExitCode, Failure, add_launch_arguments, make_plan, print_message
 from train import files
 from train.cli import launch
 from train.cli.launch import TrainArgumentParser
@@ -32,7 +32,8 @@ EXAMPLES: Final = """examples:
   train eval runs/NAME --split test                 the test split, which the training measured once at its end
   train eval runs/NAME --json > result.json         one JSON object, for programs
   train eval runs/NAME --per-image images.csv       label, prediction, confidence and loss of each image
-  train eval runs/NAME --report                     for `train report`: calibration, mistakes, the hardest images
+  train eval runs/NAME --report                     for `train report`: diagrams, mistakes, the hardest images
+  train eval runs/NAME --report --explain           and a heat map over each image
   train eval runs/NAME --device cpu --procs-per-node 2
 
 Without --report nothing is written into the run.
@@ -49,8 +50,8 @@ def build_parser() -> TrainArgumentParser:
     """The command line after `train eval`."""
     parser = TrainArgumentParser(
         prog="train eval",
-        usage="train eval RUN [--all | --split NAME] [--json] [--per-image FILE.csv] [--report] [--config FILE] "
-        "[options] [section.key=value ...]",
+        usage="train eval RUN [--all | --split NAME] [--json] [--per-image FILE.csv] [--report [--explain]] "
+        "[--config FILE] [options] [section.key=value ...]",
         description="Measure a checkpoint again, on any number of processes: accuracy, loss, macro F1, confusion.",
         epilog=EXAMPLES,
         formatter_class=help_formatter,
@@ -71,10 +72,13 @@ def build_parser() -> TrainArgumentParser:
     parser.add_argument(
         csv_table.PER_IMAGE_OPTION,
         metavar="FILE.csv",
-        help="write label, prediction, confidence and loss of each image",
+        help="write label, prediction and loss (or error) of each image",
     )
+    parser.add_argument("--report", action="store_true", help="keep diagrams and images in the run, for train report")
     parser.add_argument(
-        "--report", action="store_true", help="keep calibration and images in the run, for train report"
+        "--explain",
+        action="store_true",
+        help="with --report: a heat map over each image, of what speaks for its prediction (Grad-CAM)",
     )
     parser.add_argument("--config", metavar="FILE", help="take data, launch, precision and your own code from it")
     # What torch.distributed.launch passes to each process.
@@ -104,6 +108,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start ranks that measure a checkpoint; they write nothing to the run's folder."""
+    if arguments.explain and not arguments.report:
+        fix = "add --report; or for pictures in a folder: train predict RUN IMAGES --explain DIR"
+        raise Failure("--explain adds heat maps to the images of --report", fix=fix, code=ExitCode.USAGE)
     target, overrides = checkpoints.split_arguments(words)
     checkpoint = checkpoints.choose_checkpoint(target)
     config, notes = checkpoints.load_config(checkpoint, arguments.config, overrides)
@@ -128,6 +135,7 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
         str(folder),
         *(["--split", split] if split != "validation" else []),
         *(["--report"] if arguments.report else []),
+        *(["--explain"] if arguments.explain else []),
         *([csv_table.PER_IMAGE_OPTION, str(per_image)] if per_image is not None else []),
     ]
     code = int(ExitCode.OK)

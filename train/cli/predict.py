@@ -85,6 +85,7 @@ EXAMPLES: Final = """examples:
   train predict model photos/                          an exported model: train export
   train predict runs/NAME photos/ --json > out.jsonl   one JSON object for each image
   train predict runs/NAME photos/ --csv out.csv        a table for a spreadsheet, written when all images are done
+  train predict runs/NAME photos/ --explain heat       and a picture of each, which shows what speaks for the prediction
 """
 
 
@@ -107,9 +108,9 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if model.warning:
         print_message(f"WARNING: {model.warning}", sys.stderr)
     num_classes = len(model.classes)
-    predictions = predict.predict_images(
-        model, files, num_classes if arguments.all_classes else top, lambda text: print(text, file=sys.stderr)
-    )
+    explain = None if arguments.explain is None else predict.explain_into(model, Path(arguments.explain))
+    top_read = num_classes if arguments.all_classes else top
+    predictions = predict.predict_images(model, files, top_read, lambda text: print(text, file=sys.stderr), explain)
     try:
         if table is not None:
             columns = model.classes if arguments.all_classes else ()
@@ -275,7 +276,7 @@ def build_parser() -> TrainArgumentParser:
     parser = TrainArgumentParser(
         prog="train predict",
         usage="train predict RUN IMAGES... [--top K] [--json | --csv FILE [--all-classes]] "
-        "[--device auto|cpu|cuda] [--config FILE] [section.key=value ...]",
+        "[--explain DIR] [--device auto|cpu|cuda] [--config FILE] [section.key=value ...]",
         description="Class and probability of image files, as the evaluation of the training would have read them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -291,6 +292,9 @@ def build_parser() -> TrainArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object for each image")
     parser.add_argument(csv_table.PREDICT_OPTION, metavar="FILE.csv", help="a table in this file, instead of lines")
     parser.add_argument("--all-classes", action="store_true", help="with --csv: a column for each class's probability")
+    parser.add_argument(
+        "--explain", metavar="DIR", help="write each image with a heat map of what speaks for the prediction (Grad-CAM)"
+    )
     parser.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: a GPU if there is one)")
     parser.add_argument("--config", metavar="FILE", help="the training's file, for code of your own that it names")
     # One process predicts: the other launch options do not exist here.

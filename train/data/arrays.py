@@ -13,7 +13,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -27,6 +27,14 @@ from torch.nn.functional import interpolate
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import array_files, partition, split_checks
+from train.data.array_labels import (
+    CLASS_LABELS,
+    LabelFormat,
+    bad_data_failure,
+    configured_format,
+    configured_task,
+    describe_tensor,
+)
 from train.data.shape import Shape
 from train.data.splits import DataSplits
 from train.files import format_bytes
@@ -119,8 +127,8 @@ SampleIndices = npt.NDArray[np.int64]
 class ArraySource:
     """Some rows of an array. Forked workers share its memory; only the rows that are read are copied.
 
-    pixels: uint8 or float [N, *size, channels], any strides. rows: int64 [count], which of the N. labels: int64
-    [count]. name: of the file, for errors. size: images are resized to it; None: they keep their size.
+    pixels: uint8 or float [N, *size, channels], any strides. rows: int64 [count], which of the N. labels: as
+    `SampleSource.labels`. name: of the file, for errors. size: images are resized to it; None: they keep their size.
     """
 
     pixels: Tensor
@@ -177,65 +185,6 @@ def resize_images(images: Tensor, size: int) -> Tensor:
     """Resize uint8 [n, height, width, channels] to [n, size, size, channels]: bilinear, with antialiasing."""
     moved = interpolate(images.movedim(-1, 1), size=(size, size), mode="bilinear", antialias=True, align_corners=False)
     return moved.movedim(1, -1).contiguous()
-
-
-def checked_labels(labels: Tensor, name: str) -> Tensor:
-    """Labels as int64 [N], from integers of any width, [N] or [N, 1].
-
-    Raises:
-        Failure: DATA.
-    """
-    flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if flat.ndim != 1:
-        fix = "save labels.argmax(1)" if flat.ndim == 2 else "save one label for each sample"
-        raise bad_data_failure(name, "labels have other axes than samples", f"labels {list(labels.shape)}", "[N]", fix)
-    if flat.is_floating_point() or flat.is_complex() or flat.dtype == torch.bool:
-        raise bad_data_failure(
-            name, "labels are not integers", describe_tensor(labels), "integers", "save labels.astype('int64')"
-        )
-    flat = flat.to(torch.int64)
-    if len(flat) and int(flat.min()) < 0:
-        raise bad_data_failure(
-            name, "a label is negative", f"{int(flat.min())}", "labels from 0 on", "number the classes from 0"
-        )
-    return flat
-
-
-def count_classes(name: str, claimed: int | None, training: Tensor, validation: Tensor | None) -> int:
-    """The number of classes: `claimed`, or if that is None, the highest label + 1.
-
-    A class without a training sample is refused as a mistake (labels that begin with 1), unless `claimed` is given.
-
-    Raises:
-        Failure: DATA.
-    """
-    count = max(int(labels.max()) for labels in (training, validation) if labels is not None and len(labels)) + 1
-    if claimed is not None and count > claimed:
-        fix = f"set data.classes to {count}, or leave it out"
-        raise bad_data_failure(
-            name, "a label is not below the number of classes", f"label {count - 1}", f"below {claimed}", fix
-        )
-    present = set(training.tolist())
-    if claimed is None and len(present) < count:
-        empty = islice((label for label in range(count) if label not in present), 5)
-        what = f"{count - len(present)} of {count} classes have no training sample"
-        fix = f"number the classes from 0 without gaps, or set data.classes to {count} if this is meant"
-        raise bad_data_failure(name, what, f"no label {', '.join(map(str, empty))}", f"0..{count - 1}", fix)
-    if (claimed or count) < 2:
-        raise bad_data_failure(name, "there is only one class", "label 0 alone", "two classes or more")
-    return claimed or count
-
-
-def bad_data_failure(
-    name: str, what: str, actual: str, expected: str = "one of each", fix: str = "write the file again"
-) -> Failure:
-    """The Failure for data that cannot be trained on. `name`: of its file or factory."""
-    return Failure(what, found=f"{name}: {actual}", expected=expected, fix=fix, code=ExitCode.DATA)
-
-
-def describe_tensor(tensor: Tensor) -> str:
-    """The dtype and shape, for messages."""
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 CHANNEL_COUNTS: Final = (1, 3, 4)  # an axis of such a length is taken for the channels
@@ -307,13 +256,15 @@ def _channel_axis_failure(name: str, shape: list[int], channels_first: bool) -> 
     )
 
 
-def checked_array_source(images: Tensor, labels: Tensor, name: str, *, channels_first: bool) -> ArraySource:
+def checked_array_source(
+    images: Tensor, labels: Tensor, name: str, *, channels_first: bool, label_format: LabelFormat = CLASS_LABELS
+) -> ArraySource:
     """The source of one split, from its images and labels. `name`: of the file, for errors.
 
     Raises:
         Failure: DATA, with how to save the arrays instead.
     """
-    numbers = checked_labels(labels, name)
+    numbers = label_format.read(labels, name)
     if len(images) != len(numbers):
         raise bad_data_failure(
             name, "images and labels are not of one length", f"{len(images)} images, {len(numbers)} labels"
@@ -335,12 +286,14 @@ def configured_class_count(data: DataConfig) -> int | None:
 
 def validation_fraction_mask(data: DataConfig, labels: Tensor) -> Tensor:
     """Which samples data.val_fraction takes for validation, bool [N]: the same share of every class."""
-    return torch.from_numpy(partition.partition_samples(labels.numpy(), data).validation)
+    strata = configured_format(data).strata(labels)
+    return torch.from_numpy(partition.partition_samples(strata, data).validation)
 
 
 def split_array(source: ArraySource, data: DataConfig, *, has_validation: bool) -> tuple[ArraySource, ...]:
     """The training, validation and test samples of a source; see `partition_samples`."""
-    parts = partition.partition_samples(source.labels.numpy(), data, has_validation=has_validation)
+    strata = configured_format(data).strata(source.labels)
+    parts = partition.partition_samples(strata, data, has_validation=has_validation)
     masks = (parts.training, parts.validation, parts.test)
     return tuple(select_samples(source, torch.from_numpy(mask)) for mask in masks)
 
@@ -355,7 +308,8 @@ def build_splits(data: DataConfig, training: ArraySource, validation: ArraySourc
     if validation is not None:
         _refuse_different_splits(training, validation)
     validation_labels = validation.labels if validation else None
-    classes = count_classes(training.name, configured_class_count(data), training.labels, validation_labels)
+    label_format = configured_format(data)
+    names = label_format.names(training.name, configured_class_count(data), training.labels, validation_labels)
     _refuse_other_image_size(data, shape, training.name)
     if validation is not None:
         split_checks.refuse_second_validation_split(data, validation.name)
@@ -363,7 +317,6 @@ def build_splits(data: DataConfig, training: ArraySource, validation: ArraySourc
     if validation is None or data.test_fraction:
         training, split_off, test = split_array(training, data, has_validation=validation is not None)
         validation = split_off if validation is None else validation
-    names = tuple(str(label) for label in range(classes))
     content = "clips" if len(shape.size) == 3 else "images"
     note = f"{training.name} holds {content} of {shape}, {_describe_dtype(training.pixels)}"
     return DataSplits(
@@ -374,6 +327,8 @@ def build_splits(data: DataConfig, training: ArraySource, validation: ArraySourc
         shape=shape,
         notes=(note,),
         floats=training.pixels.is_floating_point(),
+        task=configured_task(data),
+        target=label_format.scale(training.labels, training.name),
     )
 
 
@@ -418,8 +373,9 @@ def open_arrays(data: DataConfig, *, channels_first: bool) -> DataSplits:
     loaded = _load_arrays(file)
     notes = [*_unshared_memory_notes(file, loaded)]
     training_names, validation_names = array_files.find_array_names(loaded, file)
+    label_format = configured_format(data)
     images, labels = (loaded[name] for name in training_names)
-    training = checked_array_source(images, labels, str(file), channels_first=channels_first)
+    training = checked_array_source(images, labels, str(file), channels_first=channels_first, label_format=label_format)
     if validation_file is not None:
         loaded, file = _load_arrays(validation_file), validation_file
         notes += _unshared_memory_notes(file, loaded)
@@ -427,7 +383,9 @@ def open_arrays(data: DataConfig, *, channels_first: bool) -> DataSplits:
     validation = None
     if validation_names is not None:
         images, labels = (loaded[name] for name in validation_names)
-        validation = checked_array_source(images, labels, str(file), channels_first=channels_first)
+        validation = checked_array_source(
+            images, labels, str(file), channels_first=channels_first, label_format=label_format
+        )
     splits = build_splits(data, training, validation)
     return replace(splits, notes=(*splits.notes, *notes))
 

@@ -170,3 +170,10 @@ def _cutout_mask(size: int, center: Tensor, shorter: int) -> Tensor:
 def _repeat_channels(columns: Tensor, channels: int) -> Tensor:
     """Repeat [n, width] for each channel, as pixels lie in memory: [n, 1, width * channels]."""
     return columns.repeat_interleave(channels, dim=1)[:, None, :]
+
+
+def undo_normalization(images: Tensor, preprocessing: Preprocessing = DEFAULT_PREPROCESSING) -> Tensor:
+    """Bytes again, uint8, of normalized images [n, channels, *size]."""
+    axes = (1, -1, *(1 for _ in images.shape[2:]))
+    mean, std = (torch.tensor(values).view(axes) for values in (preprocessing.mean, preprocessing.std))
+    return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)

@@ -8,7 +8,6 @@ its offset.
 from __future__ import annotations
 
 import gc
-import operator
 import os
 import random
 import stat
@@ -28,13 +27,15 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure
 from train import plugin
 from train.config.schema import DataConfig
-from train.data import arrays, decode
+from train.data import array_labels, arrays, decode
+from train.data.array_labels import ItemLabel, LabelFormat
 from train.data.arrays import move_channels_last
 from train.data.boxes import CropDraws
 from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import Shape
 from train.data.splits import DataSplits, SampleIndices
+from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS
 
 NUM_CHECKED_ITEMS: Final = 8  # read twice, to see whether they change
 DATASET_LOCK: Final = threading.Lock()  # a user's dataset (an HDF5 file, a counter) need not be thread-safe
@@ -44,8 +45,9 @@ DATASET_LOCK: Final = threading.Lock()  # a user's dataset (an HDF5 file, a coun
 class DatasetSource:
     """Some items of the user's dataset.
 
-    rows: int64 [count], which of them. labels: int64 [count]. size: PIL images are scaled and cut to it. first: shape
-    and dtype of the first item, which all must have; None until it is read. name: for errors.
+    rows: int64 [count], which of them. labels: as `SampleSource.labels`. size: PIL images are scaled and cut to it.
+    first: shape and dtype of the first item, which all must have; None until it is read. name: for errors. task: what
+    the labels are.
     """
 
     dataset: Any
@@ -55,6 +57,7 @@ class DatasetSource:
     name: str
     first: tuple[tuple[int, ...], torch.dtype] | None = None
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING
+    task: str = CLASSIFICATION
 
     def read(self, samples: SampleIndices) -> Tensor:
         """uint8 or float32 [n, *size, channels].
@@ -80,13 +83,13 @@ class DatasetSource:
     def read_one(self, sample: int, choose_box: decode.ChooseBox | None = None) -> Tensor:
         """Read one sample. It must have the shape and dtype of the first one, and the label that the dataset lists."""
         row = int(self.rows[sample])
-        image, label = read_item(self.dataset, row, self.name)
+        image, label = read_item(self.dataset, row, self.name, self.task)
         pixels = _image_tensor(image, self.size, f"{self.name} item {row}", self.preprocessing, choose_box)
         if self.first is not None and (tuple(pixels.shape), pixels.dtype) != self.first:
             expected, actual = describe_sample(*self.first), describe_sample(tuple(pixels.shape), pixels.dtype)
             raise _bad_item_failure(self.name, row, "is not like the first one", actual, expected)
-        if label != int(self.labels[sample]):
-            expected = f"label {int(self.labels[sample])}, as .targets or the first call of the factory says"
+        if label != (listed := self.labels[sample].tolist()):
+            expected = f"label {listed}, as .targets or the first call of the factory says"
             raise _bad_item_failure(
                 self.name, row, "has another label than the dataset lists", f"label {label}", expected
             )
@@ -97,11 +100,13 @@ class DatasetSource:
         return pixels
 
 
-def open_dataset_source(dataset: Any, labels: Tensor, size: int, name: str) -> DatasetSource:
+def open_dataset_source(
+    dataset: Any, labels: Tensor, size: int, name: str, task: str = CLASSIFICATION
+) -> DatasetSource:
     """A source of all items. The first is read; the others must have its shape and dtype."""
-    rows = torch.arange(len(labels))
-    first = DatasetSource(dataset, rows, labels, size, name).read_one(0)
-    return DatasetSource(dataset, rows, labels, size, name, (tuple(first.shape), first.dtype))
+    source = DatasetSource(dataset, torch.arange(len(labels)), labels, size, name, task=task)
+    first = source.read_one(0)
+    return replace(source, first=(tuple(first.shape), first.dtype))
 
 
 def find_changing_item(items: DatasetSource) -> int | None:
@@ -118,7 +123,7 @@ def highest_item_values(items: DatasetSource) -> list[int | None]:
     values: list[int | None] = []
     for row in items.rows[:NUM_CHECKED_ITEMS].tolist():
         with suppress(Failure, *decode.DECODE_ERRORS):
-            image, _ = read_item(items.dataset, row, items.name)
+            image, _ = read_item(items.dataset, row, items.name, items.task)
             if not isinstance(image, Image.Image):
                 return []
             values.append(decode.highest_value(image))
@@ -127,7 +132,7 @@ def highest_item_values(items: DatasetSource) -> list[int | None]:
 
 def are_pil_images(items: DatasetSource) -> bool:
     """Whether the items are PIL images, which are cut and scaled here; arrays keep the size that the dataset gives."""
-    return isinstance(read_item(items.dataset, int(items.rows[0]), items.name)[0], Image.Image)
+    return isinstance(read_item(items.dataset, int(items.rows[0]), items.name, items.task)[0], Image.Image)
 
 
 def select_items(items: DatasetSource, chosen: Tensor) -> DatasetSource:
@@ -135,8 +140,8 @@ def select_items(items: DatasetSource, chosen: Tensor) -> DatasetSource:
     return replace(items, rows=items.rows[chosen], labels=items.labels[chosen])
 
 
-def read_item(dataset: Any, row: int, name: str) -> tuple[Any, int]:
-    """(image, label) of one item.
+def read_item(dataset: Any, row: int, name: str, task: str = CLASSIFICATION) -> tuple[Any, ItemLabel]:
+    """(image, label) of one item. The label is of the task.
 
     Raises:
         Failure: DATA.
@@ -155,9 +160,9 @@ def read_item(dataset: Any, row: int, name: str) -> tuple[Any, int]:
         seen = f"{type(item).__name__}: {error}"
         raise _bad_item_failure(name, row, "is no pair", seen, "(image, label), the label an integer") from error
     try:
-        return image, operator.index(label)
-    except (TypeError, ValueError) as error:
-        raise _label_failure(f"{name} the label of item {row}", label) from error
+        return image, TASKS[task].load("label_format").from_item(label)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _label_failure(f"{name} the label of item {row}", label, task) from error
 
 
 TEXT_LABEL_FIX: Final = (
@@ -166,8 +171,15 @@ TEXT_LABEL_FIX: Final = (
 )
 
 
-def _label_failure(which: str, label: Any) -> Failure:
-    """The Failure for a label that is no integer, with what to return instead."""
+EXPECTED_LABELS: Final = {
+    CLASSIFICATION: "one integer for each image: the number of its class, from 0",
+    MULTI_LABEL: "a row of 0 and 1 for each image, as data.task says: one number for each label",
+    REGRESSION: "one finite number for each image, as data.task says",
+}
+
+
+def _label_failure(which: str, label: Any, task: str = CLASSIFICATION) -> Failure:
+    """The Failure for a label that is none of the task, with what to return instead."""
     try:
         numbers = label.detach().cpu().numpy() if isinstance(label, Tensor) else np.asarray(label)
     except Exception:  # lists of different lengths, or an object of the user's
@@ -176,14 +188,15 @@ def _label_failure(which: str, label: Any) -> Failure:
         what, seen, fix = "is text", repr(label), TEXT_LABEL_FIX
     elif numbers.ndim and numbers.dtype.kind in "biuf":
         what, seen = "is a vector", f"{type(label).__name__} of the shape {list(numbers.shape)}"
-        fix = "return int(label.argmax()) if it marks one class (one-hot)"
+        fix = f"return int(label.argmax()) if it marks one class (one-hot), or set data.task={MULTI_LABEL}"
     elif numbers.dtype.kind == "f":
         what, seen = "is a number with a decimal point", f"{label!r:.80}"
-        fix = "return int(label) if it is the number of a class"
+        fix = f"return int(label) if it is the number of a class, or set data.task={REGRESSION}"
     else:
         what, seen, fix = "is no number", f"a {type(label).__name__}", "return the number of the class"
-    expected = "one integer for each image: the number of its class, from 0"
-    return Failure(f"{which} {what}", found=seen, expected=expected, fix=fix, code=ExitCode.DATA)
+    if task != CLASSIFICATION:
+        fix = f"return {EXPECTED_LABELS[task].partition(',')[0]}; or set another data.task"
+    return Failure(f"{which} {what}", found=seen, expected=EXPECTED_LABELS[task], fix=fix, code=ExitCode.DATA)
 
 
 def _image_tensor(
@@ -430,7 +443,8 @@ def _as_splits(returned: Any, factory: FactoryCall) -> DataSplits:
         raise _contract_failure(data, "training and validation samples of different shapes or types")
     names = getattr(returned[0], "classes", None)
     claimed = len(names) if names else arrays.configured_class_count(data)
-    count = arrays.count_classes(data.name, claimed, training.labels, validation.labels if validation else None)
+    label_format = array_labels.configured_format(data)
+    outputs = label_format.names(data.name, claimed, training.labels, validation.labels if validation else None)
     if validation is None:
         is_validation = arrays.validation_fraction_mask(data, training.labels)
         training, validation = select_items(training, ~is_validation), select_items(training, is_validation)
@@ -441,10 +455,12 @@ def _as_splits(returned: Any, factory: FactoryCall) -> DataSplits:
     return DataSplits(
         training=training,
         validation=validation,
-        classes=tuple(map(str, names or range(count))),
+        classes=tuple(map(str, names)) if names and len(names) == len(outputs) else outputs,
         shape=Shape(channels=shape[-1], size=shape[:-1]),
         floats=dtype.is_floating_point,
         warnings=(*warnings, *deep),
+        task=array_labels.configured_task(data),
+        target=label_format.scale(training.labels, data.name),
     )
 
 
@@ -467,55 +483,57 @@ def _open_dataset(dataset: Any, factory: FactoryCall, number: int) -> DatasetSou
     name = f"{data.name}, {split} data:"
     if not (count := len(dataset)):
         raise _contract_failure(data, f"{split}: a {type(dataset).__name__} without items")
-    labels = arrays.checked_labels(_read_labels(dataset, name), name)
+    task = array_labels.configured_task(data)
+    labels = array_labels.configured_format(data).read(_read_labels(dataset, name, task), name)
     if len(labels) != count:
         raise _contract_failure(data, f"{split}: {count} items, and {len(labels)} labels in .targets or .labels")
-    source = open_dataset_source(FactoryDataset(factory, number), labels, data.image_size, name)
+    source = open_dataset_source(FactoryDataset(factory, number), labels, data.image_size, name, task)
     return replace(source, preprocessing=configured_preprocessing(data))
 
 
-def _read_labels(dataset: Any, name: str) -> Tensor:
+def _read_labels(dataset: Any, name: str, task: str) -> Tensor:
     """The labels from .targets or .labels, or, without these, from every item."""
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
     if inner is not None and indices is not None:  # a torch.utils.data.Subset
-        return _read_labels(inner, name)[torch.as_tensor(indices)]
+        return _read_labels(inner, name, task)[torch.as_tensor(indices)]
     listed = next(
         (labels for key in ("targets", "labels") if (labels := getattr(dataset, key, None)) is not None), None
     )
     if listed is None:
-        listed = [read_item(dataset, row, name)[1] for row in range(len(dataset))]
+        listed = [read_item(dataset, row, name, task)[1] for row in range(len(dataset))]
     if len(listed) and isinstance(listed[0], str):
-        raise _label_failure(f"{name} the first of .targets or .labels", listed[0])
+        raise _label_failure(f"{name} the first of .targets or .labels", listed[0], task)
     try:
         return torch.as_tensor(np.asarray(listed))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise arrays.bad_data_failure(
-            name, "labels are not integers", str(error), "one integer for each item"
-        ) from error
+        raise array_labels.bad_data_failure(name, "labels are no numbers", str(error), EXPECTED_LABELS[task]) from error
 
 
 def _check_splits(splits: DataSplits, factory: FactoryCall) -> DataSplits:
-    """Check the user's DataSplits: labels within the classes, and a first sample of the declared shape."""
+    """Check the user's DataSplits: labels that fit the classes, and a first sample of the declared shape."""
     data = factory.data
+    task = splits.task if data.task == AUTO else data.task
+    label_format: LabelFormat = TASKS[task].load("label_format")
+    labels = []
     for source in (splits.training, splits.validation):
         if not (isinstance(getattr(source, "labels", None), Tensor) and callable(getattr(source, "read", None))):
             raise _contract_failure(data, f"a {type(source).__name__} without a tensor of labels, or without read()")
-        labels = arrays.checked_labels(source.labels, data.name)
-        if len(labels) and int(labels.max()) >= len(splits.classes):
-            raise _contract_failure(data, f"label {int(labels.max())}, and {len(splits.classes)} classes")
+        labels.append(label_format.read(source.labels, data.name) if len(source.labels) else source.labels)
+        if len(source.labels) and (mismatch := label_format.mismatch(labels[-1], len(splits.classes))):
+            raise _contract_failure(data, f"{mismatch}, and {len(splits.classes)} classes")
     if not len(splits.training.labels):
         raise _contract_failure(data, "no training samples")
     factory.labels = (splits.training.labels, splits.validation.labels)
     training, validation = (
         source
         if isinstance(source, ImageFileSource)  # opens each file for one read
-        else CheckedSource(
-            FactoryDataset(factory, number), arrays.checked_labels(source.labels, data.name), splits.shape, data
-        )
+        else CheckedSource(FactoryDataset(factory, number), labels[number], splits.shape, data)
         for number, source in enumerate((splits.training, splits.validation))
     )
     first = training.read(np.arange(1))
-    return replace(splits, training=training, validation=validation, floats=first.is_floating_point())
+    target = splits.target or label_format.scale(labels[0], data.name)
+    floats = first.is_floating_point()
+    return replace(splits, training=training, validation=validation, floats=floats, task=task, target=target)
 
 
 @dataclass(frozen=True, slots=True)

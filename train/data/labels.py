@@ -153,9 +153,19 @@ def read_label_sets(table: LabelTable, rows: Sequence[int], data: DataConfig) ->
     values = np.zeros((len(rows), len(classes)), np.float32)
     for number, names in enumerate(sets):
         values[number, [index[name] for name in names]] = 1
+    return TableLabels(task=MULTI_LABEL, classes=classes, values=values, strata=strata_of_label_sets(values))
+
+
+def strata_of_label_sets(values: npt.NDArray[np.float32]) -> Int64Array:
+    """The rarest label of each image; images without a label are a stratum too. values: 0 or 1 [n, labels]."""
     rarity = np.where(values > 0, values.sum(axis=0), np.inf)
-    rarest = np.where(values.any(axis=1), rarity.argmin(axis=1), len(classes))
-    return TableLabels(task=MULTI_LABEL, classes=classes, values=values, strata=_without_gaps(rarest))
+    return _without_gaps(np.where(values.any(axis=1), rarity.argmin(axis=1), values.shape[1]))
+
+
+def strata_of_numbers(values: npt.NDArray[np.float32]) -> Int64Array:
+    """The tenth of the sorted numbers in which each one is."""
+    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable")
+    return _without_gaps(ranks * NUM_STRATA // len(values))
 
 
 def _named_columns(table: LabelTable, row: int) -> set[str]:
@@ -190,20 +200,24 @@ def read_numbers(table: LabelTable, rows: Sequence[int], data: DataConfig) -> Ta
     if len(np.unique(training)) < 2:
         actual = f"{len(rows):,} times {numbers[0]:g}"
         raise bad_table(table.file, "has no two different numbers to train on", actual, "give images their own number")
-    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable")
-    strata = _without_gaps(ranks * NUM_STRATA // len(values))
-    return TableLabels(task=REGRESSION, classes=(table.label_name,), values=values, strata=strata)
+    return TableLabels(task=REGRESSION, classes=(table.label_name,), values=values, strata=strata_of_numbers(values))
 
 
 def target_scale(training: npt.NDArray[np.float32], table: LabelTable) -> TargetScale:
     """The scale of the training's numbers. Raises Failure: DATA if all are equal."""
+    scale = number_scale(training)
+    if scale is None:
+        fix = "give the training images different numbers, or another data.val_fraction"
+        raise bad_table(table.file, "has one number in all training rows", f"{training[0]:g}", fix)
+    return scale
+
+
+def number_scale(training: npt.NDArray[np.float32]) -> TargetScale | None:
+    """The mean and the standard deviation of the numbers; None if all are equal."""
     numbers = [float(number) for number in training]
     mean = math.fsum(numbers) / len(numbers)
     std = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / len(numbers))
-    if std == 0:
-        fix = "give the training images different numbers, or another data.val_fraction"
-        raise bad_table(table.file, "has one number in all training rows", f"{mean:g}", fix)
-    return TargetScale(mean=mean, std=std)
+    return TargetScale(mean=mean, std=std) if std else None
 
 
 def missing_validation_warnings(read: TableLabels, splits: Partition) -> tuple[str, ...]:

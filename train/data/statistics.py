@@ -19,6 +19,7 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train.config import resume_rules
+from train.config.schema import DataConfig
 from train.data import path_list, registry
 from train.data.arrays import ArraySource
 from train.data.image_folder import ImageFileSource
@@ -106,6 +107,26 @@ def describe_numbers(
     span = f"{numbers.min().item():.4g} to {numbers.max().item():.4g}"
     spread = f"mean {numbers.mean().item():.4g}, standard deviation {numbers.std(correction=0).item():.4g}"
     return [f"{'numbers':<14} {one_line(classes[0])}: {span}, {spread} (training)"]
+
+
+def labels_to_balance(data: DataConfig, splits: DataSplits) -> npt.NDArray[np.int64] | None:
+    """The labels of the training samples with data.sampling: balanced; otherwise None.
+
+    Raises:
+        Failure: USAGE for labels that are not one class for each sample.
+    """
+    labels = splits.training.labels
+    if data.sampling == "uniform":
+        return None
+    if labels.ndim != 1 or labels.dtype != torch.int64:
+        raise Failure(
+            "data.sampling: balanced needs one class for each image",
+            found=f"labels of the form {list(labels.shape)}, {labels.dtype}",
+            fix="leave data.sampling out",
+            code=ExitCode.USAGE,
+        )
+    array: npt.NDArray[np.int64] = labels.numpy()
+    return array
 
 
 def describe_balanced_sampling(training: Tensor, classes: Sequence[str]) -> str:

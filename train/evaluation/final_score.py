@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from train import files
 from train.evaluation.results import EvaluationResult
-from train.metrics import METRICS
+from train.metrics import metrics_of
 
 TEST_FILE: Final = "test.json"
 
@@ -47,7 +47,8 @@ class FinalScore:
 
     def describe(self, chosen: str) -> str:
         """The metrics always shown and the chosen one, for the last lines of a run."""
-        shown = [metric for name, metric in METRICS.items() if metric.always_shown or name == chosen]
+        metrics = metrics_of(self.result.task)
+        shown = [metric for name, metric in metrics.items() if metric.always_shown or name == chosen]
         values = [f"{metric.label} {metric.format(self.result.values.get(metric.name))}" for metric in shown]
         return (
             f"{', '.join(values)} on {self.result.samples:,} images that chose nothing (weights of step {self.step:,})"

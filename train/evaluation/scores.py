@@ -80,9 +80,16 @@ class MultiLabelCounter:
     """Measures several labels per sample: average precision and F1 of each label."""
 
     def __init__(
-        self, classes: int, device: torch.device, criterion: SampleLoss, threshold: float | Literal["auto"]
+        self,
+        classes: int,
+        device: torch.device,
+        criterion: SampleLoss,
+        threshold: float | Literal["auto"] | Sequence[float],
     ) -> None:
-        """threshold: of the probability, or auto: for each label the one with the best F1 on these samples."""
+        """threshold: of the probability, of all labels or of each.
+
+        auto: for each label the one with the best F1 on these samples.
+        """
         self._store, self._threshold = OutputStore(classes, criterion), threshold
 
     def add(self, outputs: Tensor, labels: Tensor) -> None:
@@ -95,9 +102,7 @@ class MultiLabelCounter:
         probabilities, is_positive = probabilities_of(torch.from_numpy(logits)).numpy(), labels > 0.5
         columns = [(probabilities[:, label], is_positive[:, label]) for label in range(labels.shape[1])]
         precision = tuple(average_precision(*column) for column in columns)
-        thresholds = tuple(
-            best_threshold(*column) if self._threshold == "auto" else self._threshold for column in columns
-        )
+        thresholds = self._choose_thresholds(columns)
         predicted = probabilities >= np.array(thresholds)
         counts = Counts(
             samples=len(labels),
@@ -113,6 +118,14 @@ class MultiLabelCounter:
             samples=len(labels), values=values, task=MULTI_LABEL, average_precision=precision, thresholds=thresholds
         )
         return result, None
+
+    def _choose_thresholds(self, columns: Sequence[tuple[Float64Array, BoolArray]]) -> tuple[float, ...]:
+        """One threshold for each label. columns: its probabilities, and which samples have it."""
+        if self._threshold == "auto":
+            return tuple(best_threshold(*column) for column in columns)
+        if isinstance(self._threshold, float | int):
+            return (float(self._threshold),) * len(columns)
+        return tuple(self._threshold)
 
 
 class ErrorCounter:

@@ -367,6 +367,14 @@ def training_dataset_facts(chosen: ChosenCheckpoint) -> DatasetFacts | None:
         return None
 
 
+def recorded_thresholds(state: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """The thresholds of several labels, of the evaluation of exactly these weights; None without one."""
+    progress = state.get("state") or {}
+    result = progress.get("result") if progress.get("evaluated") == progress.get("step") else None
+    thresholds = (result or {}).get("thresholds")
+    return None if thresholds is None else tuple(map(float, thresholds))
+
+
 def recorded_task(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The task and the target of a checkpoint's record of its data, or of an export; older ones have none.
 

@@ -7,6 +7,7 @@ images get the class indices of the training.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,17 +23,18 @@ from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
 from train.config import resume_rules
 from train.config.schema import RunConfig
-from train.data import path_list, registry, statistics
+from train.data import augment, path_list, registry, statistics
 from train.data.image_folder import ImageFileSource
 from train.data.loader import BatchLoader, open_loader
+from train.data.preprocessing import Preprocessing
 from train.data.splits import DataSplits, SampleIndices, SampleSource, with_test_as_validation, without_training
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
 from train.evaluation.evaluate import Counter, Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
-from train.inference import checkpoints, csv_table, gallery
-from train.inference.calibration import measure_calibration
+from train.inference import checkpoints, csv_table, explanation, gallery, grad_cam
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
+from train.inference.mistakes import Mistakes
 from train.inference.per_image import ImageResults, ResultCollector, SampleNames, encode_table
 from train.models import registry as model_registry
 from train.models import weights as model_weights
@@ -158,12 +160,13 @@ def evaluate_on_rank(
     split: EvaluatedSplit = "validation",
     per_image: Path | None = None,
     for_report: bool = False,
+    with_heat_maps: bool = False,
     heartbeat: Heartbeat | None = None,
 ) -> int:
     """Evaluate as one rank; rank 0 writes the result to stdout. Returns the exit code (OK).
 
     split: which images to evaluate. per_image: the CSV table that rank 0 writes, with a row for each image. for_report:
-    rank 0 keeps calibration and images in the run's folder.
+    rank 0 keeps diagrams and images in the run's folder; with_heat_maps: and a heat map of each image.
 
     Raises:
         Failure: if the checkpoint cannot be evaluated.
@@ -176,26 +179,32 @@ def evaluate_on_rank(
     config = replace(config, data=replace(config.data, cache=None))
     data = open_evaluation_data(config, chosen, rank_runtime, split=split)
     sets = data.sets
-    if per_image is not None or for_report:
-        _refuse_other_tasks(sets.task)
     for note in data.notes if rank_runtime.is_main else ():
         sys.stderr.write(f"WARNING: {note}\n")
     weights = load_weights(chosen)
     model = build_model(config, sets, weights, rank_runtime)
+    if with_heat_maps:
+        example = torch.zeros((1, *sets.shape.input), device=rank_runtime.device)
+        grad_cam.refuse_network_without_map(model, example, explanation.EXPLAIN_OPTION)
     num_images = len(sets.validation.labels)
     with explain_out_of_memory(max_batch_size(num_images, config.eval.batch_size)):
         loader = open_validation_loader(config, sets, rank_runtime, heartbeat)
         batches = rank_batches(num_images, config.eval.batch_size, world)
-        collector = ResultCollector(batches, loader.broken) if per_image is not None or for_report else None
+        results_of: type[ImageResults] = TASKS[sets.task].load("image_results")
+        measure = partial(results_of.measure, target=sets.target)
+        collector = ResultCollector(batches, loader.broken, measure) if per_image is not None or for_report else None
         evaluation = evaluate(
             model,
             heartbeat.each("evaluation", loader.evaluate(batches)),
             rank_runtime,
             classes=len(sets.classes),
-            new_counter=build_counter(config, sets),
+            new_counter=build_counter(config, sets, chosen),
             observe=None if collector is None else collector.add,
         )
-    results = None if collector is None else collector.gather(rank_runtime.all_gather)
+    results = None
+    if collector is not None:
+        samples, columns = collector.gather(rank_runtime.all_gather)
+        results = results_of.from_columns(samples, columns, evaluation.result.thresholds)
     if rank_runtime.is_main:
         report = _build_report(
             config, chosen, data, rank_runtime, evaluation, averaged=weights.averaged, loader=loader.description
@@ -207,27 +216,25 @@ def evaluate_on_rank(
             files.write_named_file(per_image, table, csv_table.PER_IMAGE_OPTION, csv_table.SUFFIX)
             sys.stderr.write(f"per image      {len(results.samples):,} rows in {files.one_line(str(per_image))}\n")
         if for_report and results is not None:
-            saved = _evaluation_for_report(report, results, sets.validation, config.data.root)
+            explain = _explainer(model, rank_runtime.device, loader.preprocessing) if with_heat_maps else None
+            saved = _evaluation_for_report(report, results, sets.validation, config.data.root, explain)
             saved_evaluation.write(checkpoints.run_folder_of(chosen.path) / EVALUATION_FILE, saved)
     rank_runtime.barrier()
     rank_runtime.close()
     return int(ExitCode.OK)
 
 
-def _refuse_other_tasks(task: str) -> None:
-    """Refuse --per-image and --report for labels that are not classes. Raises Failure (USAGE)."""
-    if task != CLASSIFICATION:
-        raise Failure(
-            f"--per-image and --report show classes, and data.task is {task}",
-            fix="leave them out; `train predict RUN IMAGES --csv FILE.csv` writes a row for each image",
-            code=ExitCode.USAGE,
-        )
+def build_counter(
+    config: RunConfig, sets: DataSplits, chosen: ChosenCheckpoint
+) -> Callable[[int, torch.device], Counter]:
+    """What an evaluation of this task counts. A classification needs no loss of the training.
 
-
-def build_counter(config: RunConfig, sets: DataSplits) -> Callable[[int, torch.device], Counter]:
-    """What an evaluation of this task counts. A classification needs no loss of the training."""
+    The thresholds of labels are those of the training's evaluation of these weights: no image of a test set chooses
+    them.
+    """
     criterion = None if sets.task == CLASSIFICATION else build_task_criterion(config.optim, sets)
-    return partial(TASKS[sets.task].load("counter"), criterion=criterion, threshold=config.eval.threshold)
+    threshold = checkpoints.recorded_thresholds(checkpoints.read_state(chosen)) or config.eval.threshold
+    return partial(TASKS[sets.task].load("counter"), criterion=criterion, threshold=threshold)
 
 
 def open_evaluation_data(
@@ -345,13 +352,32 @@ def _build_report(
     )
 
 
+def _explainer(model: nn.Module, device: torch.device, preprocessing: Preprocessing) -> gallery.Explain:
+    """What makes heat maps of stored samples."""
+
+    def explain(pixels: Tensor, outputs: Sequence[int] | None) -> Tensor:
+        images = augment.normalize(pixels.to(device), preprocessing)
+        return grad_cam.compute_heat_maps(model, images, outputs)
+
+    return explain
+
+
 def _evaluation_for_report(
-    report: EvaluationReport, results: ImageResults, source: SampleSource, root: str
+    report: EvaluationReport,
+    results: ImageResults,
+    source: SampleSource,
+    root: str,
+    explain: gallery.Explain | None,
 ) -> SavedEvaluation:
-    names = sample_names(source)
-    mistakes, hardest = (
-        gallery.make_gallery(rows, results, source, names, root, report.classes)
-        for rows in (gallery.confident_mistakes(results), gallery.hardest_images(results))
+    names, task, folder = (
+        sample_names(source),
+        report.result.task,
+        root if os.path.isdir(root) else os.path.dirname(root),
+    )
+    mistakes: Mistakes = TASKS[task].load("mistakes")(results, report.classes, report.result)
+    galleries = (
+        gallery.make_gallery(selection, results.samples, source, names, folder, explain)
+        for selection in mistakes.selections
     )
     return SavedEvaluation(
         step=report.step,
@@ -359,13 +385,15 @@ def _evaluation_for_report(
         standing=report.standing,
         measured=report.measured,
         samples=report.result.samples,
+        task=task,
         values={name: report.result.value(name) for name in report.result.values},
         notes=report.notes,
         classes=report.classes,
+        galleries=tuple(galleries),
         confusion=report.confusion,
-        calibration=measure_calibration(results.confidences, results.correct),
-        mistakes=mistakes,
-        hardest=hardest,
+        calibration=mistakes.calibration,
+        labels=mistakes.labels,
+        numbers=mistakes.numbers,
     )
 
 

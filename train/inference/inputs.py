@@ -87,7 +87,7 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
     try:
         task = checkpoints.recorded_task(recorded)
         if task["task"] == MULTI_LABEL:
-            task["thresholds"] = _recorded_thresholds(state) or (DEFAULT_THRESHOLD,) * len(classes)
+            task["thresholds"] = checkpoints.recorded_thresholds(state) or (DEFAULT_THRESHOLD,) * len(classes)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Failure(
             "the checkpoint does not say what its labels were",
@@ -109,14 +109,6 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
         **task,
         preprocessing=configured_preprocessing(config.data),
     )
-
-
-def _recorded_thresholds(state: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """The thresholds of the evaluation of exactly these weights; None without one."""
-    progress = state.get("state") or {}
-    result = progress.get("result") if progress.get("evaluated") == progress.get("step") else None
-    thresholds = (result or {}).get("thresholds")
-    return None if thresholds is None else tuple(map(float, thresholds))
 
 
 def _sample_origin(data: DataConfig, source: SampleSource) -> SampleOrigin:

@@ -125,12 +125,48 @@ def prepare_from_export(
     )
 
 
+# Called with a batch, and with the path and the prediction of each of its images.
+Explain = Callable[[Tensor, Sequence[Path], Sequence[Prediction | None]], None]
+
+
+def explain_into(model: InferenceModel, folder: Path) -> Explain:
+    """What writes a picture with a heat map for each image into a new or empty folder.
+
+    Raises:
+        Failure: as `grad_cam.refuse_network_without_map`; OUTPUT for a folder that holds files or cannot be written.
+    """
+    from train.inference import explanation, grad_cam  # matplotlib
+
+    example = torch.zeros((1, *model.shape.input), device=model.device)
+    grad_cam.refuse_network_without_map(model.network, example, explanation.EXPLAIN_OPTION)
+    explanation.prepare_folder(folder)
+    writer = explanation.ExplanationWriter(
+        folder=folder, preprocessing=model.spec.preprocessing, bytes_=model.spec.bytes_
+    )
+
+    def explain(batch: Tensor, paths: Sequence[Path], predictions: Sequence[Prediction | None]) -> None:
+        rows = [row for row, prediction in enumerate(predictions) if prediction is not None]
+        if not rows:
+            return
+        images = batch[rows]
+        with explain_out_of_memory(len(images)):
+            heat_maps = grad_cam.compute_heat_maps(model.network, images.to(model.device))
+        captions = [prediction.strongest() for prediction in predictions if prediction is not None]
+        writer.write(images, heat_maps, [paths[row] for row in rows], captions)
+
+    return explain
+
+
 def predict_images(
-    model: InferenceModel, paths: Sequence[Path], top: int, bad: Callable[[str], None]
+    model: InferenceModel,
+    paths: Sequence[Path],
+    top: int,
+    bad: Callable[[str], None],
+    explain: Explain | None = None,
 ) -> Iterator[Prediction]:
     """Yield a prediction for each image, in their order.
 
-    `bad` is called with a message for each bad image.
+    `bad` is called with a message for each bad image. explain: called before a batch's predictions are yielded.
 
     Raises:
         Failure: DATA at the end if there were bad images; RESOURCE if a batch does not fit into the
@@ -145,7 +181,10 @@ def predict_images(
             )
             readable = [path for path, reason in zip(batch_paths, reasons, strict=True) if reason is None]
             predictions_of = TASKS[model.spec.task].load("predictions")
-            predictions = iter(predictions_of(model.spec, _compute_logits(model, batch), readable, top))
+            of_batch: list[Prediction | None] = predictions_of(model.spec, _compute_logits(model, batch), readable, top)
+            if explain is not None:
+                explain(batch, readable, of_batch)
+            predictions = iter(of_batch)
             for path, reason in zip(batch_paths, reasons, strict=True):
                 result = next(predictions) if reason is None else reason
                 if isinstance(result, Failure):

@@ -23,6 +23,9 @@ class Prediction(Protocol):
     def cells(self, top: int, classes: Sequence[str]) -> dict[str, Cell]:
         """The prediction as the cells of a table, by column."""
 
+    def strongest(self) -> str:
+        """The highest output in words, for people."""
+
     def as_text(self) -> str:
         """The path and the prediction, separated by tabs."""
 
@@ -42,6 +45,10 @@ class ClassPrediction:
         """Path, class and probability, separated by tabs; further classes follow."""
         pairs = zip(self.classes, self.probabilities, strict=True)
         return "\t".join([one_line(str(self.path)), *(f"{one_line(name)}\t{share:.4f}" for name, share in pairs)])
+
+    def strongest(self) -> str:
+        """The likeliest class and its probability."""
+        return f"{self.classes[0]} {self.probabilities[0]:.1%}"
 
     def cells(self, top: int, classes: Sequence[str]) -> dict[str, Cell]:
         """The `top` likeliest classes, then the probability of each of `classes`, which the prediction must hold."""
@@ -81,6 +88,11 @@ class LabelPrediction:
         pairs = (f"{one_line(name)}\t{probability:.4f}" for name, probability in self.likely)
         return "\t".join([one_line(str(self.path)), *pairs])
 
+    def strongest(self) -> str:
+        """The label with the highest probability, also below its threshold."""
+        probability, name = max(zip(self.probabilities, self.labels, strict=True), key=lambda pair: pair[0])
+        return f"{name} {probability:.1%}"
+
     def cells(self, top: int, classes: Sequence[str]) -> dict[str, Cell]:
         """The labels that the image has, with semicolons between them, then the probability of every label."""
         labels = csv_table.text_cell(";".join(name for name, _ in self.likely))
@@ -107,6 +119,10 @@ class NumberPrediction:
     def as_text(self) -> str:
         """Path and number, separated by a tab."""
         return f"{one_line(str(self.path))}\t{self.value:.6g}"
+
+    def strongest(self) -> str:
+        """The number and its name."""
+        return f"{self.name} {self.value:.4g}"
 
     def cells(self, top: int, classes: Sequence[str]) -> dict[str, Cell]:
         """The number, in the column of its name."""

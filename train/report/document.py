@@ -75,12 +75,16 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thumbnail:
-    """A small JPEG of width x height pixels. cells: its name, and the other values of the gallery's head."""
+    """A small JPEG of width x height pixels. cells: its name, and the other values of the gallery's head.
+
+    heat: a JPEG of the same size, with a heat map over it.
+    """
 
     jpeg: bytes
     width: int
     height: int
     cells: Sequence[str]
+    heat: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Builds the sections of a report that show what went wrong: calibration, mistakes and hard images."""
+"""Builds the section of a report that shows what went wrong: diagrams, mistakes and hard images."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from train.metrics import METRICS, NOT_MEASURED
+from train.metrics import NOT_MEASURED, metrics_of
 from train.report import plots, read, saved_evaluation
-from train.report.document import Block, DescriptionList, Gallery, Paragraph, Picture, Section, Thumbnail
+from train.report.document import Block, DescriptionList, Gallery, Paragraph, Picture, Section, Table, Thumbnail
 from train.report.read import ConfusionMatrix, RecordedRun
-from train.report.saved_evaluation import Calibration, GalleryImage, SavedEvaluation
+from train.report.saved_evaluation import Calibration, LabelScore, NumberPairs, SavedEvaluation, SavedGallery
 from train.run.record import EVALUATION_FILE
 
 MISTAKES_TITLE: Final = "What went wrong"
@@ -19,11 +19,18 @@ ECE_TEXT: Final = (
     "Where the gap lies above the line, the model is too sure. The expected calibration error (ECE) is the mean gap "
     "over all images, in 15 bins of equal width (Guo et al., On Calibration of Modern Neural Networks, 2017)."
 )
-GALLERY_HEAD: Final = ("image", "true", "predicted", "confidence", "loss")
+HEAT_TEXT: Final = (
+    "Below each image, the same under a heat map (Grad-CAM): what speaks for the predicted class, for the label in "
+    "question, or for a high number. Bright is strong evidence, no colour is none; each map has its own scale."
+)
+NUMBERS_TEXT: Final = (
+    "On the dotted lines the prediction is right. A residual above its line is predicted too high. Residuals that fall "
+    "from left to right are predictions too near to the mean."
+)
 
 
 def mistakes_section(run: RecordedRun) -> Section | None:
-    """Calibration and galleries of the evaluation that `train eval RUN --report` kept; None without one."""
+    """Diagrams and galleries of the evaluation that `train eval RUN --report` kept; None without one."""
     saved = saved_evaluation.read(run.folder / EVALUATION_FILE)
     if saved is None:
         return None
@@ -31,24 +38,56 @@ def mistakes_section(run: RecordedRun) -> Section | None:
     matrix = _class_matrix(run, saved)
     if matrix is not None:
         blocks.append(plots.class_table(matrix))
-    if saved.samples:
+    if saved.labels:
+        blocks.append(label_table(saved.labels))
+    if saved.calibration is not None and saved.samples:
         png = plots.draw_calibration(saved.calibration)
         alt = f"Reliability diagram, expected calibration error {saved.calibration.error:.3f}"
         blocks += [Picture(name="calibration", png=png, alt=alt), Paragraph(text=ECE_TEXT)]
-    if saved.mistakes:
-        blocks.append(Paragraph(text=f"The most confident mistakes, {len(saved.mistakes)} of {_mistakes(saved)}:"))
-        blocks.append(_gallery(saved.mistakes))
-    if saved.hardest:
-        shown = {image.label for image in saved.hardest}
-        which = f"of the {len(shown)} classes with the lowest recall" if len(shown) < len(saved.classes) else "class"
-        blocks.append(Paragraph(text=f"The images with the highest loss in each {which}:"))
-        blocks.append(_gallery(saved.hardest))
+    if saved.numbers is not None and saved.numbers.true:
+        blocks += _number_pictures(saved.numbers)
+    if any(image.heat for gallery in saved.galleries for image in gallery.images):
+        blocks.append(Paragraph(text=HEAT_TEXT))
+    for gallery in saved.galleries:
+        if gallery.images:
+            blocks += [Paragraph(text=gallery.title), _gallery(gallery)]
     return Section(title=MISTAKES_TITLE, blocks=blocks)
 
 
-def _mistakes(saved: SavedEvaluation) -> str:
-    accuracy = saved.values.get("accuracy")
-    return f"{round((1 - accuracy) * saved.samples):,}" if accuracy is not None else "all"
+def label_table(labels: Sequence[LabelScore]) -> Table:
+    """Counts, recall, precision, F1 and average precision by label; of many those with the lowest average precision."""
+    head, shown = "label", list(labels)
+    if len(labels) > plots.MAX_LISTED_CLASSES:
+        head = f"label (the {plots.MAX_LISTED_CLASSES} with the lowest average precision)"
+        measured = [label for label in labels if label.average_precision is not None]
+        shown = sorted(measured, key=lambda label: label.average_precision or 0.0)[: plots.MAX_LISTED_CLASSES]
+    rows = [
+        [
+            label.name,
+            *(f"{count:,}" for count in (label.images, label.predicted, label.correct)),
+            plots.format_ratio(label.correct, label.images),
+            plots.format_ratio(label.correct, label.predicted),
+            plots.format_ratio(2 * label.correct, label.images + label.predicted),
+            "-" if label.average_precision is None else f"{label.average_precision:.1%}",
+            f"{label.threshold:.3g}",
+        ]
+        for label in shown
+    ]
+    columns = ["images", "predicted", "correct", "recall", "precision", "F1", "average precision", "threshold"]
+    return Table(head=[head, *columns], rows=rows)
+
+
+def _number_pictures(numbers: NumberPairs) -> list[Block]:
+    """Predicted numbers over true ones, and the errors over the true ones."""
+    shown = len(numbers.true)
+    which = "" if shown == numbers.images else f" {shown:,} of {numbers.images:,} images are drawn."
+    return [
+        Picture(
+            name="numbers", png=plots.draw_predicted_numbers(numbers), alt=f"Predicted {numbers.name} over the true one"
+        ),
+        Picture(name="residuals", png=plots.draw_residuals(numbers), alt=f"Errors of {numbers.name} over the true one"),
+        Paragraph(text=NUMBERS_TEXT + which),
+    ]
 
 
 def _cautions(run: RecordedRun, saved: SavedEvaluation) -> list[Paragraph]:
@@ -64,16 +103,21 @@ def _cautions(run: RecordedRun, saved: SavedEvaluation) -> list[Paragraph]:
 
 def _facts(saved: SavedEvaluation) -> dict[str, str]:
     standing = f" ({saved.standing} when it was measured)" if saved.standing else ""
-    shown = [metric for metric in METRICS.values() if len(saved.classes) >= metric.min_classes]
+    outputs = max(len(saved.classes), 2)  # numbers have one
+    shown = [metric for metric in metrics_of(saved.task).values() if outputs >= metric.min_classes]
     scores = {metric.label: metric.format(saved.values.get(metric.name)) for metric in shown}
-    error = saved.calibration.error
-    return {
+    facts = {
         "measured": saved.measured,
         "weights": f"of step {saved.step:,}{standing}, {saved.weights}",
         **{label: value for label, value in scores.items() if value != NOT_MEASURED},
-        "calibration error": f"{error:.4f} (ECE)" if math.isfinite(error) else NOT_MEASURED,
-        "mean confidence": f"{mean_confidence(saved.calibration):.2%}",
     }
+    if saved.calibration is not None:
+        error = saved.calibration.error
+        facts["calibration error"] = f"{error:.4f} (ECE)" if math.isfinite(error) else NOT_MEASURED
+        facts["mean confidence"] = f"{mean_confidence(saved.calibration):.2%}"
+    if saved.numbers is not None:
+        facts["mean error"] = f"{saved.numbers.mean_error:+.4g} (prediction - true)"
+    return facts
 
 
 def mean_confidence(calibration: Calibration) -> float:
@@ -93,11 +137,10 @@ def _class_matrix(run: RecordedRun, saved: SavedEvaluation) -> ConfusionMatrix |
     return None if shown is not None and shown.matrix == matrix.matrix else matrix
 
 
-def _gallery(images: Sequence[GalleryImage]) -> Gallery:
+def _gallery(gallery: SavedGallery) -> Gallery:
     thumbnails = []
-    for image in images:
+    for image in gallery.images:
         width, height = saved_evaluation.jpeg_size(image.jpeg)
-        confidence, loss = f"{image.confidence:.1%}", f"{image.loss:.2f}"
-        cells = (image.name, image.label, image.prediction, confidence, loss)
-        thumbnails.append(Thumbnail(jpeg=image.jpeg, width=width, height=height, cells=cells))
-    return Gallery(head=GALLERY_HEAD, thumbnails=thumbnails)
+        cells = (image.name, *image.cells)
+        thumbnails.append(Thumbnail(jpeg=image.jpeg, width=width, height=height, cells=cells, heat=image.heat))
+    return Gallery(head=("image", *gallery.head), thumbnails=thumbnails)

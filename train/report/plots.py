@@ -39,7 +39,7 @@ from train.report.read import (
     finite_or_nan,
     format_number,
 )
-from train.report.saved_evaluation import Calibration
+from train.report.saved_evaluation import Calibration, NumberPairs
 from train.run.record import SAMPLES_FILE
 from train.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
@@ -142,8 +142,11 @@ def draw_confusion_matrix(matrix: Sequence[Sequence[int]], classes: Sequence[str
         return encode_png(figure)
 
 
-SAMPLE_COLUMNS: Final = 8
-SAMPLE_INCHES: Final = 1.15  # of the longer side of an image
+# Four columns, so that names can be read on a phone, which shows the picture at less than half of its size.
+SAMPLE_COLUMNS: Final = 4
+SAMPLE_INCHES: Final = 1.3  # of the longer side of an image
+SAMPLE_NAME_LETTERS: Final = 16  # of a name above an image
+NOTE_LETTERS: Final = 76  # of a line of the note
 
 
 def draw_samples(samples: Sequence[tuple[npt.NDArray[np.uint8], str]], note: str) -> bytes:
@@ -154,16 +157,18 @@ def draw_samples(samples: Sequence[tuple[npt.NDArray[np.uint8], str]], note: str
     rows = max(1, -(-len(samples) // SAMPLE_COLUMNS))
     height, width = samples[0][0].shape[:2] if samples else (1, 1)
     cell_width, cell_height = (SAMPLE_INCHES * side / max(height, width) for side in (width, height))
+    lines = textwrap.wrap(shorten_middle(note, 4 * NOTE_LETTERS), NOTE_LETTERS)
     with plot_style():
-        size = (SAMPLE_COLUMNS * max(cell_width, 0.8) + 0.2, rows * (cell_height + 0.24) + 0.35)
+        size = (SAMPLE_COLUMNS * max(cell_width, SAMPLE_INCHES) + 0.2, rows * (cell_height + 0.3) + 0.16 * len(lines))
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         for axes in figure.subplots(rows, SAMPLE_COLUMNS, squeeze=False).flat:
             axes.set_axis_off()
         for axes, (image, name) in zip(figure.axes, samples, strict=False):
             axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-            axes.set_title(shorten_middle(name, 15), fontsize=7, fontweight="normal", loc="center", pad=2)
-        figure.suptitle(shorten_middle(note, 120), fontsize=8, color=GRAY, x=0.01, ha="left")
+            label = shorten_middle(name, SAMPLE_NAME_LETTERS)
+            axes.set_title(label, fontsize=10, fontweight="normal", loc="center", pad=2)
+        figure.suptitle("\n".join(lines), fontsize=8, color=GRAY, x=0.01, ha="left")
         return encode_png(figure)
 
 
@@ -201,6 +206,41 @@ def draw_calibration(calibration: Calibration) -> bytes:
         lower.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         lower.set(xlabel="confidence", ylabel="images")
         return encode_png(figure)
+
+
+POINT_STYLE: Final[Mapping[str, Any]] = {"marker": "o", "markersize": 3.5, "linestyle": "", "markeredgewidth": 0}
+
+
+def draw_predicted_numbers(numbers: NumberPairs) -> bytes:
+    """Draw a PNG: the predicted number of each image over the true one."""
+    low, high = min(*numbers.true, *numbers.predicted), max(*numbers.true, *numbers.predicted)
+    with plot_style():
+        figure, axes = make_figure()
+        axes.set_title(shorten_middle(f"{numbers.name}: predicted over true", 60))
+        axes.plot([low, high], [low, high], label="right", **SERIES_STYLES["ideal"])
+        axes.plot(numbers.true, numbers.predicted, color=COLORS[0], alpha=_point_alpha(numbers), **POINT_STYLE)
+        axes.set(xlabel="true", ylabel="predicted")
+        axes.legend(loc="upper left")
+        return encode_png(figure)
+
+
+def draw_residuals(numbers: NumberPairs) -> bytes:
+    """Draw a PNG: the error of each image over its true number, and the mean error of all images."""
+    errors = [predicted - true for true, predicted in zip(numbers.true, numbers.predicted, strict=True)]
+    with plot_style():
+        figure, axes = make_figure()
+        axes.set_title("Residuals: predicted - true")
+        axes.axhline(0, **SERIES_STYLES["ideal"])
+        axes.plot(numbers.true, errors, color=COLORS[0], alpha=_point_alpha(numbers), **POINT_STYLE)
+        axes.axhline(numbers.mean_error, color=COLORS[1], linewidth=1.2, label=f"mean error {numbers.mean_error:+.3g}")
+        axes.set(xlabel="true", ylabel="error")
+        axes.legend(loc="best")
+        return encode_png(figure)
+
+
+def _point_alpha(numbers: NumberPairs) -> float:
+    """Many points are drawn faintly, so that one sees where most are."""
+    return 0.75 if len(numbers.true) <= 200 else 0.35
 
 
 SeriesStyle = Literal["line", "points", "ideal", "limit", "faint"]
@@ -658,7 +698,7 @@ def recall_table(matrices: Sequence[tuple[RecordedRun, ConfusionMatrix]]) -> Tab
     for index, name in enumerate(matrices[0][1].classes):
         counts = [(matrix.matrix[index][index], sum(matrix.matrix[index])) for _, matrix in matrices]
         rows.append(
-            (sum(_sortable_ratio(*count) for count in counts), [name, *(_format_ratio(*count) for count in counts)])
+            (sum(_sortable_ratio(*count) for count in counts), [name, *(format_ratio(*count) for count in counts)])
         )
     if len(rows) > MAX_LISTED_CLASSES:
         rows = sorted(rows, key=lambda row: row[0])[:MAX_LISTED_CLASSES]
@@ -688,9 +728,9 @@ def class_table(matrix: ConfusionMatrix) -> Table:
             [
                 name,
                 *(f"{sum(row):,}", f"{predicted[index]:,}", f"{row[index]:,}"),
-                _format_ratio(row[index], sum(row)),
-                _format_ratio(row[index], predicted[index]),
-                _format_ratio(2 * row[index], sum(row) + predicted[index]),
+                format_ratio(row[index], sum(row)),
+                format_ratio(row[index], predicted[index]),
+                format_ratio(2 * row[index], sum(row) + predicted[index]),
             ],
         )
         for index, (name, row) in enumerate(zip(matrix.classes, matrix.matrix, strict=True))
@@ -720,7 +760,7 @@ def mistake_rows(matrix: ConfusionMatrix) -> list[Sequence[str]]:
     ]
     worst = sorted(mistakes, key=lambda mistake: (-mistake[0], *mistake[1:]))[:MAX_LISTED_MISTAKES]
     return [
-        [names[label], names[prediction], f"{count:,}", _format_ratio(count, sum(matrix.matrix[label]))]
+        [names[label], names[prediction], f"{count:,}", format_ratio(count, sum(matrix.matrix[label]))]
         for count, label, prediction in worst
     ]
 
@@ -730,7 +770,8 @@ def _sortable_ratio(part: int, of: int) -> float:
     return part / of if of else 2.0
 
 
-def _format_ratio(part: int, of: int) -> str:
+def format_ratio(part: int, of: int) -> str:
+    """A share in percent; - without anything."""
     return f"{part / of:.1%}" if of else "-"
 
 

@@ -47,7 +47,7 @@ DATA: dict[str, Row] = {
     "text-labels": (
         "s = Set(pair()); s.targets = [[1], [1, 2]] * 6; return s, None",
         65,
-        ("labels are not integers", "one integer for each item"),
+        ("labels are no numbers", "one integer for each image"),
         "again",
     ),
     "fails": (

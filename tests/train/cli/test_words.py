@@ -23,13 +23,13 @@ def test_a_bad_command_line_is_a_failure_with_our_code() -> None:
 USAGES: dict[str, tuple[TrainArgumentParser, str]] = {
     "eval": (
         evaluate.build_parser(),
-        "RUN [--all | --split NAME] [--json] [--per-image FILE.csv] [--report] [--config FILE] [options] "
+        "RUN [--all | --split NAME] [--json] [--per-image FILE.csv] [--report [--explain]] [--config FILE] [options] "
         "[section.key=value ...]",
     ),
     "export": (export.build_parser(), "RUN --output DIR [--format NAME,...] [--config FILE] [section.key=value ...]"),
     "predict": (
         predict.build_parser(),
-        "RUN IMAGES... [--top K] [--json | --csv FILE [--all-classes]] [--device auto|cpu|cuda] "
+        "RUN IMAGES... [--top K] [--json | --csv FILE [--all-classes]] [--explain DIR] [--device auto|cpu|cuda] "
         "[--config FILE] [section.key=value ...]",
     ),
 }

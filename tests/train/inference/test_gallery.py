@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,43 +16,12 @@ from jobs import ALONE, forget_accelerate, trained
 from PIL import Image
 
 from train import __main__ as front
+from train.data.arrays import ArraySource
 from train.data.image_folder import ImageFileSource
-from train.inference import checkpoints, evaluate, gallery
-from train.inference.per_image import ImageResults, SampleNames
+from train.inference import checkpoints, evaluate, explanation, gallery
+from train.inference.mistakes import Selection
+from train.inference.per_image import SampleNames
 from train.report import saved_evaluation
-
-
-def results(labels: list[int], predictions: list[int], confidences: list[float], losses: list[float]) -> ImageResults:
-    return ImageResults(
-        samples=np.arange(len(labels)),
-        labels=np.array(labels),
-        predictions=np.array(predictions),
-        confidences=np.array(confidences, np.float32),
-        losses=np.array(losses, np.float32),
-    )
-
-
-def test_the_most_confident_mistake_comes_first_and_what_is_right_or_no_number_is_none() -> None:
-    found = results([0, 0, 1, 1, 0], [1, 0, 0, 0, 1], [0.6, 0.99, 0.9, np.nan, 0.6], [1, 0, 2, 3, 1])
-    assert gallery.confident_mistakes(found).tolist() == [2, 0, 4]
-
-
-def test_of_many_mistakes_24_are_shown() -> None:
-    assert len(gallery.confident_mistakes(results([0] * 99, [1] * 99, [0.7] * 99, [1.0] * 99))) == 24
-
-
-def test_each_class_shows_its_three_images_with_the_highest_loss() -> None:
-    found = results([0, 1] * 5, [0, 1] * 5, [0.9] * 10, [1, 2, 3, 4, 5, 6, 7, 8, 9, np.nan])
-    assert gallery.hardest_images(found).tolist() == [8, 6, 4, 7, 5, 3]
-
-
-def test_of_many_classes_the_ten_with_the_lowest_recall_are_shown() -> None:
-    labels = list(range(40)) * 5
-    wrong = set(range(20, 30))
-    predictions = [0 if label in wrong else label for label in labels]
-    found = gallery.hardest_images(results(labels, predictions, [0.5] * 200, [1.0] * 200))
-    assert len(found) == 30
-    assert {labels[row] for row in found} == wrong
 
 
 @pytest.mark.parametrize(
@@ -76,7 +46,7 @@ def test_any_sample_has_a_small_thumbnail_of_its_own_shape(
 
 
 def test_floats_are_stretched_over_all_gray_levels() -> None:
-    shown = gallery.displayable(torch.tensor([[[-2.0], [0.0]], [[0.0], [2.0]]]))
+    shown = explanation.displayable(torch.tensor([[[-2.0], [0.0]], [[0.0], [2.0]]]))
     assert shown.tolist() == [[0, 128], [128, 255]]
 
 
@@ -84,15 +54,16 @@ def test_an_image_that_is_gone_is_left_out(tmp_path: Path) -> None:
     write_classes(tmp_path, cat=2)
     paths = [str(tmp_path / "cat" / name) for name in ("000.png", "gone.png")]
     source = ImageFileSource(paths, torch.tensor([0, 0]), 8)
-    found = results([0, 0], [1, 1], [0.9, 0.8], [2, 2])
+    selection = Selection(title="t", head=("true",), rows=[0, 1], cells=[["cat"], ["dog"]])
     names = SampleNames(head="path", names=paths)
-    (image,) = gallery.make_gallery(np.arange(2), found, source, names, f"{tmp_path}/", ("cat", "dog"))
-    assert (image.name, image.label, image.prediction) == ("cat/000.png", "cat", "dog")
+    made = gallery.make_gallery(selection, np.arange(2), source, names, f"{tmp_path}/")
+    assert (made.title, made.head) == ("t", ("true",))
+    assert [(image.name, image.cells) for image in made.images] == [("cat/000.png", ("cat",))]
 
 
 @pytest.fixture(scope="module")
 def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on class folders that was evaluated for its report."""
+    """A run on class folders that was evaluated for its report, with heat maps."""
     place = tmp_path_factory.mktemp("looked")
     write_classes(place / "data" / "train", cat=20, dog=12)
     write_classes(place / "data" / "val", cat=5, dog=4)
@@ -101,7 +72,7 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config, _ = checkpoints.load_config(checkpoint, None, ())
     forget_accelerate()
     try:
-        evaluate.evaluate_on_rank(config, checkpoint, ALONE, {}, as_json=True, for_report=True)
+        evaluate.evaluate_on_rank(config, checkpoint, ALONE, {}, as_json=True, for_report=True, with_heat_maps=True)
     finally:
         forget_accelerate()
     return place / "run"
@@ -112,12 +83,15 @@ def test_an_evaluation_for_the_report_is_read_back(looked_at: Path) -> None:
     assert saved is not None
     assert (saved.samples, saved.classes, saved.step) == (9, ("cat", "dog"), 2)
     assert sum(each.images for each in saved.calibration.bins) == 9
-    assert [image.label for image in saved.hardest] == ["cat"] * 3 + ["dog"] * 3
+    mistakes, hardest = (gallery.images for gallery in saved.galleries)
+    assert [image.cells[0] for image in hardest] == ["cat"] * 3 + ["dog"] * 3
     wrong = round((1 - (saved.values["accuracy"] or 0)) * 9)
-    assert len(saved.mistakes) == wrong > 0
-    assert all(re.fullmatch(r"val/(cat|dog)/00\d\.png", image.name) for image in saved.mistakes)
-    with Image.open(io.BytesIO(saved.mistakes[0].jpeg)) as shown:
-        assert shown.size == (8, 8)
+    assert len(mistakes) == wrong > 0
+    assert all(re.fullmatch(r"val/(cat|dog)/00\d\.png", image.name) for image in mistakes)
+    for jpeg in (mistakes[0].jpeg, mistakes[0].heat):
+        assert jpeg is not None
+        with Image.open(io.BytesIO(jpeg)) as shown:
+            assert shown.size == (8, 8)
 
 
 def test_the_report_of_the_run_shows_it(looked_at: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,9 +99,30 @@ def test_the_report_of_the_run_shows_it(looked_at: Path, capsys: pytest.CaptureF
     assert saved is not None
     assert front.run_command(["report", str(looked_at)], {}) == 0
     page = (looked_at / "report" / "report.html").read_text()
-    assert page.count("data:image/jpeg;base64,") == len(saved.mistakes) + len(saved.hardest)
+    assert page.count("data:image/jpeg;base64,") == 2 * sum(len(gallery.images) for gallery in saved.galleries)
+    assert "heat map (Grad-CAM)" in page
     assert (looked_at / "report" / "calibration.png").exists()
     assert "calibration.png" in capsys.readouterr().out
+
+
+def test_a_heat_map_explains_the_output_that_the_selection_names() -> None:
+    explained: list[tuple[list[int], list[int] | None]] = []
+
+    def explain(pixels: torch.Tensor, outputs: Sequence[int] | None) -> torch.Tensor:
+        explained.append((list(pixels.shape), None if outputs is None else [*outputs]))
+        return torch.ones(pixels.shape[:3])
+
+    source = ArraySource(torch.zeros(3, 8, 8, 3, dtype=torch.uint8), torch.arange(3), torch.zeros(3), "a")
+    names = SampleNames(head="sample", names=["a", "b", "c"])
+    selection = Selection(title="t", head=(), rows=[0, 2], cells=[[], []], outputs=[5, 6])
+    (first, _) = gallery.make_gallery(selection, np.arange(3), source, names, "", explain).images
+    assert explained == [([1, 8, 8, 3], [5]), ([1, 8, 8, 3], [6])]
+    assert first.heat not in (None, first.jpeg)
+
+
+def test_heat_maps_without_a_report_are_refused(looked_at: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert front.run_command(["eval", str(looked_at), "--explain"], {}) == 64
+    assert "add --report" in capsys.readouterr().err
 
 
 def test_a_checkpoint_outside_of_a_run_has_no_place_for_it(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +21,62 @@ from train.data import registry
 from train.data.sampler import rank_blocks
 from train.data.workers import UnreadableLog
 from train.inference import checkpoints, evaluate, per_image
-from train.inference.per_image import ImageResults, ResultCollector, SampleNames
+from train.inference.per_image import (
+    ClassResults,
+    ImageResults,
+    LabelResults,
+    NumberResults,
+    ResultCollector,
+    SampleNames,
+)
+from train.optim.loss import MultiLabelCriterion
+from train.tasks import TargetScale
 
 LOGITS = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(10) % 3
 
 
-def collected(world_size: int, broken: tuple[int, ...] = ()) -> ImageResults:
+TAGS = (torch.arange(30).view(10, 3) % 4 == 0).float()
+NUMBERS = torch.arange(10, dtype=torch.float32) / 2
+TARGET = TargetScale(mean=2.0, std=3.0)
+
+
+def collected(
+    world_size: int,
+    broken: tuple[int, ...] = (),
+    of: type[ImageResults] = ClassResults,
+    outputs: torch.Tensor = LOGITS,
+    labels: torch.Tensor = LABELS,
+) -> Any:
     """The results of ten images in blocks of three, of which a loader leaves the broken ones out."""
-    parts: list[Any] = []
+    collectors = []
     for rank in range(world_size):
         log = UnreadableLog(5, lambda line: None)
         log.add("validation", dict.fromkeys(broken, "broken"))
         blocks = rank_blocks(10, 3, rank=rank, world_size=world_size)
-        collector = ResultCollector(blocks, log)
+        collectors.append(ResultCollector(blocks, log, partial(of.measure, target=TARGET)))
         for block in blocks:
             rows = torch.tensor([sample for sample in block.tolist() if sample not in broken], dtype=torch.int64)
             if len(rows):
-                collector.add(LOGITS[rows], LABELS[rows])
-        collector.gather(lambda part: parts.append(part) or [part])  # type: ignore[func-returns-value]
-    return ResultCollector([], log).gather(lambda empty: [*parts, empty])
+                collectors[-1].add(outputs[rows], labels[rows])
+    others = [collector.own_columns() for collector in collectors[1:]]
+    return of.from_columns(*collectors[0].gather(lambda own: [own, *others]), thresholds=(0.5, 0.25, 0.75))
 
 
+TASKS = {
+    "classification": (ClassResults, LOGITS, LABELS),
+    "multi_label": (LabelResults, LOGITS, TAGS),
+    "regression": (NumberResults, LOGITS[:, :1], NUMBERS),
+}
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_any_number_of_ranks_gives_the_same_table(world_size: int) -> None:
-    found, alone = collected(world_size), collected(1)
-    for name in ("samples", "labels", "predictions", "confidences", "losses"):
-        assert np.array_equal(getattr(found, name), getattr(alone, name))
+def test_any_number_of_ranks_gives_the_same_results(world_size: int, task: Any) -> None:
+    of, outputs, labels = task
+    found, alone = (collected(ranks, (), of, outputs, labels) for ranks in (world_size, 1))
+    for field in fields(alone):
+        assert np.array_equal(getattr(found, field.name), getattr(alone, field.name))
 
 
 def test_each_image_has_its_own_prediction_confidence_and_loss() -> None:
@@ -57,6 +88,20 @@ def test_each_image_has_its_own_prediction_confidence_and_loss() -> None:
     assert found.losses == pytest.approx(cross_entropy(LOGITS, LABELS, reduction="none").numpy())
 
 
+def test_each_image_has_its_own_labels_those_above_their_threshold_and_the_loss_of_the_training() -> None:
+    found = collected(1, (), LabelResults, LOGITS, TAGS)
+    assert found.labels.tolist() == TAGS.bool().tolist()
+    assert found.predicted.tolist() == (LOGITS.sigmoid() >= torch.tensor([0.5, 0.25, 0.75])).tolist()
+    assert found.losses == pytest.approx(MultiLabelCriterion().each(LOGITS, TAGS).numpy())
+
+
+def test_each_image_has_its_own_number_in_the_unit_of_the_labels() -> None:
+    found = collected(1, (), NumberResults, LOGITS[:, :1], NUMBERS)
+    assert found.numbers.tolist() == NUMBERS.tolist()
+    assert found.predictions == pytest.approx((LOGITS[:, 0] * 3 + 2).numpy())
+    assert found.errors == pytest.approx((LOGITS[:, 0] * 3 + 2 - NUMBERS).numpy())
+
+
 @pytest.mark.parametrize("broken", [(4,), (3, 4, 5), (0, 9), (1, 2, 6, 7)])
 def test_broken_images_are_left_out_and_the_others_keep_their_numbers(broken: tuple[int, ...]) -> None:
     found = collected(1, broken)
@@ -64,15 +109,35 @@ def test_broken_images_are_left_out_and_the_others_keep_their_numbers(broken: tu
     assert found.labels.tolist() == (found.samples % 3).tolist()
 
 
-def test_logits_that_are_not_finite_leave_empty_cells() -> None:
-    collector = ResultCollector([np.arange(2)], UnreadableLog(0, lambda line: None))
-    collector.add(torch.tensor([[1.0, torch.nan], [0.0, 2.0]]), torch.tensor([0, 1]))
-    results = collector.gather(lambda part: [part])
+NAN = torch.nan
+NOT_FINITE = {
+    "classification": (
+        (ClassResults, torch.tensor([[1.0, NAN], [0.0, 2.0]]), torch.tensor([0, 1])),
+        "label,prediction,confidence,loss",
+        ["'-x,y,,", "y,y,0.880797,0.126928"],
+    ),
+    "multi_label": (
+        (LabelResults, torch.tensor([[NAN, NAN], [4.0, 2.0]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]])),
+        "labels,predictions,loss",
+        ["'-x,,", "'-x|y,'-x|y,0.072539"],
+    ),
+    "regression": (
+        (NumberResults, torch.tensor([[NAN], [0.5]]), torch.tensor([-4.0, 3.0])),
+        "number,prediction,error",
+        ["-4.0,,", "3.0,3.5,0.5"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("task", "head", "lines"), NOT_FINITE.values(), ids=NOT_FINITE)
+def test_outputs_that_are_not_finite_leave_empty_cells(task: Any, head: str, lines: list[str]) -> None:
+    of, outputs, labels = task
+    collector = ResultCollector([np.arange(2)], UnreadableLog(0, lambda line: None), partial(of.measure, target=TARGET))
+    collector.add(outputs, labels)
+    results = of.from_columns(*collector.gather(lambda part: [part]), thresholds=(0.5, 0.5))
     table = per_image.encode_table(results, SampleNames(head="path", names=["=a.png", "b.png"]), ("-x", "y"))
-    rows = list(csv.reader(table.decode().splitlines()))
-    assert rows[0] == ["path", "label", "prediction", "confidence", "loss"]
-    assert rows[1] == ["./=a.png", "'-x", "y", "", ""]
-    assert rows[2] == ["b.png", "y", "y", "0.880797", "0.126928"]
+    rows = [",".join(row) for row in csv.reader(table.decode().splitlines())]
+    assert rows == [f"path,{head}", f"./=a.png,{lines[0]}", f"b.png,{lines[1]}"]
 
 
 def evaluated(run: Path, table: Path, *settings: str, all_: bool = False) -> list[dict[str, str]]:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from train import __main__ as front
 from train.report import saved_evaluation
-from train.report.saved_evaluation import Calibration, CalibrationBin, GalleryImage, SavedEvaluation
+from train.report.saved_evaluation import Calibration, CalibrationBin, GalleryImage, SavedEvaluation, SavedGallery
 
 pytestmark = pytest.mark.slow  # a browser is no tool of every machine
 
@@ -50,15 +50,11 @@ def evaluation_of_strangers() -> SavedEvaluation:
     names = ("a.png", f"{'folder-of-a-long-name/' * 6}{'x' * 60}.png", HOSTILE)
     images = tuple(
         GalleryImage(
-            name=names[n % 3],
-            label=HOSTILE if n % 9 == 0 else "cat",
-            prediction="dog",
-            confidence=1,
-            loss=9,
-            jpeg=out.getvalue(),
+            name=names[n % 3], cells=(HOSTILE if n % 9 == 0 else "cat", "dog", "100%", "9"), jpeg=out.getvalue()
         )
         for n in range(30)
     )
+    head = ("true", "predicted", "confidence", "loss")
     bins = tuple(CalibrationBin(images=n, confidence=(n + 0.5) / 15, accuracy=0.5) for n in range(15))
     return SavedEvaluation(
         step=20,
@@ -66,13 +62,16 @@ def evaluation_of_strangers() -> SavedEvaluation:
         standing=HOSTILE,
         measured=HOSTILE,
         samples=105,
+        task="classification",
         values={"accuracy": 0.5},
         notes=(HOSTILE,),
         classes=("cat", "dog"),
         confusion=((5, 5), (5, 5)),
         calibration=Calibration(error=0.1, bins=bins),
-        mistakes=images[:24],
-        hardest=images,
+        galleries=(
+            SavedGallery(title="The most confident mistakes:", head=head, images=images[:24]),
+            SavedGallery(title="The highest losses:", head=head, images=images),
+        ),
     )
 
 

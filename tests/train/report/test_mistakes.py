@@ -17,7 +17,15 @@ from PIL import Image
 from train.report import mistakes, read, saved_evaluation
 from train.report.document import DescriptionList, Gallery, Paragraph, Picture, Report, Section, Table
 from train.report.render import render_html, render_markdown
-from train.report.saved_evaluation import Calibration, CalibrationBin, GalleryImage, SavedEvaluation
+from train.report.saved_evaluation import (
+    Calibration,
+    CalibrationBin,
+    GalleryImage,
+    LabelScore,
+    NumberPairs,
+    SavedEvaluation,
+    SavedGallery,
+)
 
 
 def jpeg(width: int = 20, height: int = 10) -> bytes:
@@ -27,11 +35,10 @@ def jpeg(width: int = 20, height: int = 10) -> bytes:
 
 
 def image(label: int = 0, prediction: int = 1, name: str = "val/a.png") -> GalleryImage:
-    return GalleryImage(
-        name=name, label=CLASSES[label], prediction=CLASSES[prediction], confidence=0.987, loss=4.2, jpeg=jpeg()
-    )
+    return GalleryImage(name=name, cells=(CLASSES[label], CLASSES[prediction], "98.7%", "4.20"), jpeg=jpeg())
 
 
+HEAD = ("true", "predicted", "confidence", "loss")
 BINS = tuple(CalibrationBin(images=2, confidence=(n + 0.5) / 15, accuracy=0.5) for n in range(15))
 SAVED = SavedEvaluation(
     step=20,
@@ -39,13 +46,36 @@ SAVED = SavedEvaluation(
     standing="the best and the last",
     measured="the 30 validation images",
     samples=30,
+    task="classification",
     values={"accuracy": 0.7, "loss": 1.25, "macro_f1": None},
     notes=(),
     classes=CLASSES,
+    galleries=(
+        SavedGallery(title="The most confident mistakes:", head=HEAD, images=(image(), image(2, 0))),
+        SavedGallery(title="The highest losses:", head=HEAD, images=(image(), image(1, 1), image(2, 0))),
+    ),
     confusion=((8, 2, 0), (1, 9, 0), (5, 0, 5)),
     calibration=Calibration(error=0.25, bins=BINS),
-    mistakes=(image(), image(2, 0)),
-    hardest=(image(), image(1, 1), image(2, 0)),
+)
+LABELS = replace(
+    SAVED,
+    task="multi_label",
+    values={"map": 0.7},
+    confusion=None,
+    calibration=None,
+    labels=(
+        LabelScore(name="cat", images=10, predicted=4, correct=3, average_precision=0.5, threshold=0.25),
+        LabelScore(name="dog", images=0, predicted=0, correct=0, average_precision=None, threshold=0.5),
+    ),
+)
+NUMBERS = replace(
+    SAVED,
+    task="regression",
+    values={"mae": 4.5, "r2": 0.7},
+    classes=("age",),
+    confusion=None,
+    calibration=None,
+    numbers=NumberPairs(name="age", images=3, mean_error=-1.5, true=(1.0, 2.0, 3.0), predicted=(1.5, 2.0, 2.5)),
 )
 
 
@@ -56,9 +86,10 @@ def section_of(folder: Path, saved: SavedEvaluation) -> Section:
     return found
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    saved_evaluation.write(tmp_path / "evaluation.json", SAVED)
-    assert saved_evaluation.read(tmp_path / "evaluation.json") == SAVED
+@pytest.mark.parametrize("saved", [SAVED, LABELS, NUMBERS], ids=lambda saved: saved.task)
+def test_what_was_written_is_read_back(tmp_path: Path, saved: SavedEvaluation) -> None:
+    saved_evaluation.write(tmp_path / "evaluation.json", saved)
+    assert saved_evaluation.read(tmp_path / "evaluation.json") == saved
 
 
 def test_a_run_without_such_an_evaluation_has_no_section(tmp_path: Path) -> None:
@@ -72,7 +103,41 @@ def test_the_section_holds_figures_a_diagram_and_two_galleries(tmp_path: Path) -
     assert "macro F1" not in facts
     assert [block.name for block in blocks if isinstance(block, Picture)] == ["calibration"]
     assert [len(block.thumbnails) for block in blocks if isinstance(block, Gallery)] == [2, 3]
-    assert Paragraph(text="The most confident mistakes, 2 of 9:") in blocks
+    assert Paragraph(text="The most confident mistakes:") in blocks
+
+
+def test_several_labels_have_a_table_in_place_of_a_calibration(tmp_path: Path) -> None:
+    section = section_of(tmp_path / "run", LABELS)
+    (facts,) = [block.rows for block in section.blocks if isinstance(block, DescriptionList)]
+    assert facts["mAP"] == "70.00%"
+    assert "calibration error" not in facts
+    assert [block for block in section.blocks if isinstance(block, Picture)] == []
+    (table,) = tables(section)
+    assert table.rows[0] == ["cat", "10", "4", "3", "30.0%", "75.0%", "42.9%", "50.0%", "0.25"]
+    assert table.rows[1] == ["dog", "0", "0", "0", "-", "-", "-", "-", "0.5"]
+
+
+def test_of_many_labels_those_with_the_lowest_average_precision_are_listed() -> None:
+    labels = [
+        replace(LABELS.labels[0], name=f"{number}", average_precision=None if number == 7 else number / 100)
+        for number in range(60, 0, -1)
+    ]
+    table = mistakes.label_table(labels)
+    assert table.head[0] == "label (the 20 with the lowest average precision)"
+    assert [row[0] for row in table.rows] == [str(number) for number in range(1, 22) if number != 7]
+
+
+def test_numbers_are_drawn_over_the_true_ones(tmp_path: Path) -> None:
+    section = section_of(tmp_path / "run", NUMBERS)
+    (facts,) = [block.rows for block in section.blocks if isinstance(block, DescriptionList)]
+    assert (facts["MAE"], facts["R²"], facts["mean error"]) == ("4.5", "0.7000", "-1.5 (prediction - true)")
+    assert [block.name for block in section.blocks if isinstance(block, Picture)] == ["numbers", "residuals"]
+
+
+def test_a_diagram_of_some_images_says_so(tmp_path: Path) -> None:
+    assert NUMBERS.numbers is not None
+    section = section_of(tmp_path / "run", replace(NUMBERS, numbers=replace(NUMBERS.numbers, images=50_000)))
+    assert "3 of 50,000 images are drawn." in render_markdown(Report(title="t", sections=[section], byline="b"))
 
 
 def tables(section: Section) -> list[Table]:
@@ -107,7 +172,8 @@ def test_markdown_lists_what_the_page_shows_as_thumbnails(tmp_path: Path) -> Non
 
 
 def test_names_of_strangers_are_text_in_a_caption(tmp_path: Path) -> None:
-    hostile = replace(SAVED, mistakes=(image(name='<script>alert(1)</script>/"><img src=x onerror=a()>\x1b'),))
+    stranger = image(name='<script>alert(1)</script>/"><img src=x onerror=a()>\x1b')
+    hostile = replace(SAVED, galleries=(replace(SAVED.galleries[0], images=(stranger,)),))
     page = render_html(Report(title="t", sections=[section_of(tmp_path / "run", hostile)], byline="b"))
     assert "<script" not in page
     assert "<img src=x" not in page
@@ -119,21 +185,38 @@ def spoiled(**values: Any) -> Callable[[dict[str, Any]], object]:
 
 
 def with_thumbnail(data: bytes) -> Callable[[dict[str, Any]], object]:
-    return lambda saved: saved["mistakes"][0].update(jpeg=base64.b64encode(data).decode())
+    return lambda saved: saved["galleries"][0]["images"][0].update(jpeg=base64.b64encode(data).decode())
+
+
+def test_heat_maps_stand_below_their_images(tmp_path: Path) -> None:
+    heated = tuple(replace(each, heat=jpeg()) for each in SAVED.galleries[0].images)
+    saved = replace(SAVED, galleries=(replace(SAVED.galleries[0], images=heated),))
+    saved_evaluation.write(tmp_path / "evaluation.json", saved)
+    assert saved_evaluation.read(tmp_path / "evaluation.json") == saved
+    page = render_html(Report(title="t", sections=[section_of(tmp_path / "run", saved)], byline="b"))
+    assert page.count('class="heat') == 2
+    assert "Grad-CAM" in page
 
 
 SPOIL = {
-    "newer": spoiled(format=2),
+    "newer": spoiled(format=3),
     "no-bins": spoiled(calibration={"error": 0}),
     "no-matrix": spoiled(confusion=[[1, 2]]),
-    "no-list": spoiled(mistakes={"a": 1}),
+    "no-list": spoiled(galleries={"a": 1}),
+    "other-task": spoiled(task="segmentation"),
+    "no-pairs": spoiled(numbers={"name": "age", "images": 1, "mean_error": 0, "true": [1], "predicted": []}),
+    "endless-numbers": spoiled(
+        numbers={"name": "age", "images": 1, "mean_error": 0, "true": [1], "predicted": [float("inf")]}
+    ),
+    "no-label": spoiled(labels=[{"name": "cat"}]),
+    "other-columns": lambda saved: saved["galleries"][0].update(head=["true"]),
     "no-number": spoiled(samples="many"),
     "endless": spoiled(step=float("inf")),
     "values": spoiled(values=[1]),
     "no-picture": with_thumbnail(b"<svg onload=alert(1)>"),
     "png": with_thumbnail(b"\x89PNG\r\n\x1a\n"),
     "huge-picture": with_thumbnail(jpeg(3000, 10)),
-    "no-base64": lambda saved: saved["mistakes"][0].update(jpeg='"><script>'),
+    "no-base64": lambda saved: saved["galleries"][0]["images"][0].update(jpeg='"><script>'),
 }
 
 

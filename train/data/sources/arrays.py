@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data.registry import DataSource, DataSummary, describe_test
+from train.tasks import AUTO, CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -32,9 +33,10 @@ def count(data: DataConfig) -> int | None:
 def describe(data: DataConfig) -> DataSummary:
     from train.data import array_files  # numpy
 
+    task = CLASSIFICATION if data.task == AUTO else data.task
     summary = array_files.read_array_summary(Path(data.root), data.name)
     if summary is None:  # a .pt file, whose header is a pickle
-        return DataSummary(description=f"{data.name} ({data.root}), its arrays are known at the start")
+        return DataSummary(description=f"{data.name} ({data.root}), its arrays are known at the start", task=task)
     images = summary.shape[0] if summary.shape else 0
     sizes = count_splits(images, data, has_validation=summary.validation)
     validation = summary.validation_images if summary.validation else sizes.validation
@@ -43,7 +45,8 @@ def describe(data: DataConfig) -> DataSummary:
     return DataSummary(
         description=f"{data.name} ({data.root}), images {list(summary.shape)}{describe_test(sizes.test)}",
         training=sizes.training,
-        facts=facts,
+        facts=facts if task == CLASSIFICATION else facts | {"task": task},
+        task=task,
     )
 
 
@@ -57,8 +60,20 @@ def has_validation(data: DataConfig) -> bool:
 KEYS: Final = frozenset({"root", "val_fraction", "test_fraction", "fold"})
 
 NPZ: Final = DataSource(
-    open=open_npz, count=count, describe=describe, has_validation=has_validation, keys=KEYS, origin="files"
+    open=open_npz,
+    count=count,
+    describe=describe,
+    has_validation=has_validation,
+    keys=KEYS,
+    origin="files",
+    tasks=tuple(TASKS),
 )
 TENSOR: Final = DataSource(
-    open=open_tensor, count=count, describe=describe, has_validation=has_validation, keys=KEYS, origin="files"
+    open=open_tensor,
+    count=count,
+    describe=describe,
+    has_validation=has_validation,
+    keys=KEYS,
+    origin="files",
+    tasks=tuple(TASKS),
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from train.config.schema import DataConfig
 from train.data.registry import DataSource, DataSummary
+from train.tasks import AUTO, CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -18,7 +19,8 @@ def open_splits(data: DataConfig) -> DataSplits:
 
 
 def describe(data: DataConfig) -> DataSummary:
-    return DataSummary(description=f"{data.name} (your own: known at the start)")
+    task = CLASSIFICATION if data.task == AUTO else data.task
+    return DataSummary(description=f"{data.name} (your own: known at the start)", task=task)
 
 
 FACTORY: Final = DataSource(
@@ -27,4 +29,5 @@ FACTORY: Final = DataSource(
     describe=describe,
     keys=frozenset({"root", "classes", "samples", "val_fraction", "cache"}),
     origin="factory",
+    tasks=tuple(TASKS),
 )
