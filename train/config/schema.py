@@ -65,8 +65,8 @@ class DataConfig:
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
     (synthetic). images: the folder of the images that a table lists; columns: what the table calls
     its columns; task: what the labels are. mirror: the address from which data.download fetches
-    published files. crop_ratio, interpolation, normalize: the `Preprocessing` of images; auto: that of the
-    weights, or the default.
+    published files. fit, crop_ratio, interpolation, normalize: the `Preprocessing` of images; auto: that of
+    the weights, or the default.
     """
 
     name: str = "synthetic"
@@ -89,6 +89,7 @@ class DataConfig:
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
     cache: str | None = None
+    fit: Literal["crop", "pad", "stretch"] = "crop"
     crop_ratio: float | Auto = "auto"
     interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
     normalize: Auto | dict[str, Any] = "auto"

@@ -194,7 +194,7 @@ def _image_tensor(
         rgb = _to_8_bit_rgb(image, name)
         if choose_box:
             return torch.from_numpy(np.array(decode.crop_and_resize(rgb, size, choose_box, preprocessing)))
-        return torch.from_numpy(np.array(decode.center_crop_and_resize(rgb, size, preprocessing)))
+        return torch.from_numpy(np.array(decode.fit_image(rgb, size, preprocessing)))
     if not isinstance(image, (Tensor, np.ndarray)):
         raise _not_an_image_failure(name, f"a {type(image).__name__}")
     if isinstance(image, np.ndarray) and image.dtype.kind not in "biufc":

@@ -16,6 +16,7 @@ from entrypoint import ExitCode, Failure
 from train.config import schema
 from train.config.schema import DataConfig
 from train.data import split_checks
+from train.data.preprocessing import refuse_cut_border
 from train.data.shape import Shape
 from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
 
@@ -162,6 +163,7 @@ def refuse_inapplicable_keys(data: DataConfig) -> None:
     for key in ("imbalance", "frames", "images", "columns", "test_fraction", "fold"):
         refuse_unused_key(data, key)
     split_checks.refuse_conflicting_keys(data)
+    refuse_cut_border(data)
     find_source(data.name).check(data)
 
 

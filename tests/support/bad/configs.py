@@ -93,6 +93,13 @@ TEXTS: dict[str, tuple[str, str | bytes, tuple[str, ...], str]] = {
         ("model.name",),
         "model.name: timm/efficientvit_",
     ),
+    "an-unknown-fit": ("46", "data: {fit: squash}\n", ("data.fit: squash", "crop, pad, stretch"), "default is"),
+    "a-border-cut-from-whole-images": (
+        "",
+        "data: {fit: pad, crop_ratio: 0.9}\n",
+        ("data.fit: pad keeps whole images", "data.crop_ratio: 0.9"),
+        "leave data.crop_ratio out",
+    ),
     "400-digits": ("46", f"run: {{seed: {'9' * 400}}}\n", ("run.seed: .inf", "a whole number"), "default is 0"),
     "nan": ("46", "optim: {lr: .nan}\n", ("optim.lr", "nan", "finite numbers"), "correct it"),
     "two-lines-of-text": ("46", 'run: {name: "a\\nb"}\n', ("run.name", "control characters"), "correct it"),

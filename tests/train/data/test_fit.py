@@ -1,0 +1,132 @@
+"""How images of another shape than the model's are fitted: data.fit and data.image_size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from entrypoint import Failure, Heartbeat
+from train.config.schema import DataConfig
+from train.data import augment, decode, decoded_cache, preprocessing, registry
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
+from train.data.shape import Shape
+from train.distributed.shared_memory import SINGLE_RANK
+from train.inference import evaluate, inputs
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIZES = [(40, 30), (30, 40), (97, 31), (24, 24), (9, 11), (200, 1), (1, 200), (1, 1)]
+FITS: list[Any] = ["crop", "pad", "stretch"]
+
+
+def picture(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_crop_is_the_largest_central_square(size: tuple[int, int]) -> None:
+    image, side = picture(*size), min(size)
+    left, top = (size[0] - side) // 2, (size[1] - side) // 2
+    wanted = image.resize((16, 16), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+    assert np.array_equal(decode.fit_image(image, 16), wanted)
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES if 1 not in size])
+def test_a_padded_image_is_that_of_pillow(size: tuple[int, int]) -> None:
+    chosen = Preprocessing(mean=IMAGENET_MEAN, std=IMAGENET_STD, fit="pad", interpolation="bicubic")
+    wanted = ImageOps.pad(picture(*size), (24, 24), Image.Resampling.BICUBIC, color=(124, 116, 104))
+    assert np.array_equal(decode.fit_image(picture(*size), 24, chosen), wanted)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_stretched_image_is_scaled_along_both_sides(size: tuple[int, int]) -> None:
+    wanted = picture(*size).resize((24, 24), Image.Resampling.BILINEAR)
+    assert np.array_equal(decode.fit_image(picture(*size), 24, Preprocessing(fit="stretch")), wanted)
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_image_gets_the_size_of_the_model(fit: Any, size: tuple[int, int]) -> None:
+    for chosen in (Preprocessing(fit=fit), Preprocessing(fit=fit, interpolation="bicubic")):
+        assert decode.fit_image(picture(*size), 24, chosen).size == (24, 24)
+
+
+@pytest.mark.parametrize("mean", [(0.5,), IMAGENET_MEAN])
+def test_the_border_is_about_zero_for_the_network(mean: tuple[float, ...]) -> None:
+    chosen = Preprocessing(mean=mean, std=(0.25,) * len(mean), fit="pad")
+    padded = np.array(decode.fit_image(picture(40, 10), 24, chosen))
+    values = augment.normalize(torch.from_numpy(padded)[None], chosen)[0]
+    assert values[:, 0].abs().max() < 0.01
+    assert values[:, 12].abs().max() > 0.1
+
+
+def write_folder(root: Path, size: tuple[int, int] = (40, 10)) -> Path:
+    for name, value in (("a", 50), ("b", 200)):
+        (root / name).mkdir(parents=True)
+        for number in range(4):
+            noise = np.random.default_rng(value + number).integers(0, value, (size[1], size[0], 3), np.uint8)
+            Image.fromarray(noise).save(root / name / f"{number}.png")
+    return root
+
+
+def config(root: Path, **keys: Any) -> DataConfig:
+    return DataConfig(name="folder", root=str(root), **({"image_size": 8, "val_fraction": 0.5} | keys))
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_predict_reads_an_image_as_training_does(tmp_path: Path, fit: Any) -> None:
+    data = config(write_folder(tmp_path), fit=fit)
+    splits, chosen = registry.open_splits(data), preprocessing.configured_preprocessing(data)
+    read = splits.validation.read(np.arange(1))[0].numpy()
+    path = Path(splits.validation.paths[0])  # type: ignore[attr-defined]
+    assert np.array_equal(inputs.read_image(path, splits.shape, chosen), read)
+
+
+def test_an_evaluation_of_all_images_fits_them_too(tmp_path: Path) -> None:
+    splits = registry.open_splits(config(write_folder(tmp_path), fit="pad"))
+    whole = evaluate.use_all_for_validation(splits)
+    assert torch.equal(whole.validation.read(np.arange(4)), splits.training.read(np.arange(4)))
+
+
+def test_each_fit_has_a_cache_of_its_own_with_the_same_pixels(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "images")
+    paths = set()
+    for keys in ({}, {"fit": "pad"}, {"fit": "pad", "normalize": {"mean": [0.1], "std": [0.2]}}, {"fit": "stretch"}):
+        data = config(root, cache=str(tmp_path / "cache"), **keys)
+        opened = registry.open_splits(data)
+        cached = decoded_cache.use_cache(opened, data, SINGLE_RANK, Heartbeat())
+        assert torch.equal(cached.training.read(np.arange(4)), opened.training.read(np.arange(4)))
+        paths.add(cached.training.cache.path)  # type: ignore[attr-defined]
+    assert len(paths) == 4
+
+
+@pytest.mark.parametrize("fit", ["pad", "stretch"])
+def test_an_image_that_is_kept_whole_loses_no_border(fit: Any) -> None:
+    published = Preprocessing(crop_ratio=0.875, interpolation="bicubic")
+    data = DataConfig(fit=fit)
+    assert preprocessing.configured_preprocessing(data, published) == replace(published, crop_ratio=1.0, fit=fit)
+    registry.refuse_inapplicable_keys(preprocessing.set_preprocessing(data, published))
+    with pytest.raises(Failure, match="keeps whole images") as caught:
+        registry.refuse_inapplicable_keys(DataConfig(fit=fit, crop_ratio=0.875))
+    assert caught.value.code == 64
+
+
+def test_without_the_key_nothing_changes() -> None:
+    assert preprocessing.configured_preprocessing(DataConfig()) == DEFAULT_PREPROCESSING == Preprocessing()
+
+
+@pytest.mark.parametrize(("size", "share"), [((40, 40), 1.0), ((40, 20), 0.5), ((20, 80), 0.25)])
+def test_a_crop_keeps_a_share_of_the_area(size: tuple[int, int], share: float) -> None:
+    assert decode.kept_share(size, 8) == share
+
+
+def test_gray_networks_read_fitted_images_too(tmp_path: Path) -> None:
+    picture(40, 10).save(tmp_path / "a.png")
+    read = inputs.read_image(tmp_path / "a.png", Shape(channels=1, size=(8, 8)), Preprocessing(fit="pad"))
+    assert read.shape == (8, 8, 1)
+    assert (read[0] == 128).all()
