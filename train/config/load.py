@@ -419,6 +419,7 @@ FIXES_FOR_OTHER_TOOLS = {
     "pin_memory": "leave it out: batches are copied to the GPU from pinned memory",
 }
 DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+")
+TWO_NUMBERS: Final = re.compile(r"\(?(\d+)\s*[x,]\s*(\d+)\)?")  # 224x224 or (224, 224), meant as a list
 
 
 def describe_type(hint: Any) -> str:
@@ -444,6 +445,8 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
     if isinstance(value, str):
         if bool in members and value.lower() in YAML_1_1_BOOLS:
             return f"write {YAML_1_1_BOOLS[value.lower()]}: YAML 1.2 reads {value} as text"
+        if list[int] in members and (pair := TWO_NUMBERS.fullmatch(value)):
+            return f"write [{pair[1]}, {pair[2]}]"
         if members & {int, float}:
             return _suggest_number(value, default)
         if close := nearest_name(value, [member for member in members if isinstance(member, str)]):

@@ -33,7 +33,7 @@ from train.data.arrays import move_channels_last
 from train.data.boxes import CropDraws
 from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
-from train.data.shape import Shape
+from train.data.shape import ImageSize, Shape
 from train.data.splits import DataSplits, SampleIndices
 
 NUM_CHECKED_ITEMS: Final = 8  # read twice, to see whether they change
@@ -44,14 +44,14 @@ DATASET_LOCK: Final = threading.Lock()  # a user's dataset (an HDF5 file, a coun
 class DatasetSource:
     """Some items of the user's dataset.
 
-    rows: int64 [count], which of them. labels: int64 [count]. size: PIL images are scaled and cut to it. first: shape
+    rows: int64 [count], which of them. labels: int64 [count]. size: to which PIL images are fitted. first: shape
     and dtype of the first item, which all must have; None until it is read. name: for errors.
     """
 
     dataset: Any
     rows: Tensor
     labels: Tensor
-    size: int
+    size: ImageSize
     name: str
     first: tuple[tuple[int, ...], torch.dtype] | None = None
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING
@@ -65,7 +65,7 @@ class DatasetSource:
         return self._read_each(samples, None)
 
     def read_cropped(self, samples: SampleIndices, draws: CropDraws) -> Tensor:
-        """Cut the drawn boxes out of whole PIL images, uint8 [n, size, size, 3]. Raises as `read`."""
+        """Cut the drawn boxes out of whole PIL images, uint8 [n, height, width, 3]. Raises as `read`."""
         return self._read_each(samples, draws)
 
     def _read_each(self, samples: SampleIndices, draws: CropDraws | None) -> Tensor:
@@ -97,7 +97,7 @@ class DatasetSource:
         return pixels
 
 
-def open_dataset_source(dataset: Any, labels: Tensor, size: int, name: str) -> DatasetSource:
+def open_dataset_source(dataset: Any, labels: Tensor, size: ImageSize, name: str) -> DatasetSource:
     """A source of all items. The first is read; the others must have its shape and dtype."""
     rows = torch.arange(len(labels))
     first = DatasetSource(dataset, rows, labels, size, name).read_one(0)
@@ -187,7 +187,7 @@ def _label_failure(which: str, label: Any) -> Failure:
 
 
 def _image_tensor(
-    image: Any, size: int, name: str, preprocessing: Preprocessing, choose_box: decode.ChooseBox | None
+    image: Any, size: ImageSize, name: str, preprocessing: Preprocessing, choose_box: decode.ChooseBox | None
 ) -> Tensor:
     """One image or clip as [*size, channels]. Tensors have the channels first, arrays last, as in their files."""
     if isinstance(image, Image.Image):

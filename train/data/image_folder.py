@@ -100,7 +100,7 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
         validation=replace(listed.validation, preprocessing=preprocessing),
         test=None if listed.test is None else replace(listed.test, preprocessing=preprocessing),
         classes=listed.classes,
-        shape=Shape(channels=3, size=(data.image_size, data.image_size)),
+        shape=Shape(channels=3, size=height_and_width(data.image_size)),
         notes=listed.notes,
         warnings=(
             *listed.warnings,

@@ -17,7 +17,7 @@ from train.config import schema
 from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.preprocessing import refuse_cut_border
-from train.data.shape import Shape
+from train.data.shape import Shape, height_and_width
 from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def configured_shape(data: DataConfig) -> Shape | None:
     if channels is None:
         return None
     frames = () if data.frames is None else (data.frames,)
-    return Shape(channels=channels, size=(*frames, data.image_size, data.image_size))
+    return Shape(channels=channels, size=(*frames, *height_and_width(data.image_size)))
 
 
 def describe_test(images: int) -> str:

@@ -93,6 +93,16 @@ TEXTS: dict[str, tuple[str, str | bytes, tuple[str, ...], str]] = {
         ("model.name",),
         "model.name: timm/efficientvit_",
     ),
+    "one-side": ("46", "data: {image_size: [64]}\n", ("data.image_size: [64]", "or [height, width]"), "default is 32"),
+    "a-tiny-side": ("46", "data: {image_size: [64, 4]}\n", ("data.image_size: [64, 4]", "from 8 to 4096"), "default"),
+    "sides-with-an-x": ("46", "data: {image_size: 64x32}\n", ("data.image_size: 64x32",), "write [64, 32]"),
+    "sides-with-a-comma": ("46", 'data: {image_size: "64, 32"}\n', ("data.image_size: 64, 32",), "write [64, 32]"),
+    "published-images-that-are-no-squares": (
+        "",
+        "data: {name: cifar10, image_size: [32, 64]}\n",
+        ("data.image_size does not go with data.name: cifar10",),
+        "set data.image_size to one number: 32 or 64",
+    ),
     "an-unknown-fit": ("46", "data: {fit: squash}\n", ("data.fit: squash", "crop, pad, stretch"), "default is"),
     "a-border-cut-from-whole-images": (
         "",

@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from entrypoint import Failure, Heartbeat
-from train.config.schema import DataConfig
-from train.data import augment, decode, decoded_cache, preprocessing, registry
+from train.config.schema import DataConfig, ModelConfig
+from train.data import augment, decode, decoded_cache, loader, preprocessing, registry, shape
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
+from train.data.sampler import MicroBatch
 from train.data.shape import Shape
 from train.distributed.shared_memory import SINGLE_RANK
 from train.inference import evaluate, inputs
+from train.models import registry as models
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = [(40, 30), (30, 40), (97, 31), (24, 24), (9, 11), (200, 1), (1, 200), (1, 1)]
@@ -51,9 +53,35 @@ def test_a_stretched_image_is_scaled_along_both_sides(size: tuple[int, int]) -> 
 
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("size", SIZES)
-def test_every_image_gets_the_size_of_the_model(fit: Any, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("target", [24, (24, 24), [16, 40], (40, 16)])
+def test_every_image_gets_the_size_of_the_model(fit: Any, size: tuple[int, int], target: Any) -> None:
+    height, width = shape.height_and_width(target)
     for chosen in (Preprocessing(fit=fit), Preprocessing(fit=fit, interpolation="bicubic")):
-        assert decode.fit_image(picture(*size), 24, chosen).size == (24, 24)
+        assert decode.fit_image(picture(*size), target, chosen).size == (width, height)
+    assert decode.fit_image(picture(*size), target, Preprocessing(crop_ratio=0.8)).size == (width, height)
+
+
+@pytest.mark.parametrize(
+    ("size", "box"), [((40, 40), (0, 10, 40, 30)), ((90, 30), (15, 0, 75, 30)), ((40, 20), (0, 0, 40, 20))]
+)
+def test_a_crop_is_the_largest_central_part_of_the_models_shape(size: tuple[int, int], box: Any) -> None:
+    wanted = picture(*size).resize((32, 16), Image.Resampling.BILINEAR, box=box)
+    assert np.array_equal(decode.fit_image(picture(*size), [16, 32]), wanted)
+    assert decode.kept_share(size, [16, 32]) == (box[2] - box[0]) * (box[3] - box[1]) / (size[0] * size[1])
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_an_image_that_lies_on_its_side_is_decoded_large_enough(tmp_path: Path, fit: Any) -> None:
+    path, tags = tmp_path / "a.jpg", Image.Exif()
+    tags[ExifTags.Base.Orientation] = 6
+    smooth = picture(8, 4).resize((640, 320), Image.Resampling.BICUBIC)
+    smooth.transpose(Image.Transpose.ROTATE_90).save(path, exif=tags, quality=95)
+    fast, exact = (
+        decode.decode_image(path, [20, 40], 0, Preprocessing(fit=fit), draft=draft).astype(int)
+        for draft in (True, False)
+    )
+    assert np.abs(fast - exact).mean() < 2
+    assert np.abs(exact - np.asarray(decode.fit_image(smooth, [20, 40], Preprocessing(fit=fit)))).mean() < 4
 
 
 @pytest.mark.parametrize("mean", [(0.5,), IMAGENET_MEAN])
@@ -96,13 +124,20 @@ def test_an_evaluation_of_all_images_fits_them_too(tmp_path: Path) -> None:
 def test_each_fit_has_a_cache_of_its_own_with_the_same_pixels(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "images")
     paths = set()
-    for keys in ({}, {"fit": "pad"}, {"fit": "pad", "normalize": {"mean": [0.1], "std": [0.2]}}, {"fit": "stretch"}):
+    for keys in (
+        {},
+        {"image_size": [8, 8]},
+        {"image_size": [8, 6]},
+        {"fit": "pad"},
+        {"fit": "pad", "normalize": {"mean": [0.1], "std": [0.2]}},
+        {"fit": "stretch"},
+    ):
         data = config(root, cache=str(tmp_path / "cache"), **keys)
         opened = registry.open_splits(data)
         cached = decoded_cache.use_cache(opened, data, SINGLE_RANK, Heartbeat())
         assert torch.equal(cached.training.read(np.arange(4)), opened.training.read(np.arange(4)))
         paths.add(cached.training.cache.path)  # type: ignore[attr-defined]
-    assert len(paths) == 4
+    assert len(paths) == 5  # [8, 8] is 8
 
 
 @pytest.mark.parametrize("fit", ["pad", "stretch"])
@@ -118,6 +153,45 @@ def test_an_image_that_is_kept_whole_loses_no_border(fit: Any) -> None:
 
 def test_without_the_key_nothing_changes() -> None:
     assert preprocessing.configured_preprocessing(DataConfig()) == DEFAULT_PREPROCESSING == Preprocessing()
+
+
+@pytest.mark.parametrize("loader_name", ["memory", "workers"])
+def test_training_and_evaluation_have_the_height_and_the_width(tmp_path: Path, loader_name: Any) -> None:
+    data = config(write_folder(tmp_path), image_size=[8, 16], loader=loader_name, workers=0, augment="standard")
+    splits = registry.open_splits(data)
+    assert splits.shape == registry.configured_shape(data) == Shape(channels=3, size=(8, 16))
+    opened = loader.open_loader(splits, data, seed=0, device=torch.device("cpu"), cores=1)
+    micro_batch = MicroBatch(step=0, number=0, epoch=0, samples=np.arange(3))
+    ((_, batch),) = opened.train([micro_batch])
+    (validation,) = opened.evaluate([np.arange(2)])
+    assert (batch.images.shape, validation.images.shape) == ((3, 3, 8, 16), (2, 3, 8, 16))
+
+
+def test_a_random_crop_is_scaled_to_the_height_and_the_width(tmp_path: Path) -> None:
+    data = config(write_folder(tmp_path), image_size=[8, 16], workers=0, augment=["random_resized_crop"])
+    opened = loader.open_loader(registry.open_splits(data), data, seed=0, device=torch.device("cpu"), cores=1)
+    ((_, batch),) = opened.train([MicroBatch(step=0, number=0, epoch=0, samples=np.arange(3))])
+    assert batch.images.shape == (3, 3, 8, 16)
+
+
+def test_drawn_samples_have_the_height_and_the_width() -> None:
+    data = DataConfig(image_size=[8, 16], frames=3, samples=10)
+    splits = registry.open_splits(data)
+    assert splits.shape == registry.configured_shape(data)
+    assert splits.training.read(np.arange(2)).shape == (2, 3, 8, 16, 3)
+
+
+def test_published_images_stay_squares() -> None:
+    registry.refuse_inapplicable_keys(DataConfig(name="cifar10", image_size=[24, 24]))
+    with pytest.raises(Failure, match="image_size does not go with"):
+        registry.refuse_inapplicable_keys(DataConfig(name="cifar10", image_size=[24, 32]))
+
+
+def test_a_model_for_squares_says_so() -> None:
+    model, samples = ModelConfig(name="vit_b_16"), Shape(channels=3, size=(32, 64))
+    with pytest.raises(Failure) as caught:
+        models.build_model(model, classes=2, shape=samples, seed=0)
+    assert "set data.image_size to one number, such as 64" in caught.value.fix
 
 
 @pytest.mark.parametrize(("size", "share"), [((40, 40), 1.0), ((40, 20), 0.5), ((20, 80), 0.25)])
