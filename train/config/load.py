@@ -351,6 +351,9 @@ KEYS_OF_OTHER_TOOLS = {
     "imgsz": "data.image_size",
     "input_size": "data.image_size",
     "resolution": "data.image_size",
+    "color_mode": "data.color",
+    "in_chans": "data.color",
+    "in_channels": "data.color",
     "val_split": "data.val_fraction",
     "validation_split": "data.val_fraction",
     "test_split": "data.test_fraction",
@@ -415,6 +418,7 @@ FIXES_FOR_OTHER_TOOLS = {
     "gradient_accumulation_steps": _ACCUMULATION_FIX,
     "accumulate_grad_batches": _ACCUMULATION_FIX,
     "pretrained": "set model.weights to the file of pretrained weights, or to the folder of a run (docs/models.md)",
+    "grayscale": "set data.color: gray",
     "shuffle": "leave it out: training images are shuffled in each epoch, keyed by run.seed",
     "pin_memory": "leave it out: batches are copied to the GPU from pinned memory",
 }

@@ -66,7 +66,7 @@ class DataConfig:
     (synthetic). images: the folder of the images that a table lists; columns: what the table calls
     its columns; task: what the labels are. mirror: the address from which data.download fetches
     published files. fit, crop_ratio, interpolation, normalize: the `Preprocessing` of images; auto: that of
-    the weights, or the default.
+    the weights, or the default. color: the channels that image files get.
     """
 
     name: str = "synthetic"
@@ -90,6 +90,7 @@ class DataConfig:
     workers: int | Auto = "auto"
     cache: str | None = None
     fit: Literal["crop", "pad", "stretch"] = "crop"
+    color: Literal["rgb", "gray"] = "rgb"
     crop_ratio: float | Auto = "auto"
     interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
     normalize: Auto | dict[str, Any] = "auto"

@@ -1,4 +1,4 @@
-"""Decodes an image file to RGB pixels of one size.
+"""Decodes an image file to RGB or gray pixels of one size.
 
 Of 16-bit images only the upper 8 bits are kept, so images that do not use them are reported. This
 module does not import torch.
@@ -27,6 +27,7 @@ from train.data.shape import ImageSize, height_and_width
 # All that Pillow raised for 70,000 damaged files of its main formats.
 DECODE_ERRORS: Final = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
 HIGH_BIT_DEPTH_MODES: Final = ("I", "F")  # Pillow opens 16-bit PGM files as I, too
+GRAY_MODES: Final = ("1", "L", "LA")  # of 8 bits or less
 MAX_BYTE: Final = 255
 PIXELS_PER_MEGAPIXEL: Final = 10**6
 EXIF_KEYS: Final = frozenset(
@@ -69,12 +70,14 @@ def decode_image(
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING,
     *,
     draft: bool = True,
+    channels: int = 3,
 ) -> npt.NDArray[np.uint8]:
-    """Decode one image, and fit it to uint8 [height, width, 3].
+    """Decode one image, and fit it to uint8 [height, width, channels].
 
     Args:
         preprocessing: how an image of another shape is fitted, see `fit_image`.
         draft: whether a JPEG is decoded at a reduced size first. This is faster, and the pixels differ slightly.
+        channels: 3 for RGB, 1 for gray.
 
     Raises:
         Failure: DATA for a damaged image, NO_INPUT for a file that is gone or that this user may not read, IO or
@@ -84,7 +87,7 @@ def decode_image(
         with open_image(path) as image:
             if draft:
                 image.draft("RGB", _draft_size(image, size, preprocessing))
-            return np.asarray(fit_image(to_rgb(image), size, preprocessing))
+            return as_pixels(fit_image(_to_8_bits(image, channels), size, preprocessing), channels)
     except DECODE_ERRORS as error:
         raise unreadable_image_failure(path, sample, error) from error
 
@@ -107,15 +110,17 @@ def decode_crop(
     sample: int,
     choose_box: ChooseBox,
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING,
+    *,
+    channels: int = 3,
 ) -> npt.NDArray[np.uint8]:
-    """Decode a whole image, and scale the box that `choose_box` cuts out of it to uint8 [height, width, 3].
+    """Decode a whole image, and scale the box that `choose_box` cuts out of it to uint8 [height, width, channels].
 
     Raises:
         Failure: as `decode_image`.
     """
     try:
         with open_image(path) as image:
-            return np.asarray(crop_and_resize(to_rgb(image), size, choose_box, preprocessing))
+            return as_pixels(crop_and_resize(_to_8_bits(image, channels), size, choose_box, preprocessing), channels)
     except DECODE_ERRORS as error:
         raise unreadable_image_failure(path, sample, error) from error
 
@@ -145,9 +150,20 @@ def to_rgb(image: Image.Image) -> Image.Image:
     Raises:
         ValueError: for 32 bits, whose range of values is unknown.
     """
-    rgb = _to_8_bit_rgb(image)  # loads the image: before that a TIFF is not turned, and a PNG has not read all tags
+    return _to_8_bits(image, 3)
+
+
+def _to_8_bits(image: Image.Image, channels: int) -> Image.Image:
+    """As `to_rgb`; a gray image stays gray if it gets one channel. `as_pixels` mixes colours, after they are scaled."""
+    mode = "L" if channels == 1 and (image.mode in GRAY_MODES or is_high_bit_depth(image)) else "RGB"
+    converted = _with_8_bits(image).convert(mode)  # loads it: before that a TIFF is not turned, a PNG lacks tags
     transpose = _exif_transpose(image)
-    return rgb if transpose is None else rgb.transpose(transpose)
+    return converted if transpose is None else converted.transpose(transpose)
+
+
+def as_pixels(image: Image.Image, channels: int) -> npt.NDArray[np.uint8]:
+    """The pixels of an RGB or gray image, uint8 [height, width, channels]. Gray is the luma of ITU-R 601-2."""
+    return np.asarray(image.convert("L"))[..., None] if channels == 1 else np.asarray(image)
 
 
 def _exif_transpose(image: Image.Image) -> Image.Transpose | None:
@@ -165,13 +181,13 @@ def is_high_bit_depth(image: Image.Image) -> bool:
     return image.mode in HIGH_BIT_DEPTH_MODES or image.mode.startswith("I;16")
 
 
-def _to_8_bit_rgb(image: Image.Image) -> Image.Image:
+def _with_8_bits(image: Image.Image) -> Image.Image:
     if not is_high_bit_depth(image):
-        return image.convert("RGB")
+        return image
     values = np.asarray(image)
     if image.mode == "F" or values.max() > 0xFFFF or values.min() < 0:
         raise ValueError(f"pixels of 32 bits (mode {image.mode}): save it with 8 or 16 bits")
-    return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
+    return Image.fromarray((values >> 8).astype(np.uint8))
 
 
 def unreadable_image_failure(path: Path, sample: int, error: Exception) -> Failure:

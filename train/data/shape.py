@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+COLOR_CHANNELS = {"rgb": 3, "gray": 1}  # of data.color
 ImageSize = int | Sequence[int]  # in pixels: the side of a square, or (height, width)
 
 

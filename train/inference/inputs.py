@@ -15,7 +15,6 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
@@ -174,10 +173,7 @@ def read_image(
     path: Path, shape: Shape, preprocessing: Preprocessing = DEFAULT_PREPROCESSING, *, draft: bool = True
 ) -> npt.NDArray[np.uint8]:
     """Read one image, uint8 [height, width, 1 or 3]. draft, and Failure, as `decode.decode_image`."""
-    pixels = decode.decode_image(path, shape.size, 0, preprocessing, draft=draft)
-    if shape.channels == 3:
-        return pixels
-    return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
+    return decode.decode_image(path, shape.size, 0, preprocessing, draft=draft, channels=shape.channels)
 
 
 def read_batch(

@@ -103,6 +103,12 @@ TEXTS: dict[str, tuple[str, str | bytes, tuple[str, ...], str]] = {
         ("data.image_size does not go with data.name: cifar10",),
         "set data.image_size to one number: 32 or 64",
     ),
+    "gray-drawn-samples": (
+        "",
+        "data: {color: gray}\n",
+        ("data.color does not go with data.name: synthetic",),
+        "set data.name to folder or table",
+    ),
     "an-unknown-fit": ("46", "data: {fit: squash}\n", ("data.fit: squash", "crop, pad, stretch"), "default is"),
     "a-border-cut-from-whole-images": (
         "",

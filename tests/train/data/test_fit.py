@@ -1,4 +1,4 @@
-"""How images of another shape than the model's are fitted: data.fit and data.image_size."""
+"""How image files get the shape and the channels of the model: data.fit, data.image_size and data.color."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from PIL import ExifTags, Image, ImageOps
 
 from entrypoint import Failure, Heartbeat
 from train.config.schema import DataConfig, ModelConfig
-from train.data import augment, decode, decoded_cache, loader, preprocessing, registry, shape
+from train.data import augment as augment_module
+from train.data import custom, decode, decoded_cache, loader, preprocessing, registry, shape
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.sampler import MicroBatch
 from train.data.shape import Shape
@@ -88,7 +89,7 @@ def test_an_image_that_lies_on_its_side_is_decoded_large_enough(tmp_path: Path, 
 def test_the_border_is_about_zero_for_the_network(mean: tuple[float, ...]) -> None:
     chosen = Preprocessing(mean=mean, std=(0.25,) * len(mean), fit="pad")
     padded = np.array(decode.fit_image(picture(40, 10), 24, chosen))
-    values = augment.normalize(torch.from_numpy(padded)[None], chosen)[0]
+    values = augment_module.normalize(torch.from_numpy(padded)[None], chosen)[0]
     assert values[:, 0].abs().max() < 0.01
     assert values[:, 12].abs().max() > 0.1
 
@@ -192,6 +193,65 @@ def test_a_model_for_squares_says_so() -> None:
     with pytest.raises(Failure) as caught:
         models.build_model(model, classes=2, shape=samples, seed=0)
     assert "set data.image_size to one number, such as 64" in caught.value.fix
+
+
+GRAY = [("a.png", "L"), ("a.jpg", "L"), ("b.png", "1"), ("c.png", "LA"), ("d.png", "I;16"), ("e.tif", "I;16")]
+
+
+@pytest.mark.parametrize(("name", "mode"), GRAY)
+@pytest.mark.parametrize("fit", FITS)
+def test_a_gray_image_has_one_channel_with_the_values_of_its_rgb_copy(
+    tmp_path: Path, name: str, mode: str, fit: Any
+) -> None:
+    values = np.random.default_rng(0).integers(0, 65536, (20, 30), np.uint16)
+    image = Image.fromarray(values) if mode == "I;16" else picture(30, 20).convert(mode)
+    image.save(tmp_path / name)
+    chosen = Preprocessing(fit=fit)
+    gray = decode.decode_image(tmp_path / name, 8, 0, chosen, channels=1)
+    assert gray.shape == (8, 8, 1)
+    assert np.array_equal(np.repeat(gray, 3, axis=2), decode.decode_image(tmp_path / name, 8, 0, chosen))
+
+
+def test_colours_become_gray_after_scaling(tmp_path: Path) -> None:
+    picture(30, 20).save(tmp_path / "a.png")
+    scaled = Image.fromarray(decode.decode_image(tmp_path / "a.png", 8, 0)).convert("L")
+    assert np.array_equal(decode.decode_image(tmp_path / "a.png", 8, 0, channels=1)[..., 0], scaled)
+
+
+@pytest.mark.parametrize("augment", ["standard", "micrographs", "photos"])
+def test_gray_files_are_trained_on_with_one_channel(tmp_path: Path, augment: str) -> None:
+    root = write_folder(tmp_path / "images")
+    data = config(root, color="gray", cache=str(tmp_path / "c") if augment == "standard" else None, augment=augment)
+    splits = registry.open_splits(data)
+    assert splits.shape == registry.configured_shape(data) == Shape(channels=1, size=(8, 8))
+    opened = loader.open_loader(splits, replace(data, workers=0), seed=0, device=torch.device("cpu"), cores=1)
+    ((_, batch),) = opened.train([MicroBatch(step=0, number=0, epoch=0, samples=np.arange(4))])
+    (validation,) = opened.evaluate([np.arange(2)])
+    assert (batch.images.shape, validation.images.shape) == ((4, 1, 8, 8), (2, 1, 8, 8))
+    path = Path(splits.validation.paths[0])  # type: ignore[attr-defined]
+    read = augment_module.normalize(torch.from_numpy(np.array(inputs.read_image(path, splits.shape)))[None])
+    assert torch.equal(read[0], validation.images[0])
+
+
+def test_pictures_of_a_data_set_of_ones_own_become_gray() -> None:
+    items, labels = [(picture(30, 20), 0), (picture(20, 30), 1)], torch.tensor([0, 1])
+    source = custom.open_dataset_source(items, labels, (8, 16), "mine:make", channels=1)
+    wanted = Image.fromarray(np.asarray(decode.fit_image(picture(30, 20), (8, 16)))).convert("L")
+    assert np.array_equal(source.read(np.arange(2))[0, ..., 0], wanted)
+
+
+def test_arrays_do_not_become_gray() -> None:
+    items, labels = [(np.zeros((8, 8, 3), np.uint8), 0)], torch.tensor([0])
+    assert custom.open_dataset_source(items, labels, 8, "mine:make").first == ((8, 8, 3), torch.uint8)
+    with pytest.raises(Failure, match="converts image files and PIL images only") as caught:
+        custom.open_dataset_source(items, labels, 8, "mine:make", channels=1)
+    assert caught.value.code == 64
+
+
+@pytest.mark.parametrize("name", ["synthetic", "cifar10", "npz"])
+def test_gray_is_refused_where_it_would_do_nothing(name: str) -> None:
+    with pytest.raises(Failure, match="color does not go with"):
+        registry.refuse_inapplicable_keys(DataConfig(name=name, color="gray"))
 
 
 @pytest.mark.parametrize(("size", "share"), [((40, 40), 1.0), ((40, 20), 0.5), ((20, 80), 0.25)])

@@ -25,6 +25,6 @@ FACTORY: Final = DataSource(
     open=open_splits,
     count=lambda data: None,
     describe=describe,
-    keys=frozenset({"root", "classes", "samples", "val_fraction", "cache"}),
+    keys=frozenset({"root", "classes", "samples", "val_fraction", "cache", "color"}),
     origin="factory",
 )
