@@ -38,6 +38,7 @@ PLAIN: Final = {
 SHORT: Final = {
     r"a whole number": "integer",
     r"a number": "number",
+    r"a list of whole numbers; from (\d+) to (\d+): .*": r"[height, width], \1 to \2",
     r"a mapping": "mapping",
     r"^one of ": "",
     r"a list of whole numbers or null; ": "null or ",

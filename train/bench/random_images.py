@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from train.config.schema import DataConfig
-from train.data.shape import Shape
+from train.data.shape import Shape, height_and_width
 from train.data.splits import DataSplits, SampleIndices
 
 
@@ -32,12 +32,12 @@ def random_images(data: DataConfig) -> DataSplits:
         training=_draw(data, data.samples, 0),
         validation=_draw(data, num_validation, 1),
         classes=tuple(map(str, range(data.classes))),
-        shape=Shape(channels=3, size=(data.image_size, data.image_size)),
+        shape=Shape(channels=3, size=height_and_width(data.image_size)),
     )
 
 
 def _draw(data: DataConfig, number: int, seed: int) -> RandomImages:
     rng = np.random.default_rng(seed)
-    pixels = rng.integers(0, 256, (number, data.image_size, data.image_size, 3), np.uint8)
+    pixels = rng.integers(0, 256, (number, *height_and_width(data.image_size), 3), np.uint8)
     labels = rng.integers(0, data.classes, number, np.int64)
     return RandomImages(pixels=torch.from_numpy(pixels), labels=torch.from_numpy(labels))

@@ -28,7 +28,7 @@ from train.config.schema import RunConfig
 from train.data import decode, registry, statistics
 from train.data.decode import MAX_16_BIT_VALUE
 from train.data.image_folder import ImageFileSource
-from train.data.shape import Shape
+from train.data.shape import ImageSize, Shape, height_and_width
 from train.data.splits import DataSplits, SampleIndices, SampleSource
 from train.tasks import MULTI_LABEL, REGRESSION, TASKS
 
@@ -146,6 +146,8 @@ def _broken_sample(sample: int, failure: Failure) -> InspectedSample:
 
 
 MAX_SHOWN: Final = 10
+MIN_KEPT_SHARE: Final = 0.5  # of an image's area: one that keeps less may have lost what its label says
+CUT_FIX: Final = "data.fit=pad (the whole image and a border) or data.fit=stretch"
 SamplePair = tuple[int, int]
 
 
@@ -162,20 +164,22 @@ class LeakedSample:
 class SplitFindings:
     """Findings about one split.
 
-    name_of, label_of: of a sample. min_size: data.image_size. highest: of 16-bit images.
+    name_of, label_of: of a sample. files: how image files are read; None for other samples. highest: of 16-bit
+    images. small: files that are scaled up. cut: files that lose more than half of their area to the crop.
     duplicates: (sample, the earlier sample with the same pixels). leaked: images that are in another split too.
     """
 
     name: str
     name_of: Callable[[int], str]
     label_of: Callable[[int], int]
-    min_size: int
+    files: ImageFileSource | None = None
     samples: int = 0
     seconds: float = 0.0
     sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     highest: int | None = None
     small: list[int] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
     broken: list[tuple[int, str]] = field(default_factory=list)
     first_by_digest: dict[bytes, int] = field(default_factory=dict)
     duplicates: list[SamplePair] = field(default_factory=list)
@@ -192,8 +196,8 @@ class SplitFindings:
         self.modes[sample.mode] += 1
         if sample.highest is not None:
             self.highest = max(sample.highest, self.highest or 0)
-        if min(sample.size[:2]) < self.min_size:
-            self.small.append(sample.sample)
+        if self.files is not None:
+            self._compare_size(sample, self.files)
         if self.first_by_digest.setdefault(sample.digest, sample.sample) != sample.sample:
             self.duplicates.append((sample.sample, self.first_by_digest[sample.digest]))
         self.leaked += [
@@ -201,6 +205,13 @@ class SplitFindings:
             for other in others
             if sample.digest in other.first_by_digest
         ]
+
+    def _compare_size(self, sample: InspectedSample, files: ImageFileSource) -> None:
+        width, height = sample.size[:2]
+        if decode.is_enlarged((width, height), files.size, files.preprocessing):
+            self.small.append(sample.sample)
+        if files.preprocessing.fit == "crop" and decode.kept_share((width, height), files.size) < MIN_KEPT_SHARE:
+            self.cut.append(sample.sample)
 
     @property
     def read(self) -> int:
@@ -217,6 +228,7 @@ class SplitFindings:
             "highest_of_16_bits": self.highest,
             "seconds_per_sample": self.seconds / self.read if self.read else None,
             "smaller_than_image_size": [self.name_of(sample) for sample in self.small],
+            "cut_by_more_than_half": [self.name_of(sample) for sample in self.cut],
             "broken": [{"name": self.name_of(sample), "reason": reason} for sample, reason in self.broken],
             "duplicates": [_pair_json(self, self, pair) for pair in self.duplicates],
         }
@@ -293,12 +305,13 @@ class DataFindings:
                 ("  sizes", _format_sizes(split.sizes)),
                 ("  pixels", _format_modes(split.modes) + _format_max_value(split.highest)),
             ]
-        if split.small:
-            examples = ", ".join(split.name_of(sample) for sample in split.small[:3])
-            more = _format_remainder(len(split.small), 3)
-            rows += [
-                ("  small", f"{len(split.small):,} below data.image_size {split.min_size}, scaled up: {examples}{more}")
-            ]
+        if split.small and split.files is not None:
+            size = _format_image_size(split.files.size)
+            examples = _format_examples(split, split.small)
+            rows += [("  small", f"{len(split.small):,} below data.image_size {size}, scaled up: {examples}")]
+        if split.cut:
+            share = f"{len(split.cut):,} of {split.read:,} lose more than half of their area to the crop"
+            rows += [("  cut", f"{share}: {_format_examples(split, split.cut)}. fix: {CUT_FIX}")]
         if split.duplicates:
             examples = "; ".join(_format_pair(split, split, pair) for pair in split.duplicates[:3])
             rows += [
@@ -348,6 +361,16 @@ def _format_sizes(sizes: Counter[tuple[int, ...]]) -> str:
     return f"{_format_size(summary['smallest'])} to {_format_size(summary['largest'])}, {most_frequent}"
 
 
+def _format_examples(split: SplitFindings, samples: Sequence[int]) -> str:
+    return ", ".join(split.name_of(sample) for sample in samples[:3]) + _format_remainder(len(samples), 3)
+
+
+def _format_image_size(size: ImageSize) -> str:
+    """data.image_size as it is written."""
+    height, width = height_and_width(size)
+    return str(height) if height == width else f"[{height}, {width}]"
+
+
 def _format_size(size: Sequence[int]) -> str:
     return " x ".join(map(str, size))
 
@@ -381,10 +404,9 @@ def check_samples(
     sources = {"training": splits.training, "validation": splits.validation}
     sources |= {} if splits.test is None else {"test": splits.test}
     total = sum(len(source.labels) for source in sources.values())
-    min_size = config.data.image_size if isinstance(splits.training, ImageFileSource) else 0
     findings: list[SplitFindings] = []
     for name, source in sources.items():
-        split = _make_split_findings(name, source, min_size)
+        split = _make_split_findings(name, source)
         for sample in inspect_source(source, splits.shape, num_usable_cores()):
             split.add(sample, findings)
             num_read = split.samples + sum(other.samples for other in findings)
@@ -410,13 +432,13 @@ def _make_findings(
     )
 
 
-def _make_split_findings(name: str, source: SampleSource, min_size: int) -> SplitFindings:
-    labels = source.labels.tolist()
+def _make_split_findings(name: str, source: SampleSource) -> SplitFindings:
+    labels, files = source.labels.tolist(), source if isinstance(source, ImageFileSource) else None
 
     def name_of(sample: int) -> str:
-        return str(source.paths[sample]) if isinstance(source, ImageFileSource) else f"{name} sample {sample}"
+        return f"{name} sample {sample}" if files is None else str(files.paths[sample])
 
-    return SplitFindings(name=name, name_of=name_of, label_of=labels.__getitem__, min_size=min_size)
+    return SplitFindings(name=name, name_of=name_of, label_of=labels.__getitem__, files=files)
 
 
 def _class_counts(sets: DataSplits, source: SampleSource) -> dict[str, int]:

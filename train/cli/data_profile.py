@@ -288,7 +288,7 @@ def _use_complete_cache(sets: DataSplits, config: RunConfig) -> tuple[DataSplits
         return sets, ()
     files, _ = decoded_cache.combine_files(training, validation)
     path = Path(folder) / f"{decoded_cache.cache_key(files, config.data, Heartbeat())}.pixels"
-    if decoded_cache.open_cache(path, len(files.paths), files.size) is None:
+    if decoded_cache.open_cache(path, len(files.paths), files.stored) is None:
         return sets, ("read is from the image files: data.cache does not hold them yet; the first training fills it",)
     return decoded_cache.use_cache(sets, config.data, SINGLE_RANK, Heartbeat()), ()
 

@@ -380,6 +380,9 @@ KEYS_OF_OTHER_TOOLS = {
     "imgsz": "data.image_size",
     "input_size": "data.image_size",
     "resolution": "data.image_size",
+    "color_mode": "data.color",
+    "in_chans": "data.color",
+    "in_channels": "data.color",
     "val_split": "data.val_fraction",
     "validation_split": "data.val_fraction",
     "test_split": "data.test_fraction",
@@ -483,10 +486,12 @@ FIXES_FOR_OTHER_TOOLS = {
     "gradient_accumulation_steps": _ACCUMULATION_FIX,
     "accumulate_grad_batches": _ACCUMULATION_FIX,
     "pretrained": "set model.weights to the file of pretrained weights, or to the folder of a run (docs/models.md)",
+    "grayscale": "set data.color: gray",
     "shuffle": "leave it out: training images are shuffled in each epoch, keyed by run.seed",
     "pin_memory": "leave it out: batches are copied to the GPU from pinned memory",
 }
 DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
+TWO_NUMBERS: Final = re.compile(r"\(?(\d+)\s*[x,]\s*(\d+)\)?")  # 224x224 or (224, 224), meant as a list
 
 
 def describe_type(hint: Any) -> str:
@@ -512,6 +517,8 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
     if isinstance(value, str):
         if bool in members and value.lower() in YAML_1_1_BOOLS:
             return f"write {YAML_1_1_BOOLS[value.lower()]}: YAML 1.2 reads {value} as text"
+        if list[int] in members and (pair := TWO_NUMBERS.fullmatch(value)):
+            return f"write [{pair[1]}, {pair[2]}]"
         if members & {int, float}:
             return _suggest_number(value, default, whole=float not in members)
         if close := nearest_name(value, [member for member in members if isinstance(member, str)]):

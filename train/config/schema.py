@@ -57,7 +57,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """The data source and its settings. image_size: in pixels.
+    """The data source and its settings. image_size: in pixels, of a square or [height, width].
 
     val_fraction, test_fraction: the shares of the images that become the validation and the test split.
     fold: instead of val_fraction, such as 2/5: the second of five parts validates. sampling: how often
@@ -65,8 +65,8 @@ class DataConfig:
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
     (synthetic). images: the folder of the images that a table lists; columns: what the table calls
     its columns; task: what the labels are. mirror: the address from which data.download fetches
-    published files. crop_ratio, interpolation, normalize: the `Preprocessing` of images; auto: that of the
-    weights, or the default.
+    published files. fit, crop_ratio, interpolation, normalize: the `Preprocessing` of images; auto: that of
+    the weights, or the default. color: the channels that image files get.
     """
 
     name: str = "synthetic"
@@ -76,7 +76,7 @@ class DataConfig:
     task: str = AUTO
     download: bool = False
     mirror: str | None = None
-    image_size: int = 32
+    image_size: int | list[int] = 32
     frames: int | None = None
     classes: int = 10
     samples: int = 10_000
@@ -89,6 +89,8 @@ class DataConfig:
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
     cache: str | None = None
+    fit: Literal["crop", "pad", "stretch"] = "crop"
+    color: Literal["rgb", "gray"] = "rgb"
     crop_ratio: float | Auto = "auto"
     interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
     normalize: Auto | dict[str, Any] = "auto"
@@ -366,6 +368,21 @@ CLASS_WEIGHTS = Rule(
 )
 
 
+MIN_IMAGE_SIZE, MAX_IMAGE_SIZE = 8, 4096
+
+
+def is_image_size(value: int | list[int]) -> bool:
+    """Whether it is the side of a square, or [height, width]."""
+    sides = [value, value] if isinstance(value, int) else value
+    return len(sides) == 2 and all(MIN_IMAGE_SIZE <= side <= MAX_IMAGE_SIZE for side in sides)
+
+
+IMAGE_SIZE = Rule(
+    holds=is_image_size,
+    expected=f"from {MIN_IMAGE_SIZE} to {MAX_IMAGE_SIZE}: one number for squares, or [height, width]",
+)
+
+
 AUGMENTATIONS = Rule(
     holds=lambda value: augmentations.find_problem(value) is None,
     expected=augmentations.EXPECTED,
@@ -439,7 +456,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.images": PATH,
     "data.columns": COLUMN_NAMES,
     "data.task": TASK_NAMES,
-    "data.image_size": between(8, 4096),
+    "data.image_size": IMAGE_SIZE,
     "data.classes": between(2, 1_000_000),
     "data.samples": between(1, 10**9),
     "data.mirror": URL,

@@ -35,7 +35,7 @@ from train.data.array_labels import (
     configured_task,
     describe_tensor,
 )
-from train.data.shape import Shape
+from train.data.shape import Shape, height_and_width
 from train.data.splits import DataSplits
 from train.files import format_bytes
 
@@ -348,7 +348,7 @@ def _refuse_different_splits(training: ArraySource, validation: ArraySource) -> 
 def _refuse_other_image_size(data: DataConfig, shape: Shape, name: str) -> None:
     """Refuse a data.image_size that is not the images' size. Its default claims nothing."""
     size = data.image_size
-    if size != DataConfig().image_size and shape.size[-2:] != (size, size):
+    if size != DataConfig().image_size and shape.size[-2:] != height_and_width(size):
         fix = "leave data.image_size out: arrays are not resized"
         raise bad_data_failure(name, "data.image_size is not the size of the images", f"{shape}", f"{size} pixels", fix)
 

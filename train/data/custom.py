@@ -33,7 +33,7 @@ from train.data.arrays import move_channels_last
 from train.data.boxes import CropDraws
 from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
-from train.data.shape import Shape
+from train.data.shape import COLOR_CHANNELS, ImageSize, Shape
 from train.data.splits import DataSplits, SampleIndices
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS
 
@@ -45,19 +45,20 @@ DATASET_LOCK: Final = threading.Lock()  # a user's dataset (an HDF5 file, a coun
 class DatasetSource:
     """Some items of the user's dataset.
 
-    rows: int64 [count], which of them. labels: as `SampleSource.labels`. size: PIL images are scaled and cut to it.
-    first: shape and dtype of the first item, which all must have; None until it is read. name: for errors. task: what
-    the labels are.
+    rows: int64 [count], which of them. labels: as `SampleSource.labels`. size, channels: that PIL images get. first:
+    shape and dtype of the first item, which all must have; None until it is read. name: for errors. task: what the
+    labels are.
     """
 
     dataset: Any
     rows: Tensor
     labels: Tensor
-    size: int
+    size: ImageSize
     name: str
     first: tuple[tuple[int, ...], torch.dtype] | None = None
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING
     task: str = CLASSIFICATION
+    channels: int = 3
 
     def read(self, samples: SampleIndices) -> Tensor:
         """uint8 or float32 [n, *size, channels].
@@ -68,7 +69,7 @@ class DatasetSource:
         return self._read_each(samples, None)
 
     def read_cropped(self, samples: SampleIndices, draws: CropDraws) -> Tensor:
-        """Cut the drawn boxes out of whole PIL images, uint8 [n, size, size, 3]. Raises as `read`."""
+        """Cut the drawn boxes out of whole PIL images, uint8 [n, height, width, 3]. Raises as `read`."""
         return self._read_each(samples, draws)
 
     def _read_each(self, samples: SampleIndices, draws: CropDraws | None) -> Tensor:
@@ -84,7 +85,7 @@ class DatasetSource:
         """Read one sample. It must have the shape and dtype of the first one, and the label that the dataset lists."""
         row = int(self.rows[sample])
         image, label = read_item(self.dataset, row, self.name, self.task)
-        pixels = _image_tensor(image, self.size, f"{self.name} item {row}", self.preprocessing, choose_box)
+        pixels = self._image_tensor(image, f"{self.name} item {row}", choose_box)
         if self.first is not None and (tuple(pixels.shape), pixels.dtype) != self.first:
             expected, actual = describe_sample(*self.first), describe_sample(tuple(pixels.shape), pixels.dtype)
             raise _bad_item_failure(self.name, row, "is not like the first one", actual, expected)
@@ -99,14 +100,42 @@ class DatasetSource:
             )
         return pixels
 
+    def _image_tensor(self, image: Any, name: str, choose_box: decode.ChooseBox | None) -> Tensor:
+        """One image or clip as [*size, channels]: a PIL image is fitted, or its box is cut out."""
+        if not isinstance(image, Image.Image):
+            return _array_tensor(image, name)
+        rgb = _to_8_bit_rgb(image, name)
+        if choose_box:
+            fitted = decode.crop_and_resize(rgb, self.size, choose_box, self.preprocessing)
+        else:
+            fitted = decode.fit_image(rgb, self.size, self.preprocessing)
+        return torch.from_numpy(np.array(decode.as_pixels(fitted, self.channels)))
+
 
 def open_dataset_source(
-    dataset: Any, labels: Tensor, size: int, name: str, task: str = CLASSIFICATION
+    dataset: Any, labels: Tensor, size: ImageSize, name: str, task: str = CLASSIFICATION, channels: int = 3
 ) -> DatasetSource:
-    """A source of all items. The first is read; the others must have its shape and dtype."""
-    source = DatasetSource(dataset, torch.arange(len(labels)), labels, size, name, task=task)
+    """A source of all items. The first is read; the others must have its shape and dtype.
+
+    Raises:
+        Failure: USAGE for arrays that have other channels than data.color asks for.
+    """
+    source = DatasetSource(dataset, torch.arange(len(labels)), labels, size, name, task=task, channels=channels)
     first = source.read_one(0)
+    if channels == 1:
+        _refuse_colors(first.shape[-1], name)
     return replace(source, first=(tuple(first.shape), first.dtype))
+
+
+def _refuse_colors(channels: int, name: str) -> None:
+    """Refuse other samples than gray ones, where the user's code makes them and data.color is gray."""
+    if channels != 1:
+        raise Failure(
+            "data.color: gray converts image files and PIL images only",
+            found=f"{name} samples of {channels} channels",
+            fix="return PIL images or gray samples; or leave data.color out",
+            code=ExitCode.USAGE,
+        )
 
 
 def find_changing_item(items: DatasetSource) -> int | None:
@@ -199,15 +228,8 @@ def _label_failure(which: str, label: Any, task: str = CLASSIFICATION) -> Failur
     return Failure(f"{which} {what}", found=seen, expected=EXPECTED_LABELS[task], fix=fix, code=ExitCode.DATA)
 
 
-def _image_tensor(
-    image: Any, size: int, name: str, preprocessing: Preprocessing, choose_box: decode.ChooseBox | None
-) -> Tensor:
+def _array_tensor(image: Any, name: str) -> Tensor:
     """One image or clip as [*size, channels]. Tensors have the channels first, arrays last, as in their files."""
-    if isinstance(image, Image.Image):
-        rgb = _to_8_bit_rgb(image, name)
-        if choose_box:
-            return torch.from_numpy(np.array(decode.crop_and_resize(rgb, size, choose_box, preprocessing)))
-        return torch.from_numpy(np.array(decode.center_crop_and_resize(rgb, size, preprocessing)))
     if not isinstance(image, (Tensor, np.ndarray)):
         raise _not_an_image_failure(name, f"a {type(image).__name__}")
     if isinstance(image, np.ndarray) and image.dtype.kind not in "biufc":
@@ -487,7 +509,8 @@ def _open_dataset(dataset: Any, factory: FactoryCall, number: int) -> DatasetSou
     labels = array_labels.configured_format(data).read(_read_labels(dataset, name, task), name)
     if len(labels) != count:
         raise _contract_failure(data, f"{split}: {count} items, and {len(labels)} labels in .targets or .labels")
-    source = open_dataset_source(FactoryDataset(factory, number), labels, data.image_size, name, task)
+    channels = COLOR_CHANNELS[data.color]
+    source = open_dataset_source(FactoryDataset(factory, number), labels, data.image_size, name, task, channels)
     return replace(source, preprocessing=configured_preprocessing(data))
 
 
@@ -523,6 +546,8 @@ def _check_splits(splits: DataSplits, factory: FactoryCall) -> DataSplits:
             raise _contract_failure(data, f"{mismatch}, and {len(splits.classes)} classes")
     if not len(splits.training.labels):
         raise _contract_failure(data, "no training samples")
+    if data.color == "gray":
+        _refuse_colors(splits.shape.channels, data.name)
     factory.labels = (splits.training.labels, splits.validation.labels)
     training, validation = (
         source

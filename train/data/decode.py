@@ -1,4 +1,4 @@
-"""Decodes an image file to square RGB pixels of one size.
+"""Decodes an image file to RGB or gray pixels of one size.
 
 Of 16-bit images only the upper 8 bits are kept, so images that do not use them are reported. This
 module does not import torch.
@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,11 +21,14 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from entrypoint import ExitCode, Failure
-from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
+from train.data.preprocessing import DEFAULT_PREPROCESSING, FitName, Preprocessing
+from train.data.shape import ImageSize, height_and_width
 
 # All that Pillow raised for 70,000 damaged files of its main formats.
 DECODE_ERRORS: Final = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
 HIGH_BIT_DEPTH_MODES: Final = ("I", "F")  # Pillow opens 16-bit PGM files as I, too
+GRAY_MODES: Final = ("1", "L", "LA")  # of 8 bits or less
+MAX_BYTE: Final = 255
 PIXELS_PER_MEGAPIXEL: Final = 10**6
 EXIF_KEYS: Final = frozenset(
     {"exif", "Raw profile type exif"}
@@ -39,6 +43,12 @@ EXIF_TRANSPOSES: Final[Mapping[object, Image.Transpose]] = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+QUARTER_TURNS: Final = (
+    Image.Transpose.TRANSPOSE,
+    Image.Transpose.ROTATE_270,
+    Image.Transpose.TRANSVERSE,
+    Image.Transpose.ROTATE_90,
+)
 # These errors are the system's, not the image's: skipping the image would hide a lost disk.
 # `files.ERRNO_MEANINGS` is a table of its own, for the run's own files: its fixes (run.output_dir, free space) do not
 # help to read an image, and there any other number is an input/output error.
@@ -55,17 +65,19 @@ OS_ERRORS: Final[Mapping[int | None, tuple[ExitCode, str]]] = {
 
 def decode_image(
     path: Path,
-    size: int,
+    size: ImageSize,
     sample: int,
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING,
     *,
     draft: bool = True,
+    channels: int = 3,
 ) -> npt.NDArray[np.uint8]:
-    """Decode one image to uint8 [size, size, 3]: the shorter side is scaled to `size`, the longer one cropped.
+    """Decode one image, and fit it to uint8 [height, width, channels].
 
     Args:
-        preprocessing: with a crop_ratio below 1 the shorter side is scaled to more than `size`, and cropped too.
+        preprocessing: how an image of another shape is fitted, see `fit_image`.
         draft: whether a JPEG is decoded at a reduced size first. This is faster, and the pixels differ slightly.
+        channels: 3 for RGB, 1 for gray.
 
     Raises:
         Failure: DATA for a damaged image, NO_INPUT for a file that is gone or that this user may not read, IO or
@@ -74,11 +86,18 @@ def decode_image(
     try:
         with open_image(path) as image:
             if draft:
-                side = scaled_side(size, preprocessing.crop_ratio)
-                image.draft("RGB", (side, side))
-            return np.asarray(center_crop_and_resize(to_rgb(image), size, preprocessing))
+                image.draft("RGB", _draft_size(image, size, preprocessing))
+            return as_pixels(fit_image(_to_8_bits(image, channels), size, preprocessing), channels)
     except DECODE_ERRORS as error:
         raise unreadable_image_failure(path, sample, error) from error
+
+
+def _draft_size(image: Image.Image, size: ImageSize, preprocessing: Preprocessing) -> tuple[int, int]:
+    """The (width, height) to which the whole image is scaled at last, before it is turned upright."""
+    height, width = height_and_width(size)
+    if width != height and _exif_transpose(image) in QUARTER_TURNS:
+        height, width = width, height
+    return scaled_size(image.size, (height, width), preprocessing)
 
 
 # (height, width) of an upright image -> top, left, height and width of the box to cut out.
@@ -87,30 +106,32 @@ ChooseBox = Callable[[int, int], tuple[int, int, int, int]]
 
 def decode_crop(
     path: Path,
-    size: int,
+    size: ImageSize,
     sample: int,
     choose_box: ChooseBox,
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING,
+    *,
+    channels: int = 3,
 ) -> npt.NDArray[np.uint8]:
-    """Decode a whole image, and scale the box that `choose_box` cuts out of it to uint8 [size, size, 3].
+    """Decode a whole image, and scale the box that `choose_box` cuts out of it to uint8 [height, width, channels].
 
     Raises:
         Failure: as `decode_image`.
     """
     try:
         with open_image(path) as image:
-            return np.asarray(crop_and_resize(to_rgb(image), size, choose_box, preprocessing))
+            return as_pixels(crop_and_resize(_to_8_bits(image, channels), size, choose_box, preprocessing), channels)
     except DECODE_ERRORS as error:
         raise unreadable_image_failure(path, sample, error) from error
 
 
 def crop_and_resize(
-    image: Image.Image, size: int, choose_box: ChooseBox, preprocessing: Preprocessing = DEFAULT_PREPROCESSING
+    image: Image.Image, size: ImageSize, choose_box: ChooseBox, preprocessing: Preprocessing = DEFAULT_PREPROCESSING
 ) -> Image.Image:
     """The box, cut out and then scaled: as torchvision does it, no pixel outside of the box counts."""
     top, left, height, width = choose_box(image.height, image.width)
     return image.crop((left, top, left + width, top + height)).resize(
-        (size, size), RESAMPLING[preprocessing.interpolation]
+        height_and_width(size)[::-1], RESAMPLING[preprocessing.interpolation]
     )
 
 
@@ -129,9 +150,20 @@ def to_rgb(image: Image.Image) -> Image.Image:
     Raises:
         ValueError: for 32 bits, whose range of values is unknown.
     """
-    rgb = _to_8_bit_rgb(image)  # loads the image: before that a TIFF is not turned, and a PNG has not read all tags
+    return _to_8_bits(image, 3)
+
+
+def _to_8_bits(image: Image.Image, channels: int) -> Image.Image:
+    """As `to_rgb`; a gray image stays gray if it gets one channel. `as_pixels` mixes colours, after they are scaled."""
+    mode = "L" if channels == 1 and (image.mode in GRAY_MODES or is_high_bit_depth(image)) else "RGB"
+    converted = _with_8_bits(image).convert(mode)  # loads it: before that a TIFF is not turned, a PNG lacks tags
     transpose = _exif_transpose(image)
-    return rgb if transpose is None else rgb.transpose(transpose)
+    return converted if transpose is None else converted.transpose(transpose)
+
+
+def as_pixels(image: Image.Image, channels: int) -> npt.NDArray[np.uint8]:
+    """The pixels of an RGB or gray image, uint8 [height, width, channels]. Gray is the luma of ITU-R 601-2."""
+    return np.asarray(image.convert("L"))[..., None] if channels == 1 else np.asarray(image)
 
 
 def _exif_transpose(image: Image.Image) -> Image.Transpose | None:
@@ -149,13 +181,13 @@ def is_high_bit_depth(image: Image.Image) -> bool:
     return image.mode in HIGH_BIT_DEPTH_MODES or image.mode.startswith("I;16")
 
 
-def _to_8_bit_rgb(image: Image.Image) -> Image.Image:
+def _with_8_bits(image: Image.Image) -> Image.Image:
     if not is_high_bit_depth(image):
-        return image.convert("RGB")
+        return image
     values = np.asarray(image)
     if image.mode == "F" or values.max() > 0xFFFF or values.min() < 0:
         raise ValueError(f"pixels of 32 bits (mode {image.mode}): save it with 8 or 16 bits")
-    return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
+    return Image.fromarray((values >> 8).astype(np.uint8))
 
 
 def unreadable_image_failure(path: Path, sample: int, error: Exception) -> Failure:
@@ -190,38 +222,114 @@ def _is_empty_file(path: Path) -> bool:
 
 
 RESAMPLING: Final = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+WidthHeight = tuple[int, int]  # Pillow's order
 
 
-def scaled_side(size: int, crop_ratio: float) -> int:
-    """The length to which the shorter side is scaled before a square of `size` is cropped: rounded down, as by timm.
-
-    The small addition is for ratios such as 224 / 232, whose quotient may be a little below the whole number.
-    """
-    return int(size / crop_ratio + 1e-6)
+def fit_image(image: Image.Image, size: ImageSize, preprocessing: Preprocessing = DEFAULT_PREPROCESSING) -> Image.Image:
+    """The image in this size: its central part, the whole image with a border, or the whole image distorted."""
+    height, width = height_and_width(size)
+    return FITS[preprocessing.fit].apply(image, (width, height), preprocessing)
 
 
-def center_crop_and_resize(
-    image: Image.Image, size: int, preprocessing: Preprocessing = DEFAULT_PREPROCESSING
-) -> Image.Image:
-    """The central square, scaled. Whole pixels are cropped, so that every reader crops the same.
+def scaled_size(image: WidthHeight, size: ImageSize, preprocessing: Preprocessing) -> WidthHeight:
+    """The (width, height) that the whole image would have in the scale of the fitted one."""
+    height, width = height_and_width(size)
+    return FITS[preprocessing.fit].scaled_size(image, (width, height), preprocessing)
+
+
+def is_enlarged(image: WidthHeight, size: ImageSize, preprocessing: Preprocessing) -> bool:
+    """Whether an image of this (width, height) has fewer pixels than `size` needs along one side."""
+    scaled = scaled_size(image, size, replace(preprocessing, crop_ratio=1.0))
+    return scaled[0] > image[0] or scaled[1] > image[1]
+
+
+def kept_share(image: WidthHeight, size: ImageSize) -> float:
+    """The share of its area that an image of this (width, height) keeps if the largest central part is cut out."""
+    height, width = height_and_width(size)
+    crop_width, crop_height = _crop_size(image, (width, height))
+    return crop_width * crop_height / (image[0] * image[1])
+
+
+def _crop_size(image: WidthHeight, target: WidthHeight) -> WidthHeight:
+    """The largest part, in whole pixels, that has the shape of `target`."""
+    (width, height), (target_width, target_height) = image, target
+    return (
+        max(1, min(width, round(height * target_width / target_height))),
+        max(1, min(height, round(width * target_height / target_width))),
+    )
+
+
+def _center_crop_and_resize(image: Image.Image, target: WidthHeight, preprocessing: Preprocessing) -> Image.Image:
+    """The largest central part, scaled. Whole pixels are cropped, so that every reader crops the same.
 
     With a crop_ratio below 1 the image is scaled first and cropped then, as torchvision and timm do it.
     """
     resampling = RESAMPLING[preprocessing.interpolation]
     if preprocessing.crop_ratio < 1:
-        return _resize_and_center_crop(image, size, scaled_side(size, preprocessing.crop_ratio), resampling)
-    if image.size == (size, size):
+        scaled = image.resize(_covering_size(image.size, target, preprocessing), resampling)
+        left, top = round((scaled.width - target[0]) / 2), round((scaled.height - target[1]) / 2)
+        return scaled.crop((left, top, left + target[0], top + target[1]))
+    if image.size == target:
         return image
-    side = min(image.size)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    return image.resize((size, size), resampling, box=(left, top, left + side, top + side))
+    width, height = _crop_size(image.size, target)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.resize(target, resampling, box=(left, top, left + width, top + height))
 
 
-def _resize_and_center_crop(image: Image.Image, size: int, side: int, resampling: Image.Resampling) -> Image.Image:
-    shorter = min(image.size)
-    width, height = (side if length == shorter else int(side * length / shorter) for length in image.size)
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.resize((width, height), resampling).crop((left, top, left + size, top + size))
+def _covering_size(image: WidthHeight, target: WidthHeight, preprocessing: Preprocessing) -> WidthHeight:
+    """The smallest size in the image's shape that covers `target` / crop_ratio. Rounded down, as by timm.
+
+    The small addition is for ratios such as 224 / 232, whose quotient may be a little below the whole number.
+    """
+    least_width, least_height = (int(length / preprocessing.crop_ratio + 1e-6) for length in target)
+    width, height = image
+    if height * least_width <= width * least_height:
+        return int(least_height * width / height), least_height
+    return least_width, int(least_width * height / width)
+
+
+def _resize_and_pad(image: Image.Image, target: WidthHeight, preprocessing: Preprocessing) -> Image.Image:
+    """The whole image in the middle, and around it the mean, which the normalization makes about 0."""
+    scaled = image.resize(_inner_size(image.size, target, preprocessing), RESAMPLING[preprocessing.interpolation])
+    padded = Image.new(image.mode, target, fill_color(preprocessing, len(image.getbands())))
+    padded.paste(scaled, (round((target[0] - scaled.width) / 2), round((target[1] - scaled.height) / 2)))
+    return padded
+
+
+def _inner_size(image: WidthHeight, target: WidthHeight, preprocessing: Preprocessing) -> WidthHeight:
+    """The largest size in the image's shape that fits into `target`, as in Pillow's ImageOps.contain."""
+    (width, height), (target_width, target_height) = image, target
+    if width * target_height > target_width * height:
+        return target_width, max(1, round(height / width * target_width))
+    return max(1, round(width / height * target_height)), target_height
+
+
+def fill_color(preprocessing: Preprocessing, channels: int) -> tuple[int, ...]:
+    """The bytes around a padded image: the mean of each channel."""
+    mean = preprocessing.mean if len(preprocessing.mean) == channels else preprocessing.mean[:1] * channels
+    return tuple(round(MAX_BYTE * value) for value in mean)
+
+
+def _stretch(image: Image.Image, target: WidthHeight, preprocessing: Preprocessing) -> Image.Image:
+    return image.resize(target, RESAMPLING[preprocessing.interpolation])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """One value of data.fit. Both functions get a (width, height) as the target.
+
+    scaled_size: of the whole image, as it is scaled. apply: fits the image.
+    """
+
+    scaled_size: Callable[[WidthHeight, WidthHeight, Preprocessing], WidthHeight]
+    apply: Callable[[Image.Image, WidthHeight, Preprocessing], Image.Image]
+
+
+FITS: Final[Mapping[FitName, Fit]] = {
+    "crop": Fit(scaled_size=_covering_size, apply=_center_crop_and_resize),
+    "pad": Fit(scaled_size=_inner_size, apply=_resize_and_pad),
+    "stretch": Fit(scaled_size=lambda image, target, preprocessing: target, apply=_stretch),
+}
 
 
 NUM_CHECKED_IMAGES: Final = 8  # evenly spread over the data set

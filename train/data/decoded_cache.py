@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import pwd
 import sys
@@ -30,6 +31,7 @@ from train import file_lock, files
 from train.config.schema import DataConfig
 from train.data import decode, path_list
 from train.data.image_folder import ImageFileSource
+from train.data.preprocessing import DEFAULT_PREPROCESSING
 from train.data.splits import DataSplits, SampleIndices
 from train.distributed.shared_memory import HostRanks
 from train.files import os_error_failure
@@ -38,6 +40,7 @@ CACHE_VERSION: Final = 2  # raised whenever the same file would decode to other 
 RGB_CHANNELS: Final = 3
 METADATA_BYTES_PER_IMAGE: Final = 5  # a checksum (4 bytes), and whether the image is readable (1 byte)
 
+StoredShape = tuple[int, int, int]  # height, width and channels of one image
 UInt8Array = npt.NDArray[np.uint8]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -46,8 +49,7 @@ BoolArray = npt.NDArray[np.bool_]
 class DecodedCache:
     """The decoded images of a data set, in a mapped file.
 
-    pixels: uint8 [N, size, size, 3]. sums: checksum of each image, uint32 [N]. readable: which could be decoded, bool
-    [N].
+    pixels: uint8 [N, *stored]. sums: checksum of each image, uint32 [N]. readable: which could be decoded, bool [N].
     """
 
     path: Path
@@ -77,7 +79,7 @@ class CacheWriter:
 
     handle: int
     count: int
-    size: int
+    stored: StoredShape
     sums: npt.NDArray[np.uint32] = field(init=False)
     readable: BoolArray = field(init=False)
 
@@ -92,46 +94,46 @@ class CacheWriter:
 
     def finish(self) -> None:
         """Write checksums and flags after the images, and flush the file to the disk. Raises OSError."""
-        end = self.count * _bytes_per_image(self.size)
+        end = self.count * math.prod(self.stored)
         _write_at(self.handle, self.sums, end)
         _write_at(self.handle, self.readable, end + self.sums.nbytes)
         os.fsync(self.handle)
 
 
-def open_cache(path: Path, count: int, size: int) -> DecodedCache | None:
+def open_cache(path: Path, count: int, stored: StoredShape) -> DecodedCache | None:
     """Open the cache; None if the file is missing, has an unexpected size, or was given up.
 
     Raises:
         Failure: OUTPUT if this user may not read it. Decoding again would only replace the other users' cache.
     """
     try:
-        if json.loads(_manifest_path(path).read_bytes()) != _manifest_content(count, size) or os.path.getsize(
+        if json.loads(_manifest_path(path).read_bytes()) != _manifest_content(count, stored) or os.path.getsize(
             path
-        ) != cache_file_bytes(count, size):
+        ) != cache_file_bytes(count, stored):
             return None
         mapped = np.asarray(np.memmap(path, np.uint8, "r"))
     except PermissionError as error:
         raise _no_permission_failure(Path(error.filename)) from error
     except (OSError, ValueError):
         return None
-    end = count * _bytes_per_image(size)
+    end = count * math.prod(stored)
     return DecodedCache(
         path=path,
-        pixels=mapped[:end].reshape(count, size, size, RGB_CHANNELS),
+        pixels=mapped[:end].reshape(count, *stored),
         sums=np.frombuffer(mapped[end : end + 4 * count].tobytes(), np.uint32),
         readable=mapped[end + 4 * count :] == 1,
     )
 
 
 @contextmanager
-def write_cache(path: Path, count: int, size: int) -> Iterator[CacheWriter]:
+def write_cache(path: Path, count: int, stored: StoredShape) -> Iterator[CacheWriter]:
     """Write a new file, which replaces the one at `path` if the block ends without an error.
 
     Raises:
         OSError: from the system; ENOSPC before anything is written if there is too little space.
         Failure: as `files.write_atomic`.
     """
-    need, free = cache_file_bytes(count, size), _free_bytes(path.parent)
+    need, free = cache_file_bytes(count, stored), _free_bytes(path.parent)
     if free < need:
         raise OSError(errno.ENOSPC, f"{need / 1e6:.1f} MB are needed")
     temporary = path.with_name(f"{files.TEMPORARY_PREFIX}{path.name}-{os.urandom(4).hex()}")
@@ -139,11 +141,11 @@ def write_cache(path: Path, count: int, size: int) -> Iterator[CacheWriter]:
         files.remove(partial)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        writer = CacheWriter(handle, count, size)
+        writer = CacheWriter(handle, count, stored)
         yield writer
         writer.finish()
         files.retry_transient_errors(lambda: os.rename(temporary, path))
-        files.write_json(_manifest_path(path), _manifest_content(count, size))
+        files.write_json(_manifest_path(path), _manifest_content(count, stored))
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
@@ -196,13 +198,9 @@ def _user_name(user: int) -> str:
     return f"uid {user}"
 
 
-def cache_file_bytes(count: int, size: int) -> int:
+def cache_file_bytes(count: int, stored: StoredShape) -> int:
     """The size of the whole file."""
-    return count * (_bytes_per_image(size) + METADATA_BYTES_PER_IMAGE)
-
-
-def _bytes_per_image(size: int) -> int:
-    return size * size * RGB_CHANNELS
+    return count * (math.prod(stored) + METADATA_BYTES_PER_IMAGE)
 
 
 def _free_bytes(folder: Path) -> int:
@@ -210,8 +208,14 @@ def _free_bytes(folder: Path) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-def _manifest_content(count: int, size: int) -> dict[str, Any]:
-    return {"version": CACHE_VERSION, "images": count, "image_size": size}
+def _manifest_content(count: int, stored: StoredShape) -> dict[str, Any]:
+    return {"version": CACHE_VERSION, "images": count, "image_size": _describe_shape(stored)}
+
+
+def _describe_shape(stored: StoredShape) -> int | list[int]:
+    """The side of a square RGB image, which is all that older caches hold; else height, width and channels."""
+    height, width, channels = stored
+    return height if height == width and channels == RGB_CHANNELS else [*stored]
 
 
 def _manifest_path(path: Path) -> Path:
@@ -254,7 +258,7 @@ class CachedSource:
         return self.files.paths
 
     def read(self, samples: SampleIndices) -> Tensor:
-        """uint8 [n, size, size, 3]. An image that is missing or damaged in the cache is decoded from its file.
+        """uint8 [n, *stored]. An image that is missing or damaged in the cache is decoded from its file.
 
         Raises:
             Failure: as `ImageFileSource.read`.
@@ -321,11 +325,15 @@ def cache_key(files: ImageFileSource, data: DataConfig, pulse: Heartbeat) -> str
     Raises:
         Failure: NO_INPUT or IO for a file that is gone.
     """
-    digest = hashlib.sha256(f"{CACHE_VERSION} {files.size}\n".encode())
+    digest = hashlib.sha256(f"{CACHE_VERSION} {_describe_shape(files.stored)}\n".encode())
     is_table = os.path.isfile(data.root)
     above = os.path.abspath(data.images or os.path.dirname(data.root)) if is_table else data.root
-    if (cut := (files.preprocessing.crop_ratio, files.preprocessing.interpolation)) != (1.0, "bilinear"):
+    preprocessing = files.preprocessing
+    if (cut := (preprocessing.crop_ratio, preprocessing.interpolation)) != (1.0, "bilinear"):
         digest.update(f"{cut}\n".encode())
+    if preprocessing.fit != DEFAULT_PREPROCESSING.fit:
+        border = decode.fill_color(preprocessing, RGB_CHANNELS) if preprocessing.fit == "pad" else None
+        digest.update(f"{preprocessing.fit} {border}\n".encode())
     chunks = np.array_split(np.arange(len(files.paths)), -(-len(files.paths) // FILES_PER_CHUNK))
     with ThreadPoolExecutor(STAT_THREADS) as pool:
         for lines in pulse.each("data", pool.map(lambda chunk: _stat_files(files, chunk, above), chunks)):
@@ -348,7 +356,7 @@ def _stat_files(files: ImageFileSource, chunk: SampleIndices, root: str) -> byte
 def _open_or_fill(path: Path, files: ImageFileSource, pulse: Heartbeat) -> DecodedCache:
     """The complete cache. One of all processes on all nodes fills it, and the others wait."""
     lock_path, waited = path.with_suffix(".lease"), None
-    while (cache := open_cache(path, len(files.paths), files.size)) is None:
+    while (cache := open_cache(path, len(files.paths), files.stored)) is None:
         with _translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             held = file_lock.acquire_lock(lock_path, waited)
@@ -358,7 +366,7 @@ def _open_or_fill(path: Path, files: ImageFileSource, pulse: Heartbeat) -> Decod
             )
             continue
         with held.held():
-            if open_cache(path, len(files.paths), files.size) is None:  # filled while this process acquired the lock
+            if open_cache(path, len(files.paths), files.stored) is None:  # filled while this process acquired the lock
                 _fill_unless_taken_over(path, files, pulse)
     return cache
 
@@ -374,7 +382,7 @@ def _fill_unless_taken_over(path: Path, files: ImageFileSource, pulse: Heartbeat
     try:
         _fill_cache(path, files, pulse)
     except Failure:
-        if open_cache(path, len(files.paths), files.size) is None:
+        if open_cache(path, len(files.paths), files.stored) is None:
             raise
 
 
@@ -383,7 +391,11 @@ def _fill_cache(path: Path, files: ImageFileSource, pulse: Heartbeat) -> None:
     count = len(files.paths)
     chunks = np.array_split(np.arange(count), -(-count // IMAGES_PER_CHUNK))
     cores = num_usable_cores()
-    with _translate_os_errors(path), write_cache(path, count, files.size) as writer, ThreadPoolExecutor(cores) as pool:
+    with (
+        _translate_os_errors(path),
+        write_cache(path, count, files.stored) as writer,
+        ThreadPoolExecutor(cores) as pool,
+    ):
         results = pool.map(lambda chunk: writer.put(chunk, *_decode_chunk(files, chunk)), chunks)
         try:
             for _ in pulse.each("data", results):
@@ -394,7 +406,7 @@ def _fill_cache(path: Path, files: ImageFileSource, pulse: Heartbeat) -> None:
 
 def _decode_chunk(files: ImageFileSource, chunk: SampleIndices) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
     """The images, and which of them are readable. Whoever reads a broken one reports it, as without a cache."""
-    pixels = np.zeros((len(chunk), files.size, files.size, 3), np.uint8)
+    pixels = np.zeros((len(chunk), *files.stored), np.uint8)
     readable = np.ones(len(chunk), bool)
     for index in range(len(chunk)):
         try:

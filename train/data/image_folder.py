@@ -23,7 +23,7 @@ from train.data.boxes import CropDraws
 from train.data.class_folders import FolderLayout
 from train.data.partition import partition_samples
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
-from train.data.shape import Shape
+from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.data.split_checks import find_layout
 from train.data.splits import DataSplits
 
@@ -32,33 +32,43 @@ SampleIndices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ImageFileSource:
-    """Image files and their classes. paths: `PackedPaths`, or any sequence from a user's factory."""
+    """Image files and their classes.
+
+    paths: `PackedPaths`, or any sequence from a user's factory. size: to which images are fitted, as data.image_size.
+    channels: 3 for RGB, 1 for gray.
+    """
 
     paths: Sequence[str]
     labels: Tensor
-    size: int
+    size: ImageSize
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING
+    channels: int = 3
+
+    @property
+    def stored(self) -> tuple[int, int, int]:
+        """(height, width, channels) of one image as it is read."""
+        return (*height_and_width(self.size), self.channels)
 
     def read(self, samples: SampleIndices) -> Tensor:
-        """Decode them, uint8 [n, size, size, 3].
+        """Decode them, uint8 [n, *stored].
 
         Raises:
             Failure: DATA for a damaged image, NO_INPUT for a file that is gone.
         """
-        pixels = np.empty((len(samples), self.size, self.size, 3), np.uint8)
+        pixels = np.empty((len(samples), *self.stored), np.uint8)
         for index, sample in enumerate(samples):
             pixels[index] = decode.decode_image(
-                Path(str(self.paths[sample])), self.size, int(sample), self.preprocessing
+                Path(str(self.paths[sample])), self.size, int(sample), self.preprocessing, channels=self.channels
             )
         return torch.from_numpy(pixels)
 
     def read_cropped(self, samples: SampleIndices, draws: CropDraws) -> Tensor:
-        """Decode whole images and cut the drawn boxes out of them, uint8 [n, size, size, 3]. Raises as `read`."""
-        pixels = np.empty((len(samples), self.size, self.size, 3), np.uint8)
+        """Decode whole images and cut the drawn boxes out of them, uint8 [n, *stored]. Raises as `read`."""
+        pixels = np.empty((len(samples), *self.stored), np.uint8)
         for index, sample in enumerate(samples):
             path = Path(str(self.paths[sample]))
             pixels[index] = decode.decode_crop(
-                path, self.size, int(sample), partial(draws.box, index), self.preprocessing
+                path, self.size, int(sample), partial(draws.box, index), self.preprocessing, channels=self.channels
             )
         return torch.from_numpy(pixels)
 
@@ -86,13 +96,17 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
     Raises:
         Failure: as `decode.bit_depth_warnings`.
     """
-    preprocessing = configured_preprocessing(data)
+    preprocessing, channels = configured_preprocessing(data), COLOR_CHANNELS[data.color]
+
+    def configured(files: ImageFileSource) -> ImageFileSource:
+        return replace(files, preprocessing=preprocessing, channels=channels)
+
     return DataSplits(
-        training=replace(listed.training, preprocessing=preprocessing),
-        validation=replace(listed.validation, preprocessing=preprocessing),
-        test=None if listed.test is None else replace(listed.test, preprocessing=preprocessing),
+        training=configured(listed.training),
+        validation=configured(listed.validation),
+        test=None if listed.test is None else configured(listed.test),
         classes=listed.classes,
-        shape=Shape(channels=3, size=(data.image_size, data.image_size)),
+        shape=Shape(channels=channels, size=height_and_width(data.image_size)),
         notes=listed.notes,
         warnings=(
             *listed.warnings,
@@ -170,7 +184,7 @@ def _group_names(files: ImageFileSource, data: DataConfig) -> list[str]:
 
 
 def _list_files(
-    above: Path, classes: tuple[str, ...], size: int, unread: Counter[str], inside: Mapping[str, set[str]]
+    above: Path, classes: tuple[str, ...], size: ImageSize, unread: Counter[str], inside: Mapping[str, set[str]]
 ) -> ImageFileSource:
     counts: list[int] = []
 
@@ -187,18 +201,20 @@ def _list_files(
     return ImageFileSource(listed, torch.from_numpy(np.repeat(np.arange(len(classes)), counts)), size)
 
 
-def _list_test_files(above: Path, classes: tuple[str, ...], size: int, unread: Counter[str]) -> ImageFileSource:
+def _list_test_files(above: Path, classes: tuple[str, ...], size: ImageSize, unread: Counter[str]) -> ImageFileSource:
     """The files of a folder that may lack classes, with the labels of the training's classes."""
     of_test = class_folders.class_names(above)
     files = _list_files(above, of_test, size, unread, {})
     numbers = torch.tensor([classes.index(name) for name in of_test])
-    return ImageFileSource(files.paths, numbers[files.labels], size)
+    return replace(files, labels=numbers[files.labels])
 
 
 def select_files(files: ImageFileSource, chosen: npt.NDArray[np.bool_]) -> ImageFileSource:
     """The files where `chosen` (bool [count]) is true."""
-    return ImageFileSource(
-        path_list.as_packed_paths(files.paths).part(chosen), files.labels[torch.from_numpy(chosen)], files.size
+    return replace(
+        files,
+        paths=path_list.as_packed_paths(files.paths).part(chosen),
+        labels=files.labels[torch.from_numpy(chosen)],
     )
 
 

@@ -1,4 +1,4 @@
-"""`Preprocessing` says how a decoded image becomes a model's input in evaluation: crop, scaling and normalization."""
+"""`Preprocessing` says how a decoded image becomes a model's input in evaluation: fit, scaling, normalization."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig, rule_violation
 
 Interpolation = Literal["bilinear", "bicubic"]
+FitName = Literal["crop", "pad", "stretch"]
 KEYS: Final = ("normalize", "crop_ratio", "interpolation")  # of the data section
 
 
@@ -19,12 +20,15 @@ class Preprocessing:
 
     mean, std: per channel, of pixels scaled to 0..1; one number holds for all channels. crop_ratio: the side of the
     central crop / the shorter side of the image, as timm's crop_pct; 1.0: the largest central square.
+    fit: how an image of another shape gets the model's: its central part is cut out, a border is added to the whole
+    image, or both its sides are scaled.
     """
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.25,)
     crop_ratio: float = 1.0
     interpolation: Interpolation = "bilinear"
+    fit: FitName = "crop"
 
 
 # (byte - 127.5) / 63.75: about -2..2 for any data, so that no statistics have to be computed or stored.
@@ -32,14 +36,19 @@ DEFAULT_PREPROCESSING: Final = Preprocessing()
 
 
 def configured_preprocessing(data: DataConfig, published: Preprocessing | None = None) -> Preprocessing:
-    """The Preprocessing that the data section sets. What is `auto` there is as `published`, or as by default."""
+    """The Preprocessing that the data section sets. What is `auto` there is as `published`, or as by default.
+
+    Only a crop leaves a border out: with another fit the crop_ratio is 1.
+    """
     auto = published or DEFAULT_PREPROCESSING
+    crop_ratio = auto.crop_ratio if data.fit == "crop" else 1.0
     normalize = data.normalize if isinstance(data.normalize, dict) else {"mean": auto.mean, "std": auto.std}
     return Preprocessing(
         mean=tuple(normalize["mean"]),
         std=tuple(normalize["std"]),
-        crop_ratio=auto.crop_ratio if data.crop_ratio == "auto" else data.crop_ratio,
+        crop_ratio=crop_ratio if data.crop_ratio == "auto" else data.crop_ratio,
         interpolation=auto.interpolation if data.interpolation == "auto" else data.interpolation,
+        fit=data.fit,
     )
 
 
@@ -83,6 +92,21 @@ def refuse_other_channels(preprocessing: Preprocessing, channels: int) -> None:
             "data.normalize has numbers for another number of channels",
             found=f"{len(preprocessing.mean)} numbers, and samples of {channels} channels",
             fix="give one number for all channels, or one for each",
+            code=ExitCode.USAGE,
+        )
+
+
+def refuse_cut_border(data: DataConfig) -> None:
+    """Refuse a crop_ratio that would cut a border away from images that data.fit keeps whole.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if data.fit != "crop" and data.crop_ratio not in ("auto", 1.0):
+        raise Failure(
+            f"data.fit: {data.fit} keeps whole images, and data.crop_ratio cuts their border away",
+            found=f"data.crop_ratio: {data.crop_ratio}",
+            fix="leave data.crop_ratio out, or set data.fit to crop",
             code=ExitCode.USAGE,
         )
 

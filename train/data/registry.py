@@ -16,7 +16,8 @@ from entrypoint import ExitCode, Failure
 from train.config import schema
 from train.config.schema import DataConfig
 from train.data import split_checks
-from train.data.shape import Shape
+from train.data.preprocessing import refuse_cut_border
+from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
 from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class DataSource:
     Facts:
         keys: the OPTIONAL_KEYS that act on this source.
         origin: computed from the sample's number, read from files at data.root, or returned by a factory.
-        channels: 1 for gray images and 3 for RGB; None if channels and size are known only from the data.
+        channels: 1 for gray images, 3 for RGB (data.color may change it); None if only the data tell channels and size.
         has_class_names: whether classes have names; else they may be numbers only.
         tasks: what its labels may be.
         hashes_paths: whether equal digests (`statistics.data_fingerprint`) mean the same files.
@@ -100,6 +101,7 @@ OPTIONAL_KEYS: Final = (
     "fold",
     "group",
     "cache",
+    "color",
 )
 # The fix for a key that is set and does nothing. Other such keys are refused, or compared with the data.
 UNUSED_KEY_FIXES: Final = {
@@ -124,11 +126,12 @@ def open_splits(data: DataConfig) -> DataSplits:
 
 def configured_shape(data: DataConfig) -> Shape | None:
     """The shape of one sample; None if the configuration does not determine it."""
-    channels = find_source(data.name).channels
-    if channels is None:
+    source = find_source(data.name)
+    if source.channels is None:
         return None
+    channels = COLOR_CHANNELS[data.color] if "color" in source.keys else source.channels
     frames = () if data.frames is None else (data.frames,)
-    return Shape(channels=channels, size=(*frames, data.image_size, data.image_size))
+    return Shape(channels=channels, size=(*frames, *height_and_width(data.image_size)))
 
 
 def describe_test(images: int) -> str:
@@ -161,9 +164,10 @@ def refuse_inapplicable_keys(data: DataConfig) -> None:
         Failure: USAGE.
     """
     _refuse_other_tasks(data)
-    for key in ("imbalance", "frames", "images", "columns", "test_fraction", "fold"):
+    for key in ("imbalance", "frames", "images", "columns", "test_fraction", "fold", "color"):
         refuse_unused_key(data, key)
     split_checks.refuse_conflicting_keys(data)
+    refuse_cut_border(data)
     find_source(data.name).check(data)
 
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+COLOR_CHANNELS = {"rgb": 3, "gray": 1}  # of data.color
+ImageSize = int | Sequence[int]  # in pixels: the side of a square, or (height, width)
+
+
+def height_and_width(size: ImageSize) -> tuple[int, int]:
+    """Both sides of data.image_size."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

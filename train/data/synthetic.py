@@ -6,6 +6,7 @@ class is empty.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +18,7 @@ from train import rng
 from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data import long_tail
-from train.data.shape import Shape
+from train.data.shape import ImageSize, Shape, height_and_width
 from train.data.splits import DataSplits
 
 OUTLINE_ANGLES: Final = 720  # entries in the table of an outline's radii
@@ -28,13 +29,14 @@ MIN_TURN_RADIANS, MAX_TURN_RADIANS = np.float32(np.pi / 2), np.float32(np.pi)
 
 Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
+Sides = tuple[int, int]  # height and width
 
 
 def open_synthetic(data: DataConfig) -> DataSplits:
     """The first samples are trained on, the next are for validation, and the last for the test."""
     sizes = count_splits(data.samples, data)
     training, validation = sizes.training, sizes.validation
-    shape = (data.image_size, data.image_size)
+    shape = height_and_width(data.image_size)
     return DataSplits(
         training=_make_source(data, 0, training),
         validation=_make_source(data, training, validation),
@@ -58,32 +60,36 @@ def _make_source(data: DataConfig, first: int, count: int) -> SyntheticSource:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSource:
-    """The samples from number `first` on, of `size` x `size` pixels. frames: None for images."""
+    """The samples from number `first` on, of `size` pixels as data.image_size. frames: None for images."""
 
     first: int
     labels: torch.Tensor
-    size: int
+    size: ImageSize
     frames: int | None = None
 
     def read(self, samples: Int64Array) -> torch.Tensor:
-        """Draw them, uint8 [n, *frames, size, size, 3]."""
+        """Draw them, uint8 [n, *frames, height, width, 3]."""
         labels = self.labels[torch.from_numpy(samples)].numpy()
         return draw_samples(samples + self.first, labels, size=self.size, frames=self.frames)
 
 
-def draw_samples(samples: Int64Array, labels: Int64Array, *, size: int, frames: int | None = None) -> torch.Tensor:
-    """The samples with these numbers, uint8 [n, size, size, 3]; clips [n, frames, size, size, 3].
+def draw_samples(
+    samples: Int64Array, labels: Int64Array, *, size: ImageSize, frames: int | None = None
+) -> torch.Tensor:
+    """The samples with these numbers, uint8 [n, height, width, 3]; clips [n, frames, height, width, 3].
 
-    A sample depends only on its number and class. Position, turn, size, colours, shading and noise do not depend on the
-    class, and no single pixel does: a linear classifier stays near chance. In clips two classes share an outline and
-    differ only in the direction in which it turns, so no single frame tells them apart.
+    The outlines lie in the central square. A sample depends only on its number and class. Position, turn, size,
+    colours, shading and noise do not depend on the class, and no single pixel does: a linear classifier stays near
+    chance. In clips two classes share an outline and differ only in the direction in which it turns, so no single
+    frame tells them apart.
     """
     outline_labels, outline_indices = np.unique(labels if frames is None else labels // 2, return_inverse=True)
     outlines = np.array([_outline(int(label)) for label in outline_labels], np.float32).reshape(-1, OUTLINE_ANGLES)
     turns = _turn_angles(samples, labels, frames)
     at_once = max(1, IMAGES_PER_CHUNK // (frames or 1))
     chunks = [slice(start, start + at_once) for start in range(0, len(samples) or 1, at_once)]
-    clips = [_draw_chunk(samples[part], outlines[outline_indices[part]], turns[:, part], size) for part in chunks]
+    sides = height_and_width(size)
+    clips = [_draw_chunk(samples[part], outlines[outline_indices[part]], turns[:, part], sides) for part in chunks]
     return torch.cat(clips) if frames else torch.cat(clips).squeeze(1)
 
 
@@ -123,31 +129,31 @@ def _turn_angles(samples: Int64Array, labels: Int64Array, frames: int | None) ->
     return np.stack([start + total * np.float32(frame / max(1, frames - 1)) for frame in range(frames)])
 
 
-def _draw_chunk(samples: Int64Array, outlines: Float32Array, turns: Float32Array, size: int) -> torch.Tensor:
-    """uint8 [n, frames, size, size, 3]. A clip's frames differ only in the turn; they share the noise."""
-    inside = _pixel_coverage(samples, outlines, turns, size)[..., None]
-    down, right = _pixel_grid(size)
+def _draw_chunk(samples: Int64Array, outlines: Float32Array, turns: Float32Array, sides: Sides) -> torch.Tensor:
+    """uint8 [n, frames, *sides, 3]. A clip's frames differ only in the turn; they share the noise."""
+    inside = _pixel_coverage(samples, outlines, turns, sides)[..., None]
+    down, right = _pixel_grid(sides)
     shade = right * (_random_number(samples, 4) - 0.5) + down * (_random_number(samples, 5) - 0.5)
     ink, paper = (colour[:, None] for colour in _colors(samples))
     clean = inside * ink + (1 - inside) * paper + 0.3 * shade[:, None, ..., None]
-    noisy = clean.astype(np.float32) + _noise(samples, size)[:, None]
+    noisy = clean.astype(np.float32) + _noise(samples, sides)[:, None]
     return torch.from_numpy((np.clip(noisy, 0, 1) * 255).astype(np.uint8))
 
 
-def _pixel_coverage(samples: Int64Array, outlines: Float32Array, turns: Float32Array, size: int) -> Float32Array:
-    """How much of each pixel the shape covers, [n, frames, size, size] in 0..1, edges one pixel soft."""
-    down, right = _pixel_grid(size)
+def _pixel_coverage(samples: Int64Array, outlines: Float32Array, turns: Float32Array, sides: Sides) -> Float32Array:
+    """How much of each pixel the shape covers, [n, frames, *sides] in 0..1, edges one pixel soft."""
+    down, right = _pixel_grid(sides)
     right = right - 0.4 * (_random_number(samples, 0) - 0.5)
     down = down - 0.4 * (_random_number(samples, 1) - 0.5)
     scale = 0.45 + 0.2 * _random_number(samples, 2)
     angle, distance = np.arctan2(down, right), np.hypot(down, right)
-    covered = np.empty((len(samples), len(turns), size, size), np.float32)
+    covered = np.empty((len(samples), len(turns), *sides), np.float32)
     for frame, turn in enumerate(turns):
         angle_indices = ((angle + turn) * np.float32(OUTLINE_ANGLES / 2 / np.pi)).astype(np.int64) % OUTLINE_ANGLES
-        radius = np.take_along_axis(outlines, angle_indices.reshape(len(samples), size * size), axis=1).reshape(
+        radius = np.take_along_axis(outlines, angle_indices.reshape(len(samples), math.prod(sides)), axis=1).reshape(
             angle_indices.shape
         )
-        covered[:, frame] = np.clip((scale * radius - distance) * (size / 2) + 0.5, 0, 1)
+        covered[:, frame] = np.clip((scale * radius - distance) * (min(sides) / 2) + 0.5, 0, 1)
     return covered
 
 
@@ -159,17 +165,18 @@ def _colors(samples: Int64Array) -> tuple[Float32Array, Float32Array]:
     return ink[:, None, None, :], paper[:, None, None, :]
 
 
-def _noise(samples: Int64Array, size: int) -> Float32Array:
-    """Uniform noise with a standard deviation of a tenth of the range, [n, size, size, 3]."""
-    numbers = rng.uniform(rng.SYNTHETIC, 4, samples[:, None], np.arange(size * size * 3))
-    noise: Float32Array = 0.35 * (numbers.reshape(len(samples), size, size, 3) - 0.5)
+def _noise(samples: Int64Array, sides: Sides) -> Float32Array:
+    """Uniform noise with a standard deviation of a tenth of the range, [n, *sides, 3]."""
+    numbers = rng.uniform(rng.SYNTHETIC, 4, samples[:, None], np.arange(math.prod(sides) * 3))
+    noise: Float32Array = 0.35 * (numbers.reshape(len(samples), *sides, 3) - 0.5)
     return noise
 
 
-def _pixel_grid(size: int) -> tuple[Float32Array, Float32Array]:
-    """Each pixel's coordinates in -1..1, downwards and to the right."""
-    line = (np.arange(size, dtype=np.float32) + 0.5) / (size / 2) - 1
-    down, right = np.meshgrid(line, line, indexing="ij")
+def _pixel_grid(sides: Sides) -> tuple[Float32Array, Float32Array]:
+    """Each pixel's coordinates, downwards and to the right: in -1..1 inside of the central square."""
+    shorter = min(sides)
+    along, across = ((np.arange(side, dtype=np.float32) + 0.5) / (shorter / 2) - side / shorter for side in sides)
+    down, right = np.meshgrid(along, across, indexing="ij")
     return down, right
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import arrays, download
-from train.data.shape import Shape
+from train.data.shape import Shape, height_and_width
 from train.data.splits import DataSplits
 
 READ_ERRORS: Final = (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
@@ -43,7 +43,8 @@ def open_torchvision_set(data: DataConfig, class_name: str, *, mirror: bool) -> 
         _read_cifar if issubclass(dataset, datasets.CIFAR10) else _read_mnist
     )  # the base classes of CIFAR100 and FashionMNIST
     *splits, classes = read(dataset, Path(data.root))
-    training, validation = (arrays.array_source(*split, data.name, data.image_size) for split in splits)
+    size, _ = height_and_width(data.image_size)  # the source's entry refuses any other than a square
+    training, validation = (arrays.array_source(*split, data.name, size) for split in splits)
     test = None
     if data.test_fraction:
         training, _, test = arrays.split_array(training, data, has_validation=True)
@@ -53,7 +54,7 @@ def open_torchvision_set(data: DataConfig, class_name: str, *, mirror: bool) -> 
         validation=validation,
         test=test,
         classes=tuple(classes),
-        shape=Shape(channels=channels, size=(data.image_size, data.image_size)),
+        shape=Shape(channels=channels, size=(size, size)),
         mirror=mirror,
     )
 

@@ -113,7 +113,7 @@ def _concat_sources(first: SampleSource, second: SampleSource) -> SampleSource:
         paths = path_list.concatenate_paths(
             path_list.as_packed_paths(first.paths), path_list.as_packed_paths(second.paths)
         )
-        return ImageFileSource(paths, labels, first.size)
+        return replace(first, paths=paths, labels=labels)
     return ConcatSource(first=first, second=second, labels=labels)
 
 

@@ -80,7 +80,7 @@ class ExportedModel:
         )
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
-        """Read image files as input for the network, float32 [n, channels, size, size].
+        """Read image files as input for the network, float32 [n, channels, height, width].
 
         Warns if the network was trained on arrays: only their author knows how images became arrays.
 

@@ -1,6 +1,6 @@
 """An InputSpec describes the input of a trained network; image files are read in that form.
 
-As in the evaluation, images are cut to a square and scaled, and converted to grayscale if the
+As in the evaluation, images are fitted to the network's size, and converted to grayscale if the
 network has one input channel.
 """
 
@@ -15,7 +15,6 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
@@ -36,7 +35,7 @@ IMAGE_CHANNELS: Final = (1, 3)  # an image file becomes gray or RGB
 SampleOrigin = Literal["files", "pictures", "arrays"]
 ARRAY_DATA_WARNING: Final = (
     "the training's data were arrays: how they were made of images is known to whoever wrote them. Image files become "
-    "{shape} of their central square, in {colours}: the answers hold only where the arrays were made so too"
+    "{shape} of their central part, in {colours}: the answers hold only where the arrays were made so too"
 )
 
 
@@ -128,8 +127,8 @@ def refuse_image_files(input_spec: InputSpec) -> None:
         problem = f"clips of {size[0]} frames"
     elif not input_spec.bytes_:
         problem = f"{what}, as floats: how they were made from images is known to whoever wrote the data"
-    elif size[0] != size[1] or input_spec.shape.channels not in IMAGE_CHANNELS:
-        problem = f"{what}; image files become squares of 1 or 3 channels"
+    elif input_spec.shape.channels not in IMAGE_CHANNELS:
+        problem = f"{what}; image files become images of 1 or 3 channels"
     else:
         return
     raise Failure(
@@ -165,11 +164,8 @@ SYSTEM_EXIT_CODES: Final = (ExitCode.IO, ExitCode.RESOURCE)
 def read_image(
     path: Path, shape: Shape, preprocessing: Preprocessing = DEFAULT_PREPROCESSING, *, draft: bool = True
 ) -> npt.NDArray[np.uint8]:
-    """Read one image, uint8 [size, size, 1 or 3]. draft, and Failure, as `decode.decode_image`."""
-    pixels = decode.decode_image(path, shape.size[0], 0, preprocessing, draft=draft)
-    if shape.channels == 3:
-        return pixels
-    return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
+    """Read one image, uint8 [height, width, 1 or 3]. draft, and Failure, as `decode.decode_image`."""
+    return decode.decode_image(path, shape.size, 0, preprocessing, draft=draft, channels=shape.channels)
 
 
 def read_batch(
@@ -180,7 +176,7 @@ def read_batch(
     *,
     draft: bool = True,
 ) -> tuple[Tensor, list[Failure | None]]:
-    """(the readable images, float32 [n, channels, size, size]; for each path its failure or None).
+    """(the readable images, float32 [n, channels, height, width]; for each path its failure or None).
 
     Raises:
         Failure: IO or RESOURCE, if the system failed; then the images may be fine.

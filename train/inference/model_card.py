@@ -16,7 +16,8 @@ from torch import Tensor
 from entrypoint import Failure, redact_words
 from train.config import resume_rules, schema
 from train.config.schema import RunConfig
-from train.data.preprocessing import Interpolation, Preprocessing
+from train.data.decode import fill_color
+from train.data.preprocessing import FitName, Interpolation, Preprocessing
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
 from train.inference import checkpoints, evaluate, inputs
@@ -192,23 +193,44 @@ def loading_example(spec: InputSpec, folder: str, code: ModelCode) -> str:
 
 def _image_lines(spec: InputSpec) -> list[str]:
     """Lines that assign a Pillow image of the network's size and channels to `image`."""
-    height, width = spec.shape.size[-2:]
-    border = (1 - spec.preprocessing.crop_ratio) / 2  # what `fit` leaves out at each edge, as a fraction
-    fit = ", ".join(
-        [
-            "image",
-            f"({width}, {height})",
-            f"Image.Resampling.{RESAMPLING[spec.preprocessing.interpolation]}",
-            *([f"bleed={border:g}"] if border else []),
-        ]
-    )
     gray = '.convert("L")' if spec.shape.channels == 1 else ""
+    example = FIT_EXAMPLES[spec.preprocessing.fit]
     from_arrays = inputs.array_data_warning(spec) is not None
-    comment = "not known of the training's arrays" if from_arrays else "the central part, scaled as in the training"
+    comment = "not known of the training's arrays" if from_arrays else f"{example.what}, scaled as in the training"
     return [
         'image = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")',
-        f"image = ImageOps.fit({fit}){gray}  # {comment}",
+        f"image = {example.render(spec)}{gray}  # {comment}",
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitExample:
+    """How the card's code fits an image. what: remains of it. render: the expression in Python."""
+
+    what: str
+    render: Callable[[InputSpec], str]
+
+
+def _resize_arguments(spec: InputSpec) -> str:
+    height, width = spec.shape.size[-2:]
+    return f"({width}, {height}), Image.Resampling.{RESAMPLING[spec.preprocessing.interpolation]}"
+
+
+def _crop_expression(spec: InputSpec) -> str:
+    border = (1 - spec.preprocessing.crop_ratio) / 2  # what `fit` leaves out at each edge, as a fraction
+    return f"ImageOps.fit(image, {_resize_arguments(spec)}{f', bleed={border:g}' if border else ''})"
+
+
+def _pad_expression(spec: InputSpec) -> str:
+    return f"ImageOps.pad(image, {_resize_arguments(spec)}, color={fill_color(spec.preprocessing, 3)})"
+
+
+# By data.fit.
+FIT_EXAMPLES: Final[Mapping[FitName, FitExample]] = {
+    "crop": FitExample(what="the central part", render=_crop_expression),
+    "pad": FitExample(what="the whole image and a border", render=_pad_expression),
+    "stretch": FitExample(what="the whole image", render=lambda spec: f"image.resize({_resize_arguments(spec)})"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

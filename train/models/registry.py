@@ -243,11 +243,17 @@ def _bad_samples_failure(model: ModelConfig, problem: str, classes: int, shape: 
         ),
         None,
     )
-    larger = f"give it larger samples ({side} pixels are enough: data.image_size), or take" if side else "take"
+    height, width = shape.size[-2:]
+    if height != width and _accepts_image_size(model, classes, shape, max(height, width)):
+        fix = f"set data.image_size to one number, such as {max(height, width)}: it takes squares; or take"
+    elif side:
+        fix = f"give it larger samples ({side} pixels are enough: data.image_size), or take"
+    else:
+        fix = "take"
     return Failure(
         f"{model.name} does not take samples of {shape}",
         found=problem,
-        fix=f"{larger} another model.name" + (", or correct model.args" if model.args else ""),
+        fix=f"{fix} another model.name" + (", or correct model.args" if model.args else ""),
         code=ExitCode.USAGE,
     )
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from entrypoint import ExitCode
 from train.cli.data_check import DataFindings, InspectedSample, SplitFindings
+from train.data.image_folder import ImageFileSource
+from train.data.preprocessing import Preprocessing
 
 LABELS = [0, 0, 0, 0, 1, 1, 1, 1]
+FILES = ImageFileSource([], torch.empty(0), 32)
 
 
 def side(name: str, *looks: InspectedSample, others: Sequence[SplitFindings] = ()) -> SplitFindings:
     split = {"train": "training", "val": "validation"}.get(name, name)
     made = SplitFindings(
-        name=split, name_of=lambda sample: f"{name}/{sample}.png", label_of=LABELS.__getitem__, min_size=32
+        name=split, name_of=lambda sample: f"{name}/{sample}.png", label_of=LABELS.__getitem__, files=FILES
     )
     for look in looks:
         made.add(look, others)
@@ -200,3 +206,23 @@ def test_an_empty_validation_split_is_said() -> None:
 def test_where_nothing_can_be_read_there_are_no_sizes() -> None:
     told = json.loads(findings([bad(0)]).as_json())["training"]
     assert (told["sizes"], told["seconds_per_sample"]) == (None, None)
+
+
+def test_images_that_lose_more_than_half_to_the_crop_are_counted_with_the_fix() -> None:
+    sizes = [(64, 64), (128, 64), (130, 64), (32, 200)]
+    found = findings([look(number, str(number), size) for number, size in enumerate(sizes)])
+    assert (
+        "  cut          2 of 4 lose more than half of their area to the crop: train/2.png, train/3.png. "
+        "fix: data.fit=pad (the whole image and a border) or data.fit=stretch" in found.as_text()
+    )
+    assert json.loads(found.as_json())["training"]["cut_by_more_than_half"] == ["train/2.png", "train/3.png"]
+    assert found.failure is None
+
+
+@pytest.mark.parametrize("fit", ["pad", "stretch"])
+def test_whole_images_lose_nothing(fit: Any) -> None:
+    made = side("train")
+    made.files = replace(FILES, preprocessing=Preprocessing(fit=fit))
+    made.add(look(0, "a", (32, 200)))
+    assert made.cut == []
+    assert made.small == []

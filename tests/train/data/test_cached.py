@@ -36,7 +36,12 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were decoded."""
     seen: list[Path] = []
     real: Callable[..., object] = decode.decode_image
-    monkeypatch.setattr(decode, "decode_image", lambda path, *rest: seen.append(path) or real(path, *rest))
+
+    def record(path: Path, *rest: object, **named: object) -> object:
+        seen.append(path)
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(decode, "decode_image", record)
     return seen
 
 

@@ -40,7 +40,7 @@ def test_a_crop_ratio_cuts_as_torchvision_does_to_the_pixel(
     modes = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationMode.BICUBIC}
     wanted = v2.CenterCrop(224)(v2.Resize(scaled, modes[interpolation])(image))
     chosen = Preprocessing(crop_ratio=ratio, interpolation=interpolation)
-    assert np.array_equal(decode.center_crop_and_resize(image, 224, chosen), wanted)
+    assert np.array_equal(decode.fit_image(image, 224, chosen), wanted)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_evaluation_of_timms_models_is_timms(name: str, size: tuple[int, int
     chosen = Preprocessing(
         mean=record["mean"], std=record["std"], crop_ratio=record["crop_pct"], interpolation=record["interpolation"]
     )
-    pixels = torch.from_numpy(np.array(decode.center_crop_and_resize(image, side, chosen)))[None]
+    pixels = torch.from_numpy(np.array(decode.fit_image(image, side, chosen)))[None]
     torch.testing.assert_close(augment.normalize(pixels, chosen)[0], wanted, rtol=1e-5, atol=1e-5)
 
 

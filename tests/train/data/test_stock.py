@@ -15,7 +15,7 @@ WHOLE = np.array([True, True, False, True, True])
 
 
 def write(path: Path) -> None:
-    with decoded_cache.write_cache(path, 5, 4) as writer:
+    with decoded_cache.write_cache(path, 5, (4, 4, 3)) as writer:
         writer.put(np.array([3, 4]), PIXELS[3:], WHOLE[3:])
         writer.put(np.array([0, 1, 2]), PIXELS[:3], WHOLE[:3])
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def read(path: Path) -> decoded_cache.DecodedCache:
-    found = decoded_cache.open_cache(path, 5, 4)
+    found = decoded_cache.open_cache(path, 5, (4, 4, 3))
     assert found is not None
     return found
 
@@ -60,18 +60,18 @@ def test_what_is_no_whole_file_of_these_images_is_none(path: Path, spoil: str) -
         path.unlink()
     if spoil == "no manifest":
         path.with_suffix(".json").write_text("{")
-    assert decoded_cache.open_cache(path, 5, 8 if spoil == "other size" else 4) is None
+    assert decoded_cache.open_cache(path, 5, (8, 4, 3) if spoil == "other size" else (4, 4, 3)) is None
 
 
 def test_who_gives_it_up_first_says_so_and_the_next_start_finds_none(path: Path) -> None:
     found = read(path)
     assert (found.give_up(), found.give_up()) == (True, False)
-    assert decoded_cache.open_cache(path, 5, 4) is None
+    assert decoded_cache.open_cache(path, 5, (4, 4, 3)) is None
 
 
 def test_an_error_on_the_way_leaves_what_was_there(path: Path) -> None:
     before = sorted(path.parent.iterdir())
-    with pytest.raises(OSError, match="disk"), decoded_cache.write_cache(path, 5, 4):
+    with pytest.raises(OSError, match="disk"), decoded_cache.write_cache(path, 5, (4, 4, 3)):
         raise OSError("disk")
     assert sorted(path.parent.iterdir()) == before
     assert np.array_equal(read(path).pixels, PIXELS)
@@ -85,7 +85,7 @@ def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path, left: str) -> 
 
 
 def test_too_little_room_is_known_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoded_cache, "_free_bytes", lambda folder: decoded_cache.cache_file_bytes(5, 4) - 1)
+    monkeypatch.setattr(decoded_cache, "_free_bytes", lambda folder: decoded_cache.cache_file_bytes(5, (4, 4, 3)) - 1)
     with pytest.raises(OSError, match="MB are needed") as caught:
         write(tmp_path / "a.pixels")
     assert (caught.value.errno, list(tmp_path.iterdir())) == (errno.ENOSPC, [])

@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 
 from train.config.schema import ModelConfig, OptimConfig, RunConfig, RunSection, TrainConfig
+from train.data import decode
 from train.data.preprocessing import Preprocessing
 from train.data.shape import Shape
 from train.inference import file_formats, model_card
@@ -166,3 +169,14 @@ def test_published_weights_keep_their_normalization_crop_and_interpolation() -> 
     assert "ImageOps.fit(image, (8, 8), Image.Resampling.BICUBIC, bleed=0.0625)" in lines
     assert "/ 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])" in lines
     assert "numpy.float32([0.485, 0.456, 0.406])" in model_card.onnx_example(spec, "out")
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+@pytest.mark.parametrize("size", [(20, 32), (40, 10), (8, 8)])
+def test_the_lines_fit_an_image_as_the_evaluation_does(fit: Any, size: tuple[int, int]) -> None:
+    chosen = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), fit=fit)
+    spec = replace(ABOUT.input_spec, preprocessing=chosen)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8))
+    expression = model_card._image_lines(spec)[-1].partition(" = ")[2]
+    written = eval(expression, {"Image": Image, "ImageOps": ImageOps, "image": image})
+    assert np.array_equal(written, decode.fit_image(image, 8, chosen))

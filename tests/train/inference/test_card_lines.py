@@ -78,6 +78,7 @@ NETWORKS = {
     "small_cnn": (),
     "a resnet with the small stem": ("model.name=resnet18", "model.args={}"),
     "a resnet with its own stem": ("model.name=resnet18", "model.args={small_stem: false}", "data.image_size=32"),
+    "an elongated input": ("data.image_size=[8, 16]", "data.fit=pad"),
     "wide_resnet": ("model.name=wide_resnet", "model.args={width: 1}"),
 }
 

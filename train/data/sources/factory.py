@@ -27,7 +27,7 @@ FACTORY: Final = DataSource(
     open=open_splits,
     count=lambda data: None,
     describe=describe,
-    keys=frozenset({"root", "classes", "samples", "val_fraction", "cache"}),
+    keys=frozenset({"root", "classes", "samples", "val_fraction", "cache", "color"}),
     origin="factory",
     tasks=tuple(TASKS),
 )

@@ -9,6 +9,7 @@ from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data import download
 from train.data.registry import DataSource, DataSummary, describe_test, inapplicable_key_failure
+from train.data.shape import height_and_width
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -41,6 +42,10 @@ def published_source(class_name: str, *, training: int, classes: int, channels: 
     def check(data: DataConfig) -> None:
         if data.classes not in (DataConfig().classes, classes):
             raise inapplicable_key_failure(data, "classes", "leave data.classes out: it is what was published")
+        height, width = height_and_width(data.image_size)
+        if height != width:
+            fix = f"set data.image_size to one number: {height} or {width}"
+            raise inapplicable_key_failure(data, "image_size", fix)
 
     return DataSource(
         open=open_splits,

@@ -1,0 +1,266 @@
+"""How image files get the shape and the channels of the model: data.fit, data.image_size and data.color."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import ExifTags, Image, ImageOps
+
+from entrypoint import Failure, Heartbeat
+from train.config.schema import DataConfig, ModelConfig
+from train.data import augment as augment_module
+from train.data import custom, decode, decoded_cache, loader, preprocessing, registry, shape
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
+from train.data.sampler import MicroBatch
+from train.data.shape import Shape
+from train.distributed.shared_memory import SINGLE_RANK
+from train.inference import evaluate, inputs
+from train.models import registry as models
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIZES = [(40, 30), (30, 40), (97, 31), (24, 24), (9, 11), (200, 1), (1, 200), (1, 1)]
+FITS: list[Any] = ["crop", "pad", "stretch"]
+
+
+def picture(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_crop_is_the_largest_central_square(size: tuple[int, int]) -> None:
+    image, side = picture(*size), min(size)
+    left, top = (size[0] - side) // 2, (size[1] - side) // 2
+    wanted = image.resize((16, 16), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+    assert np.array_equal(decode.fit_image(image, 16), wanted)
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES if 1 not in size])
+def test_a_padded_image_is_that_of_pillow(size: tuple[int, int]) -> None:
+    chosen = Preprocessing(mean=IMAGENET_MEAN, std=IMAGENET_STD, fit="pad", interpolation="bicubic")
+    wanted = ImageOps.pad(picture(*size), (24, 24), Image.Resampling.BICUBIC, color=(124, 116, 104))
+    assert np.array_equal(decode.fit_image(picture(*size), 24, chosen), wanted)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_stretched_image_is_scaled_along_both_sides(size: tuple[int, int]) -> None:
+    wanted = picture(*size).resize((24, 24), Image.Resampling.BILINEAR)
+    assert np.array_equal(decode.fit_image(picture(*size), 24, Preprocessing(fit="stretch")), wanted)
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("target", [24, (24, 24), [16, 40], (40, 16)])
+def test_every_image_gets_the_size_of_the_model(fit: Any, size: tuple[int, int], target: Any) -> None:
+    height, width = shape.height_and_width(target)
+    for chosen in (Preprocessing(fit=fit), Preprocessing(fit=fit, interpolation="bicubic")):
+        assert decode.fit_image(picture(*size), target, chosen).size == (width, height)
+    assert decode.fit_image(picture(*size), target, Preprocessing(crop_ratio=0.8)).size == (width, height)
+
+
+@pytest.mark.parametrize(
+    ("size", "box"), [((40, 40), (0, 10, 40, 30)), ((90, 30), (15, 0, 75, 30)), ((40, 20), (0, 0, 40, 20))]
+)
+def test_a_crop_is_the_largest_central_part_of_the_models_shape(size: tuple[int, int], box: Any) -> None:
+    wanted = picture(*size).resize((32, 16), Image.Resampling.BILINEAR, box=box)
+    assert np.array_equal(decode.fit_image(picture(*size), [16, 32]), wanted)
+    assert decode.kept_share(size, [16, 32]) == (box[2] - box[0]) * (box[3] - box[1]) / (size[0] * size[1])
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_an_image_that_lies_on_its_side_is_decoded_large_enough(tmp_path: Path, fit: Any) -> None:
+    path, tags = tmp_path / "a.jpg", Image.Exif()
+    tags[ExifTags.Base.Orientation] = 6
+    smooth = picture(8, 4).resize((640, 320), Image.Resampling.BICUBIC)
+    smooth.transpose(Image.Transpose.ROTATE_90).save(path, exif=tags, quality=95)
+    fast, exact = (
+        decode.decode_image(path, [20, 40], 0, Preprocessing(fit=fit), draft=draft).astype(int)
+        for draft in (True, False)
+    )
+    assert np.abs(fast - exact).mean() < 2
+    assert np.abs(exact - np.asarray(decode.fit_image(smooth, [20, 40], Preprocessing(fit=fit)))).mean() < 4
+
+
+@pytest.mark.parametrize("mean", [(0.5,), IMAGENET_MEAN])
+def test_the_border_is_about_zero_for_the_network(mean: tuple[float, ...]) -> None:
+    chosen = Preprocessing(mean=mean, std=(0.25,) * len(mean), fit="pad")
+    padded = np.array(decode.fit_image(picture(40, 10), 24, chosen))
+    values = augment_module.normalize(torch.from_numpy(padded)[None], chosen)[0]
+    assert values[:, 0].abs().max() < 0.01
+    assert values[:, 12].abs().max() > 0.1
+
+
+def write_folder(root: Path, size: tuple[int, int] = (40, 10)) -> Path:
+    for name, value in (("a", 50), ("b", 200)):
+        (root / name).mkdir(parents=True)
+        for number in range(4):
+            noise = np.random.default_rng(value + number).integers(0, value, (size[1], size[0], 3), np.uint8)
+            Image.fromarray(noise).save(root / name / f"{number}.png")
+    return root
+
+
+def config(root: Path, **keys: Any) -> DataConfig:
+    return DataConfig(name="folder", root=str(root), **({"image_size": 8, "val_fraction": 0.5} | keys))
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_predict_reads_an_image_as_training_does(tmp_path: Path, fit: Any) -> None:
+    data = config(write_folder(tmp_path), fit=fit)
+    splits, chosen = registry.open_splits(data), preprocessing.configured_preprocessing(data)
+    read = splits.validation.read(np.arange(1))[0].numpy()
+    path = Path(splits.validation.paths[0])  # type: ignore[attr-defined]
+    assert np.array_equal(inputs.read_image(path, splits.shape, chosen), read)
+
+
+def test_an_evaluation_of_all_images_fits_them_too(tmp_path: Path) -> None:
+    splits = registry.open_splits(config(write_folder(tmp_path), fit="pad"))
+    whole = evaluate.use_all_for_validation(splits)
+    assert torch.equal(whole.validation.read(np.arange(4)), splits.training.read(np.arange(4)))
+
+
+def test_each_fit_has_a_cache_of_its_own_with_the_same_pixels(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "images")
+    paths = set()
+    for keys in (
+        {},
+        {"image_size": [8, 8]},
+        {"image_size": [8, 6]},
+        {"fit": "pad"},
+        {"fit": "pad", "normalize": {"mean": [0.1], "std": [0.2]}},
+        {"fit": "stretch"},
+    ):
+        data = config(root, cache=str(tmp_path / "cache"), **keys)
+        opened = registry.open_splits(data)
+        cached = decoded_cache.use_cache(opened, data, SINGLE_RANK, Heartbeat())
+        assert torch.equal(cached.training.read(np.arange(4)), opened.training.read(np.arange(4)))
+        paths.add(cached.training.cache.path)  # type: ignore[attr-defined]
+    assert len(paths) == 5  # [8, 8] is 8
+
+
+@pytest.mark.parametrize("fit", ["pad", "stretch"])
+def test_an_image_that_is_kept_whole_loses_no_border(fit: Any) -> None:
+    published = Preprocessing(crop_ratio=0.875, interpolation="bicubic")
+    data = DataConfig(fit=fit)
+    assert preprocessing.configured_preprocessing(data, published) == replace(published, crop_ratio=1.0, fit=fit)
+    registry.refuse_inapplicable_keys(preprocessing.set_preprocessing(data, published))
+    with pytest.raises(Failure, match="keeps whole images") as caught:
+        registry.refuse_inapplicable_keys(DataConfig(fit=fit, crop_ratio=0.875))
+    assert caught.value.code == 64
+
+
+def test_without_the_key_nothing_changes() -> None:
+    assert preprocessing.configured_preprocessing(DataConfig()) == DEFAULT_PREPROCESSING == Preprocessing()
+
+
+@pytest.mark.parametrize("loader_name", ["memory", "workers"])
+def test_training_and_evaluation_have_the_height_and_the_width(tmp_path: Path, loader_name: Any) -> None:
+    data = config(write_folder(tmp_path), image_size=[8, 16], loader=loader_name, workers=0, augment="standard")
+    splits = registry.open_splits(data)
+    assert splits.shape == registry.configured_shape(data) == Shape(channels=3, size=(8, 16))
+    opened = loader.open_loader(splits, data, seed=0, device=torch.device("cpu"), cores=1)
+    micro_batch = MicroBatch(step=0, number=0, epoch=0, samples=np.arange(3))
+    ((_, batch),) = opened.train([micro_batch])
+    (validation,) = opened.evaluate([np.arange(2)])
+    assert (batch.images.shape, validation.images.shape) == ((3, 3, 8, 16), (2, 3, 8, 16))
+
+
+def test_a_random_crop_is_scaled_to_the_height_and_the_width(tmp_path: Path) -> None:
+    data = config(write_folder(tmp_path), image_size=[8, 16], workers=0, augment=["random_resized_crop"])
+    opened = loader.open_loader(registry.open_splits(data), data, seed=0, device=torch.device("cpu"), cores=1)
+    ((_, batch),) = opened.train([MicroBatch(step=0, number=0, epoch=0, samples=np.arange(3))])
+    assert batch.images.shape == (3, 3, 8, 16)
+
+
+def test_drawn_samples_have_the_height_and_the_width() -> None:
+    data = DataConfig(image_size=[8, 16], frames=3, samples=10)
+    splits = registry.open_splits(data)
+    assert splits.shape == registry.configured_shape(data)
+    assert splits.training.read(np.arange(2)).shape == (2, 3, 8, 16, 3)
+
+
+def test_published_images_stay_squares() -> None:
+    registry.refuse_inapplicable_keys(DataConfig(name="cifar10", image_size=[24, 24]))
+    with pytest.raises(Failure, match="image_size does not go with"):
+        registry.refuse_inapplicable_keys(DataConfig(name="cifar10", image_size=[24, 32]))
+
+
+def test_a_model_for_squares_says_so() -> None:
+    model, samples = ModelConfig(name="vit_b_16"), Shape(channels=3, size=(32, 64))
+    with pytest.raises(Failure) as caught:
+        models.build_model(model, classes=2, shape=samples, seed=0)
+    assert "set data.image_size to one number, such as 64" in caught.value.fix
+
+
+GRAY = [("a.png", "L"), ("a.jpg", "L"), ("b.png", "1"), ("c.png", "LA"), ("d.png", "I;16"), ("e.tif", "I;16")]
+
+
+@pytest.mark.parametrize(("name", "mode"), GRAY)
+@pytest.mark.parametrize("fit", FITS)
+def test_a_gray_image_has_one_channel_with_the_values_of_its_rgb_copy(
+    tmp_path: Path, name: str, mode: str, fit: Any
+) -> None:
+    values = np.random.default_rng(0).integers(0, 65536, (20, 30), np.uint16)
+    image = Image.fromarray(values) if mode == "I;16" else picture(30, 20).convert(mode)
+    image.save(tmp_path / name)
+    chosen = Preprocessing(fit=fit)
+    gray = decode.decode_image(tmp_path / name, 8, 0, chosen, channels=1)
+    assert gray.shape == (8, 8, 1)
+    assert np.array_equal(np.repeat(gray, 3, axis=2), decode.decode_image(tmp_path / name, 8, 0, chosen))
+
+
+def test_colours_become_gray_after_scaling(tmp_path: Path) -> None:
+    picture(30, 20).save(tmp_path / "a.png")
+    scaled = Image.fromarray(decode.decode_image(tmp_path / "a.png", 8, 0)).convert("L")
+    assert np.array_equal(decode.decode_image(tmp_path / "a.png", 8, 0, channels=1)[..., 0], scaled)
+
+
+@pytest.mark.parametrize("augment", ["standard", "micrographs", "photos"])
+def test_gray_files_are_trained_on_with_one_channel(tmp_path: Path, augment: str) -> None:
+    root = write_folder(tmp_path / "images")
+    data = config(root, color="gray", cache=str(tmp_path / "c") if augment == "standard" else None, augment=augment)
+    splits = registry.open_splits(data)
+    assert splits.shape == registry.configured_shape(data) == Shape(channels=1, size=(8, 8))
+    opened = loader.open_loader(splits, replace(data, workers=0), seed=0, device=torch.device("cpu"), cores=1)
+    ((_, batch),) = opened.train([MicroBatch(step=0, number=0, epoch=0, samples=np.arange(4))])
+    (validation,) = opened.evaluate([np.arange(2)])
+    assert (batch.images.shape, validation.images.shape) == ((4, 1, 8, 8), (2, 1, 8, 8))
+    path = Path(splits.validation.paths[0])  # type: ignore[attr-defined]
+    read = augment_module.normalize(torch.from_numpy(np.array(inputs.read_image(path, splits.shape)))[None])
+    assert torch.equal(read[0], validation.images[0])
+
+
+def test_pictures_of_a_data_set_of_ones_own_become_gray() -> None:
+    items, labels = [(picture(30, 20), 0), (picture(20, 30), 1)], torch.tensor([0, 1])
+    source = custom.open_dataset_source(items, labels, (8, 16), "mine:make", channels=1)
+    wanted = Image.fromarray(np.asarray(decode.fit_image(picture(30, 20), (8, 16)))).convert("L")
+    assert np.array_equal(source.read(np.arange(2))[0, ..., 0], wanted)
+
+
+def test_arrays_do_not_become_gray() -> None:
+    items, labels = [(np.zeros((8, 8, 3), np.uint8), 0)], torch.tensor([0])
+    assert custom.open_dataset_source(items, labels, 8, "mine:make").first == ((8, 8, 3), torch.uint8)
+    with pytest.raises(Failure, match="converts image files and PIL images only") as caught:
+        custom.open_dataset_source(items, labels, 8, "mine:make", channels=1)
+    assert caught.value.code == 64
+
+
+@pytest.mark.parametrize("name", ["synthetic", "cifar10", "npz"])
+def test_gray_is_refused_where_it_would_do_nothing(name: str) -> None:
+    with pytest.raises(Failure, match="color does not go with"):
+        registry.refuse_inapplicable_keys(DataConfig(name=name, color="gray"))
+
+
+@pytest.mark.parametrize(("size", "share"), [((40, 40), 1.0), ((40, 20), 0.5), ((20, 80), 0.25)])
+def test_a_crop_keeps_a_share_of_the_area(size: tuple[int, int], share: float) -> None:
+    assert decode.kept_share(size, 8) == share
+
+
+def test_gray_networks_read_fitted_images_too(tmp_path: Path) -> None:
+    picture(40, 10).save(tmp_path / "a.png")
+    read = inputs.read_image(tmp_path / "a.png", Shape(channels=1, size=(8, 8)), Preprocessing(fit="pad"))
+    assert read.shape == (8, 8, 1)
+    assert (read[0] == 128).all()
