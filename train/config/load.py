@@ -520,7 +520,7 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
         if list[int] in members and (pair := TWO_NUMBERS.fullmatch(value)):
             return f"write [{pair[1]}, {pair[2]}]"
         if members & {int, float}:
-            return _suggest_number(value, default, whole=float not in members)
+            return _suggest_number(value, default, is_integer=float not in members)
         if close := nearest_name(value, [member for member in members if isinstance(member, str)]):
             return f"write {close}"
     if value is None and str in members:
@@ -532,11 +532,11 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
     return f"correct it, or leave it out: the default is {format_value(default)}"
 
 
-def _suggest_number(text: str, default: Any, *, whole: bool) -> str:
+def _suggest_number(text: str, default: Any, *, is_integer: bool) -> str:
     value = resolve_scalar(text)
     if isinstance(value, (int, float)):
         return f"write it without quotes: {text}"
-    if DECIMAL_COMMA.fullmatch(text) and not whole:
+    if DECIMAL_COMMA.fullmatch(text) and not is_integer:
         return f"write {text.replace(',', '.')}, with a point instead of the comma"
     return f"write a plain number, such as {format_value(default)}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"
 

@@ -89,7 +89,7 @@ class DataConfig:
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
     cache: str | None = None
-    fit: Literal["crop", "pad", "stretch"] = "crop"
+    fit: Literal["auto", "crop", "pad", "stretch"] = "auto"
     color: Literal["rgb", "gray"] = "rgb"
     crop_ratio: float | Auto = "auto"
     interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"

@@ -11,7 +11,7 @@ from train.config.schema import DataConfig, rule_violation
 
 Interpolation = Literal["bilinear", "bicubic"]
 FitName = Literal["crop", "pad", "stretch"]
-KEYS: Final = ("normalize", "crop_ratio", "interpolation")  # of the data section
+KEYS: Final = ("normalize", "crop_ratio", "interpolation", "fit")  # of the data section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +41,15 @@ def configured_preprocessing(data: DataConfig, published: Preprocessing | None =
     Only a crop leaves a border out: with another fit the crop_ratio is 1.
     """
     auto = published or DEFAULT_PREPROCESSING
-    crop_ratio = auto.crop_ratio if data.fit == "crop" else 1.0
+    fit = auto.fit if data.fit == "auto" else data.fit
+    crop_ratio = auto.crop_ratio if fit == "crop" else 1.0
     normalize = data.normalize if isinstance(data.normalize, dict) else {"mean": auto.mean, "std": auto.std}
     return Preprocessing(
         mean=tuple(normalize["mean"]),
         std=tuple(normalize["std"]),
         crop_ratio=crop_ratio if data.crop_ratio == "auto" else data.crop_ratio,
         interpolation=auto.interpolation if data.interpolation == "auto" else data.interpolation,
-        fit=data.fit,
+        fit=fit,
     )
 
 
@@ -58,13 +59,16 @@ def parse_preprocessing(values: Mapping[str, Any]) -> Preprocessing:
     Raises:
         LookupError, TypeError, ValueError: the values are none.
     """
-    if values["interpolation"] not in get_args(Interpolation):
-        raise ValueError(f"unknown interpolation {values['interpolation']!r}")
+    fit = values.get("fit", DEFAULT_PREPROCESSING.fit)  # older records have none
+    for name, value, allowed in (("interpolation", values["interpolation"], Interpolation), ("fit", fit, FitName)):
+        if value not in get_args(allowed):
+            raise ValueError(f"unknown {name} {value!r}")
     return Preprocessing(
         mean=tuple(map(float, values["mean"])),
         std=tuple(map(float, values["std"])),
         crop_ratio=float(values["crop_ratio"]),
         interpolation=values["interpolation"],
+        fit=fit,
     )
 
 
@@ -102,7 +106,7 @@ def refuse_cut_border(data: DataConfig) -> None:
     Raises:
         Failure: USAGE.
     """
-    if data.fit != "crop" and data.crop_ratio not in ("auto", 1.0):
+    if data.fit in ("pad", "stretch") and data.crop_ratio not in ("auto", 1.0):
         raise Failure(
             f"data.fit: {data.fit} keeps whole images, and data.crop_ratio cuts their border away",
             found=f"data.crop_ratio: {data.crop_ratio}",
@@ -121,4 +125,5 @@ def set_preprocessing(data: DataConfig, published: Preprocessing | None) -> Data
         normalize={"mean": [*chosen.mean], "std": [*chosen.std]},
         crop_ratio=chosen.crop_ratio,
         interpolation=chosen.interpolation,
+        fit=chosen.fit,
     )

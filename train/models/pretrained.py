@@ -25,7 +25,7 @@ from train.config.models import (
     suggest_model,
     weights_file_stem,
 )
-from train.data.preprocessing import Preprocessing, parse_preprocessing
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, parse_preprocessing
 
 RECORD_KEY: Final = "published_weights"  # in the metadata of a .safetensors file
 HASH_IN_NAME: Final = re.compile(r"-([0-9a-f]{8,64})\.(?:pth|pt|bin|safetensors)$")
@@ -164,7 +164,7 @@ def _record_beside(path: Path, model_name: str) -> WeightsRecord | None:
             return None
         return WeightsRecord(
             name=f"{model_name}.{values.get('tag') or 'config.json'}",
-            preprocessing=parse_preprocessing({**values, "crop_ratio": values["crop_pct"]}),
+            preprocessing=_timm_preprocessing(values),
             image_size=_image_size(values["input_size"][1:]),
             classes=int(values["num_classes"]),
         )
@@ -241,7 +241,7 @@ def _timm_weights(model: str, tag: str | None) -> Iterator[PublishedWeights]:
         name = f"{model}.{config.tag}" if config.tag else model
         record = WeightsRecord(
             name=name,
-            preprocessing=parse_preprocessing({**config.to_dict(), "crop_ratio": config.crop_pct}),
+            preprocessing=_timm_preprocessing(config.to_dict()),
             image_size=_image_size(config.input_size[1:]),
             classes=config.num_classes,
         )
@@ -250,6 +250,17 @@ def _timm_weights(model: str, tag: str | None) -> Iterator[PublishedWeights]:
             f".state_dict(), '{weights_file_stem(name)}.pth')"
         )
         yield PublishedWeights(record=record, addresses=(*hub, *direct), command=_python_command(command))
+
+
+def _timm_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
+    """The transform of timm's record of weights. Raises LookupError, TypeError, ValueError for another record.
+
+    timm squashes before it crops, which only a crop_pct of 1 makes the same as stretching.
+    """
+    squashes = config.get("crop_mode") == "squash" and config["crop_pct"] == 1
+    return parse_preprocessing(
+        {**config, "crop_ratio": config["crop_pct"], "fit": "stretch" if squashes else DEFAULT_PREPROCESSING.fit}
+    )
 
 
 def _python_command(code: str) -> str:
