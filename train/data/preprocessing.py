@@ -10,6 +10,7 @@ from train.config.schema import DataConfig
 
 Interpolation = Literal["bilinear", "bicubic"]
 FitName = Literal["crop", "pad", "stretch"]
+DecodeName = Literal["auto", "exact", "fast"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,8 @@ class Preprocessing:
     mean, std: per channel, of pixels scaled to 0..1; one number holds for all channels. crop_ratio: the side of the
     central crop / the shorter side of the image, as timm's crop_pct; 1.0: the largest central square.
     fit: how an image of another shape gets the model's: its central part is cut out, a border is added to the whole
-    image, or both its sides are scaled.
+    image, or both its sides are scaled. decode: when a JPEG is decoded at a reduced size. auto: unless a random box is
+    cut out of it.
     """
 
     mean: tuple[float, ...] = (0.5,)
@@ -27,6 +29,7 @@ class Preprocessing:
     crop_ratio: float = 1.0
     interpolation: Interpolation = "bilinear"
     fit: FitName = "crop"
+    decode: DecodeName = "auto"
 
 
 # (byte - 127.5) / 63.75: about -2..2 for any data, so that no statistics have to be computed or stored.
@@ -47,6 +50,7 @@ def configured_preprocessing(data: DataConfig, published: Preprocessing | None =
         crop_ratio=crop_ratio if data.crop_ratio == "auto" else data.crop_ratio,
         interpolation=auto.interpolation if data.interpolation == "auto" else data.interpolation,
         fit=data.fit,
+        decode=data.decode,
     )
 
 

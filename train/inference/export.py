@@ -31,7 +31,7 @@ from train.config import schema
 from train.config.load import YamlDocument, build_config
 from train.config.schema import ModelConfig, RunConfig
 from train.data import augment
-from train.data.preprocessing import DEFAULT_PREPROCESSING, FitName, Interpolation, Preprocessing
+from train.data.preprocessing import DEFAULT_PREPROCESSING, DecodeName, FitName, Interpolation, Preprocessing
 from train.data.shape import Shape
 from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint, recorded_task
@@ -165,8 +165,9 @@ def _parse_preprocessing(recorded: Mapping[str, Any]) -> Preprocessing:
     values = recorded.get("preprocessing")
     if values is None:
         return DEFAULT_PREPROCESSING
-    fit = values.get("fit", DEFAULT_PREPROCESSING.fit)
-    for name, value, allowed in (("interpolation", values["interpolation"], Interpolation), ("fit", fit, FitName)):
+    fit, decode = (values.get(name, getattr(DEFAULT_PREPROCESSING, name)) for name in ("fit", "decode"))
+    named = {"interpolation": (values["interpolation"], Interpolation), "fit": (fit, FitName)}
+    for name, (value, allowed) in (named | {"decode": (decode, DecodeName)}).items():
         if value not in get_args(allowed):
             raise ValueError(f"unknown {name} {value}")
     return Preprocessing(
@@ -175,6 +176,7 @@ def _parse_preprocessing(recorded: Mapping[str, Any]) -> Preprocessing:
         crop_ratio=float(values["crop_ratio"]),
         interpolation=values["interpolation"],
         fit=fit,
+        decode=decode,
     )
 
 
