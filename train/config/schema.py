@@ -65,7 +65,7 @@ class DataConfig:
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
     (synthetic). images: the folder of the images that a table lists; columns: what the table calls
     its columns; task: what the labels are. mirror: the address from which data.download fetches
-    published files. fit, crop_ratio, interpolation, normalize: the `Preprocessing` of images; auto: that of
+    published files. fit, decode, crop_ratio, interpolation, normalize: the `Preprocessing` of images; auto: that of
     the weights, or the default. color: the channels that image files get.
     """
 
@@ -91,6 +91,7 @@ class DataConfig:
     cache: str | None = None
     fit: Literal["auto", "crop", "pad", "stretch"] = "auto"
     color: Literal["rgb", "gray"] = "rgb"
+    decode: Literal["auto", "exact", "fast"] = "auto"
     crop_ratio: float | Auto = "auto"
     interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
     normalize: Auto | dict[str, Any] = "auto"

@@ -76,7 +76,8 @@ def decode_image(
 
     Args:
         preprocessing: how an image of another shape is fitted, see `fit_image`.
-        draft: whether a JPEG is decoded at a reduced size first. This is faster, and the pixels differ slightly.
+        draft: whether a JPEG may be decoded at a reduced size first, unless data.decode is exact. This is faster, and
+            the pixels differ.
         channels: 3 for RGB, 1 for gray.
 
     Raises:
@@ -85,7 +86,7 @@ def decode_image(
     """
     try:
         with open_image(path) as image:
-            if draft:
+            if draft and preprocessing.decode != "exact":
                 image.draft("RGB", _draft_size(image, size, preprocessing))
             return as_pixels(fit_image(_to_8_bits(image, channels), size, preprocessing), channels)
     except DECODE_ERRORS as error:
@@ -120,6 +121,8 @@ def decode_crop(
     """
     try:
         with open_image(path) as image:
+            if preprocessing.decode == "fast" and image.format == "JPEG":
+                return as_pixels(_crop_reduced(image, size, choose_box, preprocessing, channels), channels)
             return as_pixels(crop_and_resize(_to_8_bits(image, channels), size, choose_box, preprocessing), channels)
     except DECODE_ERRORS as error:
         raise unreadable_image_failure(path, sample, error) from error
@@ -133,6 +136,24 @@ def crop_and_resize(
     return image.crop((left, top, left + width, top + height)).resize(
         height_and_width(size)[::-1], RESAMPLING[preprocessing.interpolation]
     )
+
+
+def _crop_reduced(
+    image: Image.Image, size: ImageSize, choose_box: ChooseBox, preprocessing: Preprocessing, channels: int
+) -> Image.Image:
+    """As `crop_and_resize`, of a JPEG that is decoded at the least size at which the box need not be enlarged."""
+    is_turned = _exif_transpose(image) in QUARTER_TURNS
+    width, height = image.size[::-1] if is_turned else image.size
+    top, left, box_height, box_width = choose_box(height, width)
+    target_height, target_width = height_and_width(size)
+    least = -(-width * target_width // box_width), -(-height * target_height // box_height)
+    image.draft("RGB", least[::-1] if is_turned else least)
+    upright = _to_8_bits(image, channels)
+    if upright.size == (width, height):
+        return crop_and_resize(upright, size, choose_box, preprocessing)
+    across, down = upright.width / width, upright.height / height
+    box = (left * across, top * down, (left + box_width) * across, (top + box_height) * down)
+    return upright.resize((target_width, target_height), RESAMPLING[preprocessing.interpolation], box=box)
 
 
 def open_image(path: Path) -> Image.Image:

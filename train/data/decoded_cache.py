@@ -334,6 +334,8 @@ def cache_key(files: ImageFileSource, data: DataConfig, pulse: Heartbeat) -> str
     if preprocessing.fit != DEFAULT_PREPROCESSING.fit:
         border = decode.fill_color(preprocessing, RGB_CHANNELS) if preprocessing.fit == "pad" else None
         digest.update(f"{preprocessing.fit} {border}\n".encode())
+    if preprocessing.decode == "exact":  # the others decode whole images alike
+        digest.update(b"exact\n")
     chunks = np.array_split(np.arange(len(files.paths)), -(-len(files.paths) // FILES_PER_CHUNK))
     with ThreadPoolExecutor(STAT_THREADS) as pool:
         for lines in pulse.each("data", pool.map(lambda chunk: _stat_files(files, chunk, above), chunks)):

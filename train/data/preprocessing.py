@@ -11,7 +11,8 @@ from train.config.schema import DataConfig, rule_violation
 
 Interpolation = Literal["bilinear", "bicubic"]
 FitName = Literal["crop", "pad", "stretch"]
-KEYS: Final = ("normalize", "crop_ratio", "interpolation", "fit")  # of the data section
+DecodeName = Literal["auto", "exact", "fast"]
+KEYS: Final = ("normalize", "crop_ratio", "interpolation", "fit", "decode")  # of the data section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,8 @@ class Preprocessing:
     mean, std: per channel, of pixels scaled to 0..1; one number holds for all channels. crop_ratio: the side of the
     central crop / the shorter side of the image, as timm's crop_pct; 1.0: the largest central square.
     fit: how an image of another shape gets the model's: its central part is cut out, a border is added to the whole
-    image, or both its sides are scaled.
+    image, or both its sides are scaled. decode: when a JPEG is decoded at a reduced size. auto: unless a random box is
+    cut out of it.
     """
 
     mean: tuple[float, ...] = (0.5,)
@@ -29,6 +31,7 @@ class Preprocessing:
     crop_ratio: float = 1.0
     interpolation: Interpolation = "bilinear"
     fit: FitName = "crop"
+    decode: DecodeName = "auto"
 
 
 # (byte - 127.5) / 63.75: about -2..2 for any data, so that no statistics have to be computed or stored.
@@ -50,6 +53,7 @@ def configured_preprocessing(data: DataConfig, published: Preprocessing | None =
         crop_ratio=crop_ratio if data.crop_ratio == "auto" else data.crop_ratio,
         interpolation=auto.interpolation if data.interpolation == "auto" else data.interpolation,
         fit=fit,
+        decode=auto.decode if data.decode == "auto" else data.decode,
     )
 
 
@@ -59,16 +63,21 @@ def parse_preprocessing(values: Mapping[str, Any]) -> Preprocessing:
     Raises:
         LookupError, TypeError, ValueError: the values are none.
     """
-    fit = values.get("fit", DEFAULT_PREPROCESSING.fit)  # older records have none
-    for name, value, allowed in (("interpolation", values["interpolation"], Interpolation), ("fit", fit, FitName)):
-        if value not in get_args(allowed):
-            raise ValueError(f"unknown {name} {value!r}")
+    values = {
+        "fit": DEFAULT_PREPROCESSING.fit,
+        "decode": DEFAULT_PREPROCESSING.decode,
+        **values,
+    }  # older ones lack them
+    for name, allowed in {"interpolation": Interpolation, "fit": FitName, "decode": DecodeName}.items():
+        if values[name] not in get_args(allowed):
+            raise ValueError(f"unknown {name} {values[name]!r}")
     return Preprocessing(
         mean=tuple(map(float, values["mean"])),
         std=tuple(map(float, values["std"])),
         crop_ratio=float(values["crop_ratio"]),
         interpolation=values["interpolation"],
-        fit=fit,
+        fit=values["fit"],
+        decode=values["decode"],
     )
 
 
@@ -126,4 +135,5 @@ def set_preprocessing(data: DataConfig, published: Preprocessing | None) -> Data
         crop_ratio=chosen.crop_ratio,
         interpolation=chosen.interpolation,
         fit=chosen.fit,
+        decode=chosen.decode,
     )

@@ -99,9 +99,9 @@ TORCH_FILE_TEXT: Final = (
 LOADING_TEXT: Final = (
     "Beside this folder, with torch, torchvision, safetensors and Pillow. The project that trained it is not needed:"
 )
-IMAGE_TEXT: Final = (
-    "The lines read images of 8 bits per channel. Pixels can differ slightly from those of `train predict`, which "
-    "decodes large JPEG files at a reduced size."
+IMAGE_TEXT: Final = "The lines read images of 8 bits per channel."
+REDUCED_TEXT: Final = (
+    "Pixels can differ slightly from those of `train predict`, which decodes large JPEG files at a reduced size."
 )
 RESAMPLING: Final[Mapping[Interpolation, str]] = {"bilinear": "BILINEAR", "bicubic": "BICUBIC"}  # Pillow's names
 
@@ -143,7 +143,8 @@ def _loading_sections(spec: InputSpec, folder: str, code: ModelCode, formats: Se
     if code.file is not None:
         yield f"{OWN_CODE_TEXT}\n"
     if takes_images(spec):
-        yield f"{IMAGE_TEXT}\n"
+        is_exact = spec.preprocessing.decode == "exact"
+        yield f"{IMAGE_TEXT}{'' if is_exact else f' {REDUCED_TEXT}'}\n"
     for name in formats:
         example = OTHER_EXAMPLES[name]
         yield f"{example.introduction}\n"

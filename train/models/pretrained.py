@@ -25,7 +25,7 @@ from train.config.models import (
     suggest_model,
     weights_file_stem,
 )
-from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, parse_preprocessing
+from train.data.preprocessing import Preprocessing, parse_preprocessing
 
 RECORD_KEY: Final = "published_weights"  # in the metadata of a .safetensors file
 HASH_IN_NAME: Final = re.compile(r"-([0-9a-f]{8,64})\.(?:pth|pt|bin|safetensors)$")
@@ -210,6 +210,7 @@ def _torchvision_weights(model: str, tag: str | None) -> Iterator[PublishedWeigh
                 std=tuple(transform.std),
                 crop_ratio=crop / resize,
                 interpolation=transform.interpolation.value,
+                decode="exact",
             ),
             image_size=(crop, crop),
             classes=len(weights.meta["categories"] or ()),
@@ -258,9 +259,8 @@ def _timm_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     timm squashes before it crops, which only a crop_pct of 1 makes the same as stretching.
     """
     squashes = config.get("crop_mode") == "squash" and config["crop_pct"] == 1
-    return parse_preprocessing(
-        {**config, "crop_ratio": config["crop_pct"], "fit": "stretch" if squashes else DEFAULT_PREPROCESSING.fit}
-    )
+    fit = "stretch" if squashes else "crop"
+    return parse_preprocessing({**config, "crop_ratio": config["crop_pct"], "fit": fit, "decode": "exact"})
 
 
 def _python_command(code: str) -> str:

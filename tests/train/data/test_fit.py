@@ -1,4 +1,4 @@
-"""How image files get the shape and the channels of the model: data.fit, data.image_size and data.color."""
+"""How image files get the shape and the channels of the model: data.fit, image_size, color and decode."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from train.models import registry as models
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = [(40, 30), (30, 40), (97, 31), (24, 24), (9, 11), (200, 1), (1, 200), (1, 1)]
+DECODERS: list[Any] = ["auto", "exact", "fast"]
 FITS: list[Any] = ["crop", "pad", "stretch"]
 
 
@@ -132,13 +133,14 @@ def test_each_fit_has_a_cache_of_its_own_with_the_same_pixels(tmp_path: Path) ->
         {"fit": "pad"},
         {"fit": "pad", "normalize": {"mean": [0.1], "std": [0.2]}},
         {"fit": "stretch"},
+        {"decode": "exact"},
     ):
         data = config(root, cache=str(tmp_path / "cache"), **keys)
         opened = registry.open_splits(data)
         cached = decoded_cache.use_cache(opened, data, SINGLE_RANK, Heartbeat())
         assert torch.equal(cached.training.read(np.arange(4)), opened.training.read(np.arange(4)))
         paths.add(cached.training.cache.path)  # type: ignore[attr-defined]
-    assert len(paths) == 5  # [8, 8] is 8
+    assert len(paths) == 6  # [8, 8] is 8
 
 
 @pytest.mark.parametrize("fit", ["pad", "stretch"])
@@ -252,6 +254,63 @@ def test_arrays_do_not_become_gray() -> None:
 def test_gray_is_refused_where_it_would_do_nothing(name: str) -> None:
     with pytest.raises(Failure, match="color does not go with"):
         registry.refuse_inapplicable_keys(DataConfig(name=name, color="gray"))
+
+
+def photograph(path: Path, orientation: int = 1) -> Path:
+    """A JPEG of 640 x 400 pixels without sharp edges, or one that lies on its side."""
+    tags, image = Image.Exif(), picture(16, 10).resize((640, 400), Image.Resampling.BICUBIC)
+    tags[ExifTags.Base.Orientation] = orientation
+    (image.transpose(Image.Transpose.ROTATE_90) if orientation == 6 else image).save(path, exif=tags, quality=95)
+    return path
+
+
+def difference(first: Any, second: Any) -> float:
+    return float(np.abs(first.astype(int) - second.astype(int)).mean())
+
+
+def test_exact_decodes_whole_images_in_full(tmp_path: Path) -> None:
+    path = photograph(tmp_path / "a.jpg")
+    of = {name: decode.decode_image(path, 32, 0, Preprocessing(decode=name)) for name in DECODERS}
+    with Image.open(path) as image:
+        assert np.array_equal(of["exact"], decode.fit_image(image.convert("RGB"), 32))
+    assert np.array_equal(of["fast"], of["auto"])
+    assert 0 < difference(of["fast"], of["exact"]) < 2
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_fast_decodes_random_crops_at_a_reduced_size(tmp_path: Path, orientation: int) -> None:
+    path = photograph(tmp_path / "a.jpg", orientation)
+    of = {
+        name: decode.decode_crop(
+            path, [24, 32], 0, lambda height, width: (50, 100, 200, 300), Preprocessing(decode=name)
+        )
+        for name in DECODERS
+    }
+    assert np.array_equal(of["auto"], of["exact"])
+    assert 0 < difference(of["fast"], of["exact"]) < 2
+
+
+@pytest.mark.parametrize("name", ["a.png", "small.jpg"])
+def test_what_cannot_be_reduced_is_decoded_alike(tmp_path: Path, name: str) -> None:
+    picture(40, 30).save(tmp_path / name)
+    of = [
+        (
+            decode.decode_image(tmp_path / name, 24, 0, Preprocessing(decode=decoder)),
+            decode.decode_crop(
+                tmp_path / name, 24, 0, lambda height, width: (2, 3, 25, 26), Preprocessing(decode=decoder)
+            ),
+        )
+        for decoder in DECODERS
+    ]
+    for whole, crop in of[1:]:
+        assert np.array_equal(whole, of[0][0])
+        assert np.array_equal(crop, of[0][1])
+
+
+def test_predict_decodes_in_full_if_training_did(tmp_path: Path) -> None:
+    path, chosen = photograph(tmp_path / "a.jpg"), Preprocessing(decode="exact")
+    read = inputs.read_image(path, Shape(channels=3, size=(32, 32)), chosen)
+    assert np.array_equal(read, decode.decode_image(path, 32, 0, chosen, draft=False))
 
 
 @pytest.mark.parametrize(("size", "share"), [((40, 40), 1.0), ((40, 20), 0.5), ((20, 80), 0.25)])

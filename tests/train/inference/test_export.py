@@ -65,7 +65,14 @@ def test_the_description_tells_what_the_network_takes_and_how_it_was_trained(run
         "dtype": "float32",
         "layout": "NCHW",
         "shape": ["batch", 3, 8, 8],
-        "preprocessing": {"mean": [0.5], "std": [0.25], "crop_ratio": 1.0, "interpolation": "bilinear", "fit": "crop"},
+        "preprocessing": {
+            "mean": [0.5],
+            "std": [0.25],
+            "crop_ratio": 1.0,
+            "interpolation": "bilinear",
+            "fit": "crop",
+            "decode": "auto",
+        },
     }
     assert told["output"] == {"name": "logits", "dtype": "float32", "shape": ["batch", 2]}
     assert told["files"] == {}
