@@ -458,7 +458,7 @@ def _slug(title: str) -> str:
 
     Titles are our own, and unique within a section.
     """
-    return "-".join(title.partition(",")[0].lower().split())
+    return "-".join(re.findall(r"[a-z0-9]+", title.partition(",")[0].lower().replace("²", "2")))
 
 
 MAX_RESTART_MARKS: Final = 8  # a picture has no room for more

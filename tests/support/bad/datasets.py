@@ -146,7 +146,7 @@ ARRAYS: dict[str, Row] = {
     ),
     "npz-label-without-a-sample": (
         arrays(labels=np.eye(3)[np.arange(10) % 2]),
-        "npz d.npz data.task=multi_label",
+        "npz d.npz data.task=multi_label data.classes=3",
         65,
         ("1 of 3 labels have no training sample", "column 2"),
         "remove these columns",

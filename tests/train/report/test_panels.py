@@ -9,7 +9,8 @@ import pytest
 from matplotlib.axes import Axes
 from PIL import Image
 
-from train.report import plots
+from train.metrics import METRICS
+from train.report import page, plots
 from train.report.document import DPI
 from train.report.plots import Panel, PlotSeries
 
@@ -110,3 +111,8 @@ def test_text_of_strangers_is_only_text() -> None:
         title=hostile, x=hostile, y=hostile, series=[PlotSeries(name=hostile, x=[1], y=[1])], marks={1: hostile}
     )
     assert plots.draw_panel(axes, note=hostile).startswith(b"\x89PNG")
+
+
+def test_every_metric_has_a_picture_that_the_next_report_replaces() -> None:
+    names = [f"curves-{plots._slug(f'Val {metric.label}')}.png" for metric in METRICS.values()]
+    assert [name for name in names if not page.PICTURE_PATTERN.fullmatch(name)] == []
