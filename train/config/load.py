@@ -513,7 +513,7 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
         if bool in members and value.lower() in YAML_1_1_BOOLS:
             return f"write {YAML_1_1_BOOLS[value.lower()]}: YAML 1.2 reads {value} as text"
         if members & {int, float}:
-            return _suggest_number(value, default, whole=float not in members)
+            return _suggest_number(value, default, is_whole=float not in members)
         if close := nearest_name(value, [member for member in members if isinstance(member, str)]):
             return f"write {close}"
     if value is None and str in members:
@@ -525,11 +525,11 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
     return f"correct it, or leave it out: the default is {format_value(default)}"
 
 
-def _suggest_number(text: str, default: Any, *, whole: bool) -> str:
+def _suggest_number(text: str, default: Any, *, is_whole: bool) -> str:
     value = resolve_scalar(text)
     if isinstance(value, (int, float)):
         return f"write it without quotes: {text}"
-    if DECIMAL_COMMA.fullmatch(text) and not whole:
+    if DECIMAL_COMMA.fullmatch(text) and not is_whole:
         return f"write {text.replace(',', '.')}, with a point instead of the comma"
     return f"write a plain number, such as {format_value(default)}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"
 
