@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -95,6 +96,8 @@ def step_in_process(name: str) -> tuple[int, str]:
             time.sleep(0.2)
         output = process.stdout.read() if process.stdout else ""
     size, _, problem = output.strip().rpartition("\n")[2].partition(" ")
+    if process.returncode in (-signal.SIGSEGV, -signal.SIGABRT):
+        return SIZE, f"the process ended with {signal.Signals(-process.returncode).name}"
     if process.returncode or not size.isdigit():
         return SIZE, f"no step within {CPU_LIMIT_S} s of one core (exit code {process.returncode})"
     return int(size), problem

@@ -80,6 +80,8 @@ NETWORKS = {
     "a resnet with its own stem": ("model.name=resnet18", "model.args={small_stem: false}", "data.image_size=32"),
     "an elongated input": ("data.image_size=[8, 16]", "data.fit=pad"),
     "wide_resnet": ("model.name=wide_resnet", "model.args={width: 1}"),
+    "a convolutional network of timm": ("model.name=timm/test_resnet", "model.args={drop_path_rate: 0.1}"),
+    "a transformer of timm, built for one size": ("model.name=timm/test_vit", "model.args={}", "data.image_size=32"),
 }
 
 
