@@ -126,7 +126,7 @@ def build_trainer(
         weight_notes += (str(freezing),)
     model, optimizer = runtime.prepare(network, optimizer)
     network = runtime.unwrap(model)
-    ema = None if train.ema_decay is None else EMA(network, train.ema_decay)
+    ema = None if train.ema_decay is None else EMA(network, train.ema_decay, every=train.ema_every_steps)
     state = TrainState(network=network, optimizer=optimizer, scaler=runtime.accelerator.scaler, ema=ema)
     resume_notes = resume.restore(config, runtime, checkpoints, resume_point, state, dataset.fingerprint)
 
@@ -158,6 +158,7 @@ def build_trainer(
             rank=world.rank,
             seed=seed,
             labels=_labels_to_balance(config, splits),
+            repeats=config.data.repeats,
         ),
         batches=batches,
         micro_batch=micro_batch,

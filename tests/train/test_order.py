@@ -50,7 +50,9 @@ def drawn(settings: DataConfig, *, ranks: int, first: int = 0) -> Stream:
     counted = count_steps(batch, SAMPLES, epochs=3, max_steps=LAST)
     stream: Stream = {}
     for rank in range(ranks):
-        course = BatchSampler(batches=batch, steps=counted, samples=SAMPLES, rank=rank, seed=SEED)
+        course = BatchSampler(
+            batches=batch, steps=counted, samples=SAMPLES, rank=rank, seed=SEED, repeats=settings.repeats
+        )
         sets = registry.open_splits(settings)
         assert len(sets.training.labels) == SAMPLES
         loader = open_loader(sets, settings, seed=SEED, device=torch.device("cpu"), cores=1, say=lambda line: None)
@@ -87,6 +89,7 @@ def source(damaged: Path) -> Callable[..., DataConfig]:
         "clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4, "augment": ["translate", "cutout"]},
         "folder with broken files": {"name": "folder", "root": str(damaged), "image_size": 16, "max_bad_images": 3},
         "all operations": {"samples": 50, "image_size": 16, "augment": EVERYTHING},
+        "images that a batch repeats": {"samples": 50, "image_size": 16, "augment": EVERYTHING, "repeats": 4},
         "operations on clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4, "augment": EVERYTHING},
     }
     return lambda kind, **changes: DataConfig(**kinds[kind] | changes)
@@ -98,7 +101,14 @@ def reference(source: Callable[..., DataConfig]) -> Callable[[str], Stream]:
     return cache(lambda kind: drawn(source(kind, loader="memory"), ranks=1))
 
 
-KINDS = ("images", "clips", "folder with broken files", "all operations", "operations on clips")
+KINDS = (
+    "images",
+    "clips",
+    "folder with broken files",
+    "all operations",
+    "images that a batch repeats",
+    "operations on clips",
+)
 READERS = {
     "memory": {"loader": "memory"},
     "in the rank": {"loader": "workers", "workers": 0},

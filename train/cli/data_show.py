@@ -59,7 +59,9 @@ def first_samples(config: RunConfig) -> list[tuple[Tensor, str]]:
     batches = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, 1)
     count = len(splits.training.labels)
     steps = count_steps(batches, count, epochs=config.train.epochs, max_steps=config.train.max_steps)
-    sampler = BatchSampler(batches=batches, steps=steps, samples=count, rank=0, seed=config.run.seed)
+    sampler = BatchSampler(
+        batches=batches, steps=steps, samples=count, rank=0, seed=config.run.seed, repeats=config.data.repeats
+    )
 
     def each() -> Iterator[tuple[Tensor, str]]:
         read = 0

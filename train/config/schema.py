@@ -61,7 +61,7 @@ class DataConfig:
 
     val_fraction, test_fraction: the shares of the images that become the validation and the test split.
     fold: instead of val_fraction, such as 2/5: the second of five parts validates. sampling: how often
-    an epoch draws the images of each class. imbalance: how
+    an epoch draws the images of each class. repeats: how often a global batch holds each of its images. imbalance: how
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
     (synthetic). images: the folder of the images that a table lists; columns: what the table calls
     its columns; task: what the labels are. mirror: the address from which data.download fetches
@@ -85,6 +85,7 @@ class DataConfig:
     test_fraction: float = 0.0
     fold: str | None = None
     sampling: Literal["uniform", "balanced"] = "uniform"
+    repeats: int = 1
     group: str | None = None
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
@@ -141,7 +142,8 @@ class TrainConfig:
     """The length, batch sizes and numerics of the training. Accumulation is global / (micro x world).
 
     compile: the mode of torch.compile. gradient_exchange, bucket_cap_mb: the dtype and the bucket
-    size of DDP's all-reduce. ema_decay: evaluate and save an EMA of the weights too. tf32: let fp32
+    size of DDP's all-reduce. ema_decay: evaluate and save an EMA of the weights too, which is
+    updated every ema_every_steps. tf32: let fp32
     round factors to 11 bits. activation_checkpointing: compute each block twice instead of keeping its
     activations. spike: what to do if the loss jumps. check_replicas_every_steps: also
     before every save; null: never.
@@ -161,6 +163,7 @@ class TrainConfig:
     sync_batchnorm: bool = False
     activation_checkpointing: bool = False
     ema_decay: float | None = None
+    ema_every_steps: int = 1
     reproducible: Literal["none", "fast", "bitwise"] = "fast"
     nan: Literal["stop"] = "stop"
     spike: Literal["none", "warn", "rollback"] = "warn"
@@ -448,6 +451,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.val_fraction": FRACTION,
     "data.test_fraction": FRACTION,
     "data.fold": FOLD,
+    "data.repeats": between(1, 64),
     "data.group": REGEX,
     "data.crop_ratio": Rule(holds=lambda value: 0.1 <= value <= 1, expected="from 0.1 to 1"),
     "data.normalize": NORMALIZATION,
@@ -473,6 +477,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "train.compile": Rule(holds=lambda value: value is not True, expected="false, default or reduce-overhead"),
     "train.bucket_cap_mb": between(1, 1024),
     "train.ema_decay": FRACTION,
+    "train.ema_every_steps": between(1, 1_000_000),
     "train.check_replicas_every_steps": at_least(1),
     "eval.every_epochs": at_least(1),
     "eval.batch_size": at_least(1),

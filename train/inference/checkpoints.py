@@ -41,6 +41,7 @@ DATA_SETTINGS_UNSEEN_BY_MODEL: Final = (
     "data.test_fraction",
     "data.fold",
     "data.sampling",
+    "data.repeats",
     "data.group",
     "data.augment",
     "data.classes",

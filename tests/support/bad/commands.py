@@ -171,6 +171,18 @@ LINES: dict[str, Row] = {
         ("would balance the classes twice",),
         "leave one of them out",
     ),
+    "repeats-that-do-not-divide": (
+        "check data.repeats=3",
+        64,
+        ("does not hold its images data.repeats times", "256 = 85.3333 images x 3"),
+        "train.global_batch_size=255 or 258",
+    ),
+    "repeats-of-one-image": (
+        "check data.repeats=8 train.global_batch_size=8",
+        64,
+        ("8 = 1 images x 8",),
+        "train.global_batch_size=16",
+    ),
     "two-splits-at-once": ("eval run --all --split test", 64, ("not allowed with",), "train eval --help"),
     "show-as-jpeg": ("data show --output a.jpg", 64, ("takes the name of a .png file",), "--output a.jpg.png"),
     "show-into-nothing": ("data show --output none/a.png", 73, ("none is no folder",), "mkdir -p none"),
