@@ -18,7 +18,9 @@ class EMA:
 
     tensors: the average of each floating point tensor of the network's state, by name, on its device.
 
-    every: the optimizer steps between two updates. In the first updates the decay is smaller than `decay`; otherwise the initial weights would stay in
+    every: the optimizer steps between two updates.
+
+    In the first updates the decay is smaller than `decay`; otherwise the initial weights would stay in
     the average for long (TensorFlow's ExponentialMovingAverage does the same with num_updates).
     """
 

@@ -212,7 +212,7 @@ def test_balanced_draws_can_be_repeated_too() -> None:
 
 
 def test_repeats_draw_images_as_torchvision_does_on_as_many_gpus() -> None:
-    """RASampler: the shuffled images, each so often in a row, dealt to the GPUs in turn; as many as there are images."""
+    """RASampler: the shuffled images, each so often in a row, dealt to the GPUs in turn."""
     samples, _ = repeated_batch(0)
     shuffled = course(1, 0).global_batch(0)[: GLOBAL // 4]
     assert sorted(samples.tolist()) == sorted(np.repeat(shuffled, 4).tolist())
