@@ -35,7 +35,7 @@ EVERYTHING: list[str | dict[str, Any]] = [
     "color_jitter",
     "grayscale",
     "cutout",
-    "random_erasing",
+    {"random_erasing": {"mode": "pixel"}},
     {"mixup": {"p": 0.7}},
     "cutmix",
 ]
@@ -89,7 +89,12 @@ def source(damaged: Path) -> Callable[..., DataConfig]:
         "clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4, "augment": ["translate", "cutout"]},
         "folder with broken files": {"name": "folder", "root": str(damaged), "image_size": 16, "max_bad_images": 3},
         "all operations": {"samples": 50, "image_size": 16, "augment": EVERYTHING},
-        "images that a batch repeats": {"samples": 50, "image_size": 16, "augment": EVERYTHING, "repeats": 4},
+        "images that a batch repeats": {
+            "samples": 50,
+            "image_size": 16,
+            "augment": ["rand_augment_timm", {"random_erasing": {"mode": "color"}}, "mixup"],
+            "repeats": 4,
+        },
         "operations on clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4, "augment": EVERYTHING},
     }
     return lambda kind, **changes: DataConfig(**kinds[kind] | changes)

@@ -68,6 +68,10 @@ UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] 
         lambda config: config.optim.lr_scaling == "none",
         "set optim.lr_scaling to linear or sqrt, or leave it out",
     ),
+    "optim.target_threshold": (
+        lambda config: config.optim.loss != "bce",
+        "set optim.loss to bce, or leave it out",
+    ),
     "train.gradient_exchange": (
         lambda config: config.train.parallel != "ddp",
         "set train.parallel to ddp: one process exchanges nothing",

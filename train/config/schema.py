@@ -116,8 +116,9 @@ class OptimConfig:
 
     name: a class of torch.optim, a short name, or package.module:Class. weight_decay_on: all
     parameters, or only weights (not biases, not norms). args, schedule_args: arguments of the
-    optimizer and of the schedule. loss: of numbers. layer_decay: each layer's learning rate is so many
-    times that of the layer after it.
+    optimizer and of the schedule. loss: of numbers, or bce of classes. target_threshold: targets of
+    bce above it are 1, and 0 otherwise. layer_decay: each layer's learning rate is so many times that of the layer
+    after it.
     """
 
     name: str = "sgd"
@@ -134,7 +135,8 @@ class OptimConfig:
     warmup_epochs: float = 1.0
     label_smoothing: float = 0.0
     class_weights: Literal["none", "balanced"] | list[float] = "none"
-    loss: Literal["auto", "l1", "l2", "huber"] = "auto"
+    loss: Literal["auto", "bce", "l1", "l2", "huber"] = "auto"
+    target_threshold: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,6 +471,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "optim.warmup_epochs": between(0, 1_000_000),
     "optim.label_smoothing": FRACTION,
     "optim.class_weights": CLASS_WEIGHTS,
+    "optim.target_threshold": FRACTION,
     "train.epochs": between(1, 1_000_000),
     "train.max_steps": at_least(1),
     "train.global_batch_size": between(1, 10**6),
