@@ -576,6 +576,7 @@ class Trainer:
                     criterion=self.criterion,
                     threshold=self.config.eval.threshold,
                 ),
+                flip=self.config.eval.flip,
             )
         self._count_unreadable()
         if any(self.runtime.all_gather(loop.stop.is_made())):
@@ -653,6 +654,7 @@ class Trainer:
                 self.runtime,
                 classes=len(self.dataset.classes),
                 padded_size=batch_size if self.compiled and isinstance(batch_size, int) else None,
+                flip=self.config.eval.flip,
             )
         if any(self.runtime.all_gather(self.loop.stop.is_made())):
             return

@@ -89,11 +89,12 @@ def source(damaged: Path) -> Callable[..., DataConfig]:
         "clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4, "augment": ["translate", "cutout"]},
         "folder with broken files": {"name": "folder", "root": str(damaged), "image_size": 16, "max_bad_images": 3},
         "all operations": {"samples": 50, "image_size": 16, "augment": EVERYTHING},
-        "images that a batch repeats": {
+        "images that a batch repeats and that grow": {
             "samples": 50,
             "image_size": 16,
             "augment": ["rand_augment_timm", {"random_erasing": {"mode": "color"}}, "mixup"],
             "repeats": 4,
+            "progressive_size": {"start": 8, "epochs": 2},
         },
         "operations on clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4, "augment": EVERYTHING},
     }
@@ -111,7 +112,7 @@ KINDS = (
     "clips",
     "folder with broken files",
     "all operations",
-    "images that a batch repeats",
+    "images that a batch repeats and that grow",
     "operations on clips",
 )
 READERS = {

@@ -162,6 +162,37 @@ def refuse_uneven_repeats(config: RunConfig) -> None:
     )
 
 
+def refuse_compiled_progressive_size(config: RunConfig) -> None:
+    """Refuse `train.compile` with images that grow: code would be compiled for each size.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if config.data.progressive_size and config.train.compile is not False:
+        raise Failure(
+            "train.compile does not go with data.progressive_size: each size would be compiled",
+            found=f"train.compile: {config.train.compile}",
+            fix="set train.compile=false, or leave data.progressive_size out",
+            code=ExitCode.USAGE,
+        )
+
+
+def refuse_cached_evaluation_size(config: RunConfig) -> None:
+    """Refuse data.cache, which keeps all images in one size, with another size for evaluations.
+
+    Raises:
+        Failure: USAGE.
+    """
+    size = config.eval.image_size
+    if config.data.cache is not None and size not in (None, config.data.image_size):
+        raise Failure(
+            "data.cache keeps images of one size, and eval.image_size is another than data.image_size",
+            found=f"eval.image_size: {size}, data.image_size: {config.data.image_size}",
+            fix="leave data.cache out, or eval.image_size",
+            code=ExitCode.USAGE,
+        )
+
+
 def refuse_missing_trackers(trackers: Sequence[str]) -> None:
     """Refuse a tracker whose package is not installed. The package is the user's: the image has only TensorBoard's.
 

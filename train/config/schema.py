@@ -64,7 +64,8 @@ class DataConfig:
     an epoch draws the images of each class. repeats: how often a global batch holds each of its images. imbalance: how
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
     (synthetic). images: the folder of the images that a table lists; columns: what the table calls
-    its columns; task: what the labels are. mirror: the address from which data.download fetches
+    its columns; task: what the labels are. progressive_size: {start: pixels, epochs: number}, in which
+    images grow to image_size; empty: they do not. mirror: the address from which data.download fetches
     published files. crop_ratio, interpolation, normalize: the `Preprocessing` of images; auto: that of the
     weights, or the default.
     """
@@ -77,6 +78,7 @@ class DataConfig:
     download: bool = False
     mirror: str | None = None
     image_size: int = 32
+    progressive_size: dict[str, Any] = field(default_factory=dict)
     frames: int | None = None
     classes: int = 10
     samples: int = 10_000
@@ -178,11 +180,14 @@ class EvalConfig:
 
     The run ends when the metric has reached `target` in `patience` evaluations in a row, or was not
     better than its best value in `early_stop` evaluations in a row. threshold: of the probability
-    from which on an image has a label, where it may have several.
+    from which on an image has a label, where it may have several. image_size: of evaluated images; null: as
+    data.image_size. flip: average the outputs for each image and its mirror image.
     """
 
     every_epochs: int = 1
     batch_size: int | Auto = "auto"
+    image_size: int | None = None
+    flip: bool = False
     metric: str = "accuracy"
     target: float | None = None
     patience: int = 1
@@ -394,6 +399,23 @@ NORMALIZATION = Rule(
     expected="auto, or {mean: [...], std: [...]} of pixels from 0 to 1: one number, or one for each channel; mean from "
     "0 to 1, std from 0.001 to 10",
 )
+
+
+def is_progressive_size(value: Any) -> bool:
+    """Whether it is {start: pixels, epochs: number}, or empty."""
+    return value == {} or (
+        isinstance(value, dict)
+        and set(value) == {"start", "epochs"}
+        and all(type(number) is int for number in value.values())
+        and 8 <= value["start"] <= 4096
+        and 1 <= value["epochs"] <= 1_000_000
+    )
+
+
+PROGRESSIVE_SIZE = Rule(
+    holds=is_progressive_size,
+    expected="{start: PIXELS, epochs: NUMBER}: 8 pixels or more, 1 epoch or more",
+)
 MAX_PROFILE_STEPS = 200  # a longer timeline needs too much memory to write, and no browser opens it
 PROFILE_STEPS = Rule(
     holds=lambda value: len(value) == 2 and 1 <= value[0] <= value[1] < value[0] + MAX_PROFILE_STEPS,
@@ -445,6 +467,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.columns": COLUMN_NAMES,
     "data.task": TASK_NAMES,
     "data.image_size": between(8, 4096),
+    "data.progressive_size": PROGRESSIVE_SIZE,
     "data.classes": between(2, 1_000_000),
     "data.samples": between(1, 10**9),
     "data.mirror": URL,
@@ -484,6 +507,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "train.check_replicas_every_steps": at_least(1),
     "eval.every_epochs": at_least(1),
     "eval.batch_size": at_least(1),
+    "eval.image_size": between(8, 4096),
     "eval.patience": at_least(1),
     "eval.threshold": Rule(holds=lambda value: 0 < value < 1, expected="more than 0, and less than 1"),
     "eval.early_stop": at_least(1),

@@ -66,6 +66,7 @@ class DataSource:
         channels: 1 for gray images and 3 for RGB; None if channels and size are known only from the data.
         has_class_names: whether classes have names; else they may be numbers only.
         tasks: what its labels may be.
+        resizes: whether it may read evaluation images in another size than training images; a factory's may be files.
         hashes_paths: whether equal digests (`statistics.data_fingerprint`) mean the same files.
     """
 
@@ -79,6 +80,7 @@ class DataSource:
     channels: int | None = None
     has_class_names: bool = False
     hashes_paths: bool = False
+    resizes: bool = False
     tasks: tuple[str, ...] = (CLASSIFICATION,)
 
 
@@ -179,6 +181,22 @@ def _refuse_other_tasks(data: DataConfig) -> None:
         others = [name for name in schema.DATA_SOURCES if data.task in find_source(name).tasks]
         fix = f"write the labels in a table, and set data.name={others[0]} (docs/data.md)"
         raise inapplicable_key_failure(data, "task", fix)
+
+
+def refuse_fixed_evaluation_size(data: DataConfig, size: int | None) -> None:
+    """Refuse an eval.image_size for samples that are stored in one size.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if size not in (None, data.image_size) and not find_source(data.name).resizes:
+        others = " or ".join(name for name in schema.DATA_SOURCES if find_source(name).resizes)
+        raise Failure(
+            f"eval.image_size does not go with data.name: {data.name}",
+            found=f"eval.image_size: {size}",
+            fix=f"leave eval.image_size out, or set data.name to {others}",
+            code=ExitCode.USAGE,
+        )
 
 
 def refuse_unused_key(data: DataConfig, key: str) -> None:

@@ -49,7 +49,7 @@ def _transform(image: Image.Image, matrix: tuple[float, ...], drawn: Drawn) -> I
 
 def _rotate(image: Image.Image, drawn: Drawn) -> Image.Image:
     fill: Any = drawn.fill
-    return image.rotate(drawn.sign * 30 * drawn.level, resample=drawn.interpolation, fillcolor=fill)  # type: ignore[arg-type]
+    return image.rotate(drawn.sign * 30 * drawn.level, resample=drawn.interpolation, fillcolor=fill)
 
 
 def _posterize(image: Image.Image, drawn: Drawn) -> Image.Image:

@@ -24,11 +24,20 @@ from train.config import resume_rules
 from train.config.schema import RunConfig
 from train.data import path_list, registry, statistics
 from train.data.image_folder import ImageFileSource
+from train.data.image_sizes import with_evaluation_size
 from train.data.loader import BatchLoader, open_loader
 from train.data.splits import DataSplits, SampleIndices, SampleSource, with_test_as_validation, without_training
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
-from train.evaluation.evaluate import Counter, Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
+from train.evaluation.evaluate import (
+    Counter,
+    Evaluation,
+    evaluate,
+    explain_out_of_memory,
+    max_batch_size,
+    rank_batches,
+    refuse_flips,
+)
 from train.inference import checkpoints, csv_table, gallery
 from train.inference.calibration import measure_calibration
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
@@ -111,7 +120,7 @@ def _concat_sources(first: SampleSource, second: SampleSource) -> SampleSource:
         paths = path_list.concatenate_paths(
             path_list.as_packed_paths(first.paths), path_list.as_packed_paths(second.paths)
         )
-        return ImageFileSource(paths, labels, first.size)
+        return replace(first, paths=paths, labels=labels)
     return ConcatSource(first=first, second=second, labels=labels)
 
 
@@ -194,6 +203,7 @@ def evaluate_on_rank(
             classes=len(sets.classes),
             new_counter=build_counter(config, sets),
             observe=None if collector is None else collector.add,
+            flip=config.eval.flip,
         )
     results = None if collector is None else collector.gather(rank_runtime.all_gather)
     if rank_runtime.is_main:
@@ -265,6 +275,8 @@ def open_evaluation_data(
         sets = with_test_as_validation(sets)
     if not len(sets.validation.labels):
         raise _no_validation_data_failure(config)
+    sets = with_evaluation_size(sets, config.eval.image_size)
+    refuse_flips(config.eval, sets)
     notes = checkpoints.evaluation_caveats(training_facts, facts, split=split) if training_facts is not None else ()
     return EvaluationData(sets=sets, words=facts.measured(split=split), split=split, notes=notes)
 

@@ -183,6 +183,18 @@ LINES: dict[str, Row] = {
         ("8 = 1 images x 8",),
         "train.global_batch_size=16",
     ),
+    "another-size-for-drawn-images": (
+        "check eval.image_size=64",
+        64,
+        ("eval.image_size does not go with data.name: synthetic",),
+        "data.name to folder or table",
+    ),
+    "growing-without-an-end": (
+        "check data.progressive_size.start=16",
+        64,
+        ("data.progressive_size", "{start: PIXELS, epochs: NUMBER}"),
+        "the default is {}",
+    ),
     "two-splits-at-once": ("eval run --all --split test", 64, ("not allowed with",), "train eval --help"),
     "show-as-jpeg": ("data show --output a.jpg", 64, ("takes the name of a .png file",), "--output a.jpg.png"),
     "show-into-nothing": ("data show --output none/a.png", 73, ("none is no folder",), "mkdir -p none"),

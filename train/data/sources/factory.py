@@ -27,4 +27,5 @@ FACTORY: Final = DataSource(
     describe=describe,
     keys=frozenset({"root", "classes", "samples", "val_fraction", "cache"}),
     origin="factory",
+    resizes=True,
 )
