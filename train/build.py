@@ -19,15 +19,17 @@ from train.config import checks, task_keys
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import RunConfig
 from train.data import statistics
+from train.data.image_sizes import ProgressiveSize, with_evaluation_size
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
 from train.data.registry import open_splits
 from train.data.sampler import BatchSampler
+from train.data.shape import Shape
 from train.data.splits import DataSplits, with_test_as_validation, without_training
 from train.distributed import shared_memory, sync_batchnorm
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
 from train.evaluation import early_stopping
-from train.evaluation.evaluate import max_batch_size, rank_batches
+from train.evaluation.evaluate import max_batch_size, rank_batches, refuse_flips
 from train.evaluation.final_score import read_final_score
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
@@ -80,7 +82,8 @@ def build_trainer(
 
     heartbeat.beat("data")
     config = replace(config, data=runtime.run_on_rank_zero(lambda: weights.fit_preprocessing(config, earlier)))
-    splits = open_splits(config.data)
+    splits = with_evaluation_size(open_splits(config.data), config.eval.image_size)
+    refuse_flips(config.eval, splits)
     config = task_keys.with_task_defaults(config, splits.task)
     dataset = _describe_dataset(config, runtime, splits)
     num_classes = len(dataset.classes)
@@ -91,6 +94,8 @@ def build_trainer(
 
     model_config = weights.fit_stem(config.model, earlier)
     network = registry.build_model(model_config, classes=num_classes, shape=splits.shape, seed=seed)
+    for shape in _other_shapes(config, splits):
+        registry.refuse_other_size(network, model_config, num_classes, shape)
     freezing = build_freezing(config.model, network, steps.per_epoch)
     if freezing is not None and freezing.until is None:
         freezing.freeze_parameters(True)  # the optimizer need not know them
@@ -127,7 +132,7 @@ def build_trainer(
         weight_notes += (str(freezing),)
     model, optimizer = runtime.prepare(network, optimizer)
     network = runtime.unwrap(model)
-    ema = None if train.ema_decay is None else EMA(network, train.ema_decay)
+    ema = None if train.ema_decay is None else EMA(network, train.ema_decay, every=train.ema_every_steps)
     state = TrainState(network=network, optimizer=optimizer, scaler=runtime.accelerator.scaler, ema=ema)
     resume_notes = resume.restore(config, runtime, checkpoints, resume_point, state, dataset.fingerprint)
 
@@ -159,6 +164,7 @@ def build_trainer(
             rank=world.rank,
             seed=seed,
             labels=statistics.labels_to_balance(config.data, splits),
+            repeats=config.data.repeats,
         ),
         batches=batches,
         micro_batch=micro_batch,
@@ -188,6 +194,16 @@ def build_trainer(
         freezing=freezing,
         sample_images=partial(compilation.black_images, count=batches.micro, shape=splits.shape, device=runtime.device),
     )
+
+
+def _other_shapes(config: RunConfig, splits: DataSplits) -> list[Shape]:
+    """The shapes beside data.image_size that the network must take: of evaluations, and of the first epoch."""
+    shapes = [] if splits.evaluation_shape is None else [splits.evaluation_shape]
+    progressive = ProgressiveSize.of_config(config.data, splits.shape)
+    if progressive is not None:
+        sides = tuple(round(side * progressive.start / progressive.full) for side in splits.shape.size)
+        shapes.append(Shape(channels=splits.shape.channels, size=sides))
+    return shapes
 
 
 def _test_loader_opener(
@@ -254,8 +270,8 @@ def _refuse_small_shared_memory(
     config: RunConfig, runtime: Runtime, splits: DataSplits, loader: BatchLoader, batches: BatchSizes
 ) -> None:
     blocks = rank_batches(len(splits.validation.labels), config.eval.batch_size, runtime.world)
-    num_images = batches.micro + max(map(len, blocks), default=0)
-    num_bytes = num_images * math.prod(splits.shape.stored)
+    num_bytes = batches.micro * math.prod(splits.shape.stored)
+    num_bytes += max(map(len, blocks), default=0) * math.prod(splits.evaluated_shape.stored)
     refuse_small_shared_memory(loader.workers, num_bytes, ranks=runtime.world.local_world_size)
 
 
@@ -285,14 +301,16 @@ def _warm_up_or_compile(
 
     With train.reproducible=bitwise only a forward pass: it looks for state that the reducer would not see.
     """
-    images = partial(compilation.black_images, shape=splits.shape, device=runtime.device)
-    training = images(batches.micro)
+    images = partial(compilation.black_images, device=runtime.device)
+    training = images(batches.micro, splits.shape)
     if bitwise is not None:
         refuse_hidden_state(model, training)
     elif config.train.compile is not False:
         progress.say(COMPILING)
         batch_size = max_batch_size(len(splits.validation.labels), config.eval.batch_size)
-        samples = SampleImages(training=training, evaluation=images(batch_size) if batch_size else None)
+        samples = SampleImages(
+            training=training, evaluation=images(batch_size, splits.evaluated_shape) if batch_size else None
+        )
         return compilation.compile_model(
             config.train.compile,
             runtime,

@@ -37,6 +37,7 @@ class Task:
 
     outputs: what the model's outputs are, in words, with the number of them, or with their name. noun: for their names.
     keys: the settings of loss and evaluation that act on this task, of those that act on some tasks only.
+    losses: what optim.loss may say beside auto.
     default_metric: of eval.metric. example: lines of Python that print what `outputs`, a tensor of one image's outputs,
     mean; `description` is the exported model's model.json. numpy_example: the same for an array of numpy's.
 
@@ -56,6 +57,7 @@ class Task:
     outputs: str
     noun: str
     keys: frozenset[str]
+    losses: tuple[str, ...] = ()
     default_metric: str
     example: str
     numpy_example: str
@@ -88,7 +90,8 @@ TASKS: Final[Mapping[str, Task]] = _table(
         name=CLASSIFICATION,
         outputs="{count} classes",
         noun="classes",
-        keys=frozenset({"optim.label_smoothing", "optim.class_weights"}),
+        keys=frozenset({"optim.label_smoothing", "optim.class_weights", "optim.loss", "optim.target_threshold"}),
+        losses=("bce",),
         default_metric="accuracy",
         example="probabilities = outputs.softmax(0)\n"
         'print(description["classes"][probabilities.argmax()], probabilities.max().item())\n',
@@ -128,6 +131,7 @@ TASKS: Final[Mapping[str, Task]] = _table(
         outputs="one number for each image ({name})",
         noun="number",
         keys=frozenset({"optim.loss"}),
+        losses=("l1", "l2", "huber"),
         default_metric="mae",
         example='print(outputs.item() * description["target"]["std"] + description["target"]["mean"])\n',
         numpy_example='print(outputs.item() * description["target"]["std"] + description["target"]["mean"])\n',

@@ -271,7 +271,7 @@ class Trainer:
             stopwatch=stopwatch,
             durations=durations,
             epoch_stats=self._begin_epoch_stats(stopwatch.seconds),
-            recent_losses=RecentLosses(len(self.dataset.classes) if self.dataset.task == CLASSIFICATION else 2),
+            recent_losses=RecentLosses(self._choices_to_guess()),
             stop=StopRequest(self.signals, durations, is_main=self.runtime.is_main, clock=self.clock),
             saved_at=self.clock(),
             logged_at=state.window.since if state.window else stopwatch.seconds,
@@ -579,6 +579,7 @@ class Trainer:
                 classes=len(self.dataset.classes),
                 padded_size=largest if self.compiled else None,
                 new_counter=self._new_counter(),
+                flip=self.config.eval.flip,
             )
         self._count_unreadable()
         if any(self.runtime.all_gather(loop.stop.is_made())):
@@ -657,6 +658,7 @@ class Trainer:
                 classes=len(self.dataset.classes),
                 padded_size=batch_size if self.compiled and isinstance(batch_size, int) else None,
                 new_counter=self._new_counter(thresholds=self._thresholds_of(step)),
+                flip=self.config.eval.flip,
             )
         if any(self.runtime.all_gather(self.loop.stop.is_made())):
             return
@@ -976,6 +978,11 @@ class Trainer:
     def checkpoint_path(self, step: int) -> Path:
         """The folder of the checkpoint of a step."""
         return self.checkpoints / store.step_folder_name(step)
+
+    def _choices_to_guess(self) -> int:
+        """The number of equally likely answers whose cross-entropy is the loss of a guess."""
+        is_cross_entropy = self.dataset.task == CLASSIFICATION and self.config.optim.loss == "auto"
+        return len(self.dataset.classes) if is_cross_entropy else 2
 
     @property
     def images_trained(self) -> int:

@@ -35,7 +35,7 @@ EVERYTHING: list[str | dict[str, Any]] = [
     "color_jitter",
     "grayscale",
     "cutout",
-    "random_erasing",
+    {"random_erasing": {"mode": "pixel"}},
     {"mixup": {"p": 0.7}},
     "cutmix",
 ]
@@ -50,7 +50,9 @@ def drawn(settings: DataConfig, *, ranks: int, first: int = 0) -> Stream:
     counted = count_steps(batch, SAMPLES, epochs=3, max_steps=LAST)
     stream: Stream = {}
     for rank in range(ranks):
-        course = BatchSampler(batches=batch, steps=counted, samples=SAMPLES, rank=rank, seed=SEED)
+        course = BatchSampler(
+            batches=batch, steps=counted, samples=SAMPLES, rank=rank, seed=SEED, repeats=settings.repeats
+        )
         sets = registry.open_splits(settings)
         assert len(sets.training.labels) == SAMPLES
         loader = open_loader(sets, settings, seed=SEED, device=torch.device("cpu"), cores=1, say=lambda line: None)
@@ -87,6 +89,13 @@ def source(damaged: Path) -> Callable[..., DataConfig]:
         "clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4, "augment": ["translate", "cutout"]},
         "folder with broken files": {"name": "folder", "root": str(damaged), "image_size": 16, "max_bad_images": 3},
         "all operations": {"samples": 50, "image_size": 16, "augment": EVERYTHING},
+        "images that a batch repeats and that grow": {
+            "samples": 50,
+            "image_size": 16,
+            "augment": ["rand_augment_timm", {"random_erasing": {"mode": "color"}}, "mixup"],
+            "repeats": 4,
+            "progressive_size": {"start": 8, "epochs": 2},
+        },
         "operations on clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4, "augment": EVERYTHING},
     }
     return lambda kind, **changes: DataConfig(**kinds[kind] | changes)
@@ -98,7 +107,14 @@ def reference(source: Callable[..., DataConfig]) -> Callable[[str], Stream]:
     return cache(lambda kind: drawn(source(kind, loader="memory"), ranks=1))
 
 
-KINDS = ("images", "clips", "folder with broken files", "all operations", "operations on clips")
+KINDS = (
+    "images",
+    "clips",
+    "folder with broken files",
+    "all operations",
+    "images that a batch repeats and that grow",
+    "operations on clips",
+)
 READERS = {
     "memory": {"loader": "memory"},
     "in the rank": {"loader": "workers", "workers": 0},

@@ -18,6 +18,7 @@ from PIL import Image
 from processes import python
 from runs import Run
 
+from entrypoint import Failure
 from train import tasks
 from train.config import load, task_keys
 from train.config.schema import RunConfig
@@ -130,6 +131,13 @@ def test_a_metric_of_another_task_is_refused(table: Path, tmp_path: Path) -> Non
 def test_a_key_that_does_nothing_for_the_task_is_refused(table: Path, tmp_path: Path, task: str, setting: str) -> None:
     failure = refused(tmp_path / "run", *settings(table, task, setting))
     assert failure.what == f"{setting.partition('=')[0]} does not go with data.task {task}"
+
+
+@pytest.mark.parametrize(("task", "loss"), [("classification", "l1"), ("regression", "bce")])
+def test_a_loss_of_another_task_is_refused(task: str, loss: str) -> None:
+    with pytest.raises(Failure, match=f"optim.loss {loss} does not go with data.task {task}") as caught:
+        task_keys.with_task_defaults(load.load_config(None, [f"optim.loss={loss}"]), task)
+    assert caught.value.code == 64
 
 
 def test_a_classification_keeps_its_config() -> None:

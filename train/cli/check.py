@@ -216,6 +216,7 @@ def describe_plan(
     rows |= {"steps": KNOWN_AT_START, "learning rate": KNOWN_AT_START}
     if steps is not None:
         rows |= {"steps": f"{steps.per_epoch:,} per epoch, {steps.total:,} in all; {_describe_dropped(steps)}"}
+        rows["steps"] += _describe_repeats(config, steps, batch)
         rows |= {
             "learning rate": schedule.describe_schedule(
                 schedule.build_schedule(schedule.resolve_learning_rate(config), steps, batch.global_)
@@ -328,6 +329,14 @@ def _describe_dropped(steps: StepCounts) -> str:
     if steps.dropped == 1:
         return "the last sample of an epoch is left out"
     return f"the last {steps.dropped:,} samples of an epoch are left out" if steps.dropped else "no sample is left out"
+
+
+def _describe_repeats(config: RunConfig, steps: StepCounts, batch: BatchSizes) -> str:
+    """How many images an epoch trains on with data.repeats; empty without it."""
+    if config.data.repeats == 1:
+        return ""
+    images = steps.per_epoch * (batch.global_ // config.data.repeats)
+    return f"; an epoch trains on {pluralize(images, 'image')}, {config.data.repeats} times each"
 
 
 def check(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -61,8 +61,15 @@ def first_samples(config: RunConfig) -> list[tuple[Tensor, str]]:
     batches = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, 1)
     count = len(splits.training.labels)
     steps = count_steps(batches, count, epochs=config.train.epochs, max_steps=config.train.max_steps)
-    labels = statistics.labels_to_balance(config.data, splits)
-    sampler = BatchSampler(batches=batches, steps=steps, samples=count, rank=0, seed=config.run.seed, labels=labels)
+    sampler = BatchSampler(
+        batches=batches,
+        steps=steps,
+        samples=count,
+        rank=0,
+        seed=config.run.seed,
+        labels=statistics.labels_to_balance(config.data, splits),
+        repeats=config.data.repeats,
+    )
 
     def each() -> Iterator[tuple[Tensor, str]]:
         read = 0

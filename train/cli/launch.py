@@ -51,6 +51,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     """
     checks.refuse_unknown_arguments(config.model, config.optim)
     checks.refuse_double_balancing(config)
+    checks.refuse_uneven_repeats(config)
     schedule.schedule_arguments(config.optim)
     schedule.resolve_learning_rate(config)
     registry.refuse_inapplicable_keys(config.data)
@@ -67,6 +68,8 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     checks.refuse_bitwise_conflicts(config, world_size)
     checks.refuse_compiled_data_parallel(config.train)
     checks.refuse_compiled_unfreezing(config)
+    checks.refuse_compiled_progressive_size(config)
+    registry.refuse_fixed_evaluation_size(config.data, config.eval.image_size)
     checks.refuse_checkpointing_conflicts(config.train)
     batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size)
     count_planned_steps(config, batch, registry.find_source(config.data.name).count(config.data))

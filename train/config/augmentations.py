@@ -100,6 +100,17 @@ def interval(default: tuple[float, float], low: float, high: float) -> Argument:
     )
 
 
+def choice(default: str, *others: str) -> Argument:
+    """One of these words."""
+    words = (default, *others)
+    return Argument(default=default, holds=lambda value: value in words, expected=f"one of {', '.join(words)}")
+
+
+def is_color(value: Any) -> bool:
+    """Whether it is [red, green, blue], from 0 to 255."""
+    return isinstance(value, list) and len(value) == 3 and all(type(part) is int and 0 <= part <= 255 for part in value)
+
+
 def probability(default: float) -> Argument:
     """The share of samples that an operation changes."""
     return number(default, 0, 1)
@@ -129,6 +140,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         stage="pixels",
         summary="one of 14 operations (shear, shift, rotation, colours) of a random strength: TrivialAugment Wide",
         effects=("policy",),
+        arguments={"interpolation": choice("nearest", "bilinear", "bicubic")},
         bytes_only=True,
         channels=(1, 3),
     ),
@@ -136,7 +148,28 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         stage="pixels",
         summary="`num_ops` of the same 14 operations, each of strength `magnitude` of 30: RandAugment",
         effects=("policy",),
-        arguments={"num_ops": whole_number(2, 1, 8), "magnitude": whole_number(9, 0, 30)},
+        arguments={
+            "num_ops": whole_number(2, 1, 8),
+            "magnitude": whole_number(9, 0, 30),
+            "interpolation": choice("nearest", "bilinear", "bicubic"),
+        },
+        bytes_only=True,
+        channels=(1, 3),
+    ),
+    "rand_augment_timm": Operation(
+        stage="pixels",
+        summary="timm's variant: up to `num_ops` of 15 operations, each with probability `p`, of strength `magnitude` "
+        "of 10 with a standard deviation of `magnitude_std`",
+        effects=("policy",),
+        arguments={
+            "num_ops": whole_number(2, 1, 8),
+            "magnitude": number(9, 0, 10),
+            "magnitude_std": number(0.5, 0, 10),
+            "p": probability(0.5),
+            "increasing": Argument(default=True, holds=lambda value: isinstance(value, bool), expected="true or false"),
+            "interpolation": choice("random", "bilinear", "bicubic"),
+            "fill": Argument(default=[128, 128, 128], holds=is_color, expected="[red, green, blue], from 0 to 255"),
+        },
         bytes_only=True,
         channels=(1, 3),
     ),
@@ -176,12 +209,14 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     ),
     "random_erasing": Operation(
         stage="values",
-        summary="sets a rectangle to the mean colour (`scale`: its share of the area, `ratio`: height / width)",
+        summary="sets a rectangle to the mean colour (`scale`: its share of the area, `ratio`: height / width), with "
+        "`mode` color to a random colour, with pixel to noise",
         effects=("random erasing",),
         arguments={
             "p": probability(0.25),
             "scale": interval((0.02, 1 / 3), 0, 1),
             "ratio": interval((0.3, 3.3), 0, 100),
+            "mode": choice("const", "color", "pixel"),
         },
     ),
     "mixup": Operation(

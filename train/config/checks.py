@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
 from train.config import schema
+from train.config.batches import nearest_multiples
 from train.config.load import nearest_name
 from train.config.models import BUILTIN_MODELS, FORBIDDEN_ARGUMENTS
 from train.config.optimizers import OPTIMIZERS, TorchOptimizer
@@ -67,9 +68,17 @@ UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] 
         lambda config: config.optim.lr_scaling == "none",
         "set optim.lr_scaling to linear or sqrt, or leave it out",
     ),
+    "optim.target_threshold": (
+        lambda config: config.optim.loss != "bce",
+        "set optim.loss to bce, or leave it out",
+    ),
     "train.gradient_exchange": (
         lambda config: config.train.parallel != "ddp",
         "set train.parallel to ddp: one process exchanges nothing",
+    ),
+    "train.ema_every_steps": (
+        lambda config: config.train.ema_decay is None,
+        "set train.ema_decay, or leave it out",
     ),
     "eval.patience": (
         lambda config: config.eval.target is None,
@@ -130,6 +139,40 @@ def refuse_double_balancing(config: RunConfig) -> None:
             "data.sampling: balanced and optim.class_weights: balanced would balance the classes twice",
             found="both are balanced: rare classes would count more than common ones",
             fix="leave one of them out: sampling repeats rare images, weights count each of them more",
+            code=ExitCode.USAGE,
+        )
+
+
+def refuse_uneven_repeats(config: RunConfig) -> None:
+    """Refuse a global batch that does not hold at least two images, each of them data.repeats times.
+
+    Raises:
+        Failure: USAGE.
+    """
+    repeats, size = config.data.repeats, config.train.global_batch_size
+    if repeats == 1 or (size % repeats == 0 and size > repeats):
+        return
+    multiples = [multiple for multiple in nearest_multiples(size, repeats) if multiple > repeats]
+    raise Failure(
+        "train.global_batch_size does not hold its images data.repeats times",
+        found=f"{size} = {size / repeats:g} images x {repeats}",
+        expected=f"a multiple of {repeats}, of two images or more",
+        fix=f"set train.global_batch_size={' or '.join(map(str, multiples or [2 * repeats]))}, or another data.repeats",
+        code=ExitCode.USAGE,
+    )
+
+
+def refuse_compiled_progressive_size(config: RunConfig) -> None:
+    """Refuse `train.compile` with images that grow: code would be compiled for each size.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if config.data.progressive_size and config.train.compile is not False:
+        raise Failure(
+            "train.compile does not go with data.progressive_size: each size would be compiled",
+            found=f"train.compile: {config.train.compile}",
+            fix="set train.compile=false, or leave data.progressive_size out",
             code=ExitCode.USAGE,
         )
 

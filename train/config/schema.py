@@ -61,12 +61,13 @@ class DataConfig:
 
     val_fraction, test_fraction: the shares of the images that become the validation and the test split.
     fold: instead of val_fraction, such as 2/5: the second of five parts validates. sampling: how often
-    an epoch draws the images of each class. imbalance: how
+    an epoch draws the images of each class. repeats: how often a global batch holds each of its images. imbalance: how
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
     (synthetic). images: the folder of the images that a table lists; columns: what the table calls
-    its columns; task: what the labels are. mirror: the address from which data.download fetches
-    published files. fit, decode, crop_ratio, interpolation, normalize: the `Preprocessing` of images; auto: that of
-    the weights, or the default. color: the channels that image files get.
+    its columns; task: what the labels are. progressive_size: {start: pixels, epochs: number}, in which
+    images grow to image_size; empty: they do not. mirror: the address from which data.download fetches
+    published files. fit, decode, crop_ratio, interpolation, normalize: the `Preprocessing` of images;
+    auto: that of the weights, or the default. color: the channels that image files get.
     """
 
     name: str = "synthetic"
@@ -77,6 +78,7 @@ class DataConfig:
     download: bool = False
     mirror: str | None = None
     image_size: int | list[int] = 32
+    progressive_size: dict[str, Any] = field(default_factory=dict)
     frames: int | None = None
     classes: int = 10
     samples: int = 10_000
@@ -85,6 +87,7 @@ class DataConfig:
     test_fraction: float = 0.0
     fold: str | None = None
     sampling: Literal["uniform", "balanced"] = "uniform"
+    repeats: int = 1
     group: str | None = None
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
@@ -118,8 +121,9 @@ class OptimConfig:
 
     name: a class of torch.optim, a short name, or package.module:Class. weight_decay_on: all
     parameters, or only weights (not biases, not norms). args, schedule_args: arguments of the
-    optimizer and of the schedule. loss: of numbers. layer_decay: each layer's learning rate is so many
-    times that of the layer after it.
+    optimizer and of the schedule. loss: of numbers, or bce of classes. target_threshold: targets of
+    bce above it are 1, and 0 otherwise. layer_decay: each layer's learning rate is so many times that of the layer
+    after it.
     """
 
     name: str = "sgd"
@@ -136,7 +140,8 @@ class OptimConfig:
     warmup_epochs: float = 1.0
     label_smoothing: float = 0.0
     class_weights: Literal["none", "balanced"] | list[float] = "none"
-    loss: Literal["auto", "l1", "l2", "huber"] = "auto"
+    loss: Literal["auto", "bce", "l1", "l2", "huber"] = "auto"
+    target_threshold: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +149,8 @@ class TrainConfig:
     """The length, batch sizes and numerics of the training. Accumulation is global / (micro x world).
 
     compile: the mode of torch.compile. gradient_exchange, bucket_cap_mb: the dtype and the bucket
-    size of DDP's all-reduce. ema_decay: evaluate and save an EMA of the weights too. tf32: let fp32
+    size of DDP's all-reduce. ema_decay: evaluate and save an EMA of the weights too, which is
+    updated every ema_every_steps. tf32: let fp32
     round factors to 11 bits. activation_checkpointing: compute each block twice instead of keeping its
     activations. spike: what to do if the loss jumps. check_replicas_every_steps: also
     before every save; null: never.
@@ -164,6 +170,7 @@ class TrainConfig:
     sync_batchnorm: bool = False
     activation_checkpointing: bool = False
     ema_decay: float | None = None
+    ema_every_steps: int = 1
     reproducible: Literal["none", "fast", "bitwise"] = "fast"
     nan: Literal["stop"] = "stop"
     spike: Literal["none", "warn", "rollback"] = "warn"
@@ -176,11 +183,14 @@ class EvalConfig:
 
     The run ends when the metric has reached `target` in `patience` evaluations in a row, or was not
     better than its best value in `early_stop` evaluations in a row. threshold: of the probability
-    from which on an image has a label, where it may have several.
+    from which on an image has a label, where it may have several. image_size: of evaluated images; null: as
+    data.image_size. flip: average the outputs for each image and its mirror image.
     """
 
     every_epochs: int = 1
     batch_size: int | Auto = "auto"
+    image_size: int | list[int] | None = None
+    flip: bool = False
     metric: str = "accuracy"
     target: float | None = None
     patience: int = 1
@@ -407,6 +417,23 @@ NORMALIZATION = Rule(
     expected="auto, or {mean: [...], std: [...]} of pixels from 0 to 1: one number, or one for each channel; mean from "
     "0 to 1, std from 0.001 to 10",
 )
+
+
+def is_progressive_size(value: Any) -> bool:
+    """Whether it is {start: pixels, epochs: number}, or empty."""
+    return value == {} or (
+        isinstance(value, dict)
+        and set(value) == {"start", "epochs"}
+        and all(type(number) is int for number in value.values())
+        and 8 <= value["start"] <= 4096
+        and 1 <= value["epochs"] <= 1_000_000
+    )
+
+
+PROGRESSIVE_SIZE = Rule(
+    holds=is_progressive_size,
+    expected="{start: PIXELS, epochs: NUMBER}: 8 pixels or more, 1 epoch or more",
+)
 MAX_PROFILE_STEPS = 200  # a longer timeline needs too much memory to write, and no browser opens it
 PROFILE_STEPS = Rule(
     holds=lambda value: len(value) == 2 and 1 <= value[0] <= value[1] < value[0] + MAX_PROFILE_STEPS,
@@ -458,6 +485,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.columns": COLUMN_NAMES,
     "data.task": TASK_NAMES,
     "data.image_size": IMAGE_SIZE,
+    "data.progressive_size": PROGRESSIVE_SIZE,
     "data.classes": between(2, 1_000_000),
     "data.samples": between(1, 10**9),
     "data.mirror": URL,
@@ -466,6 +494,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.val_fraction": FRACTION,
     "data.test_fraction": FRACTION,
     "data.fold": FOLD,
+    "data.repeats": between(1, 64),
     "data.group": REGEX,
     "data.crop_ratio": Rule(holds=lambda value: 0.1 <= value <= 1, expected="from 0.1 to 1"),
     "data.normalize": NORMALIZATION,
@@ -483,6 +512,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "optim.warmup_epochs": between(0, 1_000_000),
     "optim.label_smoothing": FRACTION,
     "optim.class_weights": CLASS_WEIGHTS,
+    "optim.target_threshold": FRACTION,
     "train.epochs": between(1, 1_000_000),
     "train.max_steps": at_least(1),
     "train.global_batch_size": between(1, 10**6),
@@ -491,9 +521,11 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "train.compile": Rule(holds=lambda value: value is not True, expected="false, default or reduce-overhead"),
     "train.bucket_cap_mb": between(1, 1024),
     "train.ema_decay": FRACTION,
+    "train.ema_every_steps": between(1, 1_000_000),
     "train.check_replicas_every_steps": at_least(1),
     "eval.every_epochs": at_least(1),
     "eval.batch_size": at_least(1),
+    "eval.image_size": IMAGE_SIZE,
     "eval.patience": at_least(1),
     "eval.threshold": Rule(holds=lambda value: 0 < value < 1, expected="more than 0, and less than 1"),
     "eval.early_stop": at_least(1),

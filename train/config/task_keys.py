@@ -8,7 +8,7 @@ from typing import Final
 from entrypoint import ExitCode, Failure
 from train.config.schema import RunConfig
 from train.metrics import DEFAULT_METRIC, METRICS, metrics_of
-from train.tasks import TASKS
+from train.tasks import AUTO, TASKS
 
 # All keys that act on some tasks only.
 TASK_KEYS: Final = tuple(sorted(set().union(*(task.keys for task in TASKS.values()))))
@@ -21,6 +21,7 @@ def with_task_defaults(config: RunConfig, task: str) -> RunConfig:
         Failure: USAGE for a metric of another task, and for a key that does nothing for this one.
     """
     _refuse_unused_keys(config, task)
+    _refuse_other_loss(config, task)
     name = config.eval.metric
     if task in METRICS[name].tasks:
         return config
@@ -47,5 +48,17 @@ def _refuse_unused_keys(config: RunConfig, task: str) -> None:
             f"{key} does not go with data.task {task}",
             found=f"{key}: {value}",
             fix=f"leave {key} out: it acts on {others}",
+            code=ExitCode.USAGE,
+        )
+
+
+def _refuse_other_loss(config: RunConfig, task: str) -> None:
+    loss, losses = config.optim.loss, TASKS[task].losses
+    if loss not in (AUTO, *losses):
+        raise Failure(
+            f"optim.loss {loss} does not go with data.task {task}",
+            found=f"optim.loss: {loss}",
+            expected=f"one of {', '.join((AUTO, *losses))}",
+            fix="leave optim.loss out: auto takes the usual loss of the task",
             code=ExitCode.USAGE,
         )

@@ -22,6 +22,7 @@ from entrypoint import ExitCode, Failure, Heartbeat
 from train.config.schema import DataConfig
 from train.data import augment, decoded_cache
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
+from train.data.image_sizes import ProgressiveSize
 from train.data.in_memory import DeviceDataset, HostDataset, load_in_memory
 from train.data.mixing import LabelMix
 from train.data.preprocessing import (
@@ -80,6 +81,7 @@ class BatchLoader:
     description: where the images are kept, or how many workers read them. workers: processes that read. broken: the
     files that this rank has skipped so far. paths: the training files, if the samples are files. notes: about
     data.cache. transform: augment.apply, or the same compiled. weights: as in `DataSplits`, on the device.
+    progressive_size: with data.progressive_size.
     """
 
     training: SplitReader
@@ -96,6 +98,7 @@ class BatchLoader:
     transform: Callable[..., Tensor] = augment.apply
     weights: Tensor | None = None
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING
+    progressive_size: ProgressiveSize | None = None
 
     def compiled(self, batch: int) -> BatchLoader:
         """A loader that augments batches of this size by one compiled function: 3 kernels instead of 25.
@@ -129,6 +132,8 @@ class BatchLoader:
                 images = self.transform(pixels, rows, shifts, gray=gray, preprocessing=self.preprocessing)
             else:
                 images = self._plain(pixels, rows)
+            if self.progressive_size is not None:
+                images = self.progressive_size.scale(images, epoch)
             images = self.augmenter.augment_values(images, keys, epoch)
             images, mix = self.augmenter.mix(images, labels, keys, epoch)
             yield micro_batch, Batch(images=images, labels=labels, weights=self._weights(micro_batch), mix=mix)
@@ -202,7 +207,8 @@ def open_loader(
     def open_reader(name: str, source: SampleSource, *, replace: bool) -> DeviceDataset | HostDataset | WorkerLoader:
         split = Split(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
         if mode == "memory":
-            return load_in_memory(split, sets.shape.stored, device, cores, pulse, host)
+            shape = sets.shape if replace else sets.evaluated_shape
+            return load_in_memory(split, shape.stored, device, cores, pulse, host)
         return WorkerLoader(split, workers, device, stay=not replace, augmenter=in_reader if replace else None)
 
     in_reader = augmenter if augmenter.acts_in_reader else None
@@ -221,6 +227,7 @@ def open_loader(
         notes=sets.notes[len(before) :],
         weights=None if sets.weights is None else sets.weights.to(device),
         preprocessing=preprocessing,
+        progressive_size=ProgressiveSize.of_config(data, sets.shape),
     )
 
 

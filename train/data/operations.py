@@ -7,7 +7,8 @@ the names, the arguments and the order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, Final
@@ -20,7 +21,7 @@ from torchvision.transforms.v2 import functional as F
 
 from train import rng
 from train.config.augmentations import Step
-from train.data import policies
+from train.data import policies, timm_policy
 from train.data.boxes import NUM_BOX_DRAWS, CropDraws, between, draw_boxes
 
 Int64Array = npt.NDArray[np.int64]
@@ -186,14 +187,28 @@ JITTER: Final[Mapping[str, Callable[[Tensor, npt.NDArray[np.float64]], Tensor]]]
 
 
 def _erase(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
-    """Set a box to 0, in place: images are normalized, so 0 is the mean colour."""
+    """Fill a box, in place: images are normalized, so 0 is the mean colour and noise has the spread of the pixels."""
     height, width = images.shape[-2:]
-    boxes = draw_boxes(numbers[1:], height, width, arguments["scale"], arguments["ratio"], is_hole=True)
+    box_numbers = numbers[1 : 1 + NUM_BOX_DRAWS]
+    boxes = draw_boxes(box_numbers, height, width, arguments["scale"], arguments["ratio"], is_hole=True)
     acts = numbers[0] < arguments["p"]
     for row in np.flatnonzero(acts & (boxes.height > 0)):
         top, left = boxes.top[row], boxes.left[row]
-        images[row, ..., top : top + boxes.height[row], left : left + boxes.width[row]] = 0
+        box = images[row, ..., top : top + boxes.height[row], left : left + boxes.width[row]]
+        if arguments["mode"] == "const":
+            box.zero_()
+        else:
+            shape = box.shape if arguments["mode"] == "pixel" else (len(box), *(1 for _ in box.shape[1:]))
+            box.copy_(_normal_noise(numbers[1 + NUM_BOX_DRAWS :, row], shape))
     return images
+
+
+def _normal_noise(seed: npt.NDArray[np.float32], shape: Sequence[int]) -> Tensor:
+    """Numbers of the normal distribution, float32 of this shape (Box, Muller). seed: two numbers in [0, 1)."""
+    key = [int(part * 2**24) for part in seed]
+    radius, angle = rng.uniform(*key, np.arange(2)[:, None], np.arange(math.prod(shape)))
+    normal = np.sqrt(-2 * np.log1p(-radius.astype(np.float64))) * np.cos(2 * np.pi * angle.astype(np.float64))
+    return torch.from_numpy(normal.astype(np.float32)).view(*shape)
 
 
 def _fixed(count: int) -> Callable[[Mapping[str, Any]], int]:
@@ -215,5 +230,14 @@ BATCH_OPERATIONS: Final[Mapping[str, BatchOperation]] = {
         draws=lambda arguments: policies.DRAWS_PER_OPERATION * arguments["num_ops"],
         apply=policies.rand_augment,
     ),
-    "random_erasing": BatchOperation(stream=7, draws=_fixed(1 + NUM_BOX_DRAWS), apply=_erase),
+    "rand_augment_timm": BatchOperation(
+        stream=13,
+        draws=lambda arguments: timm_policy.DRAWS_PER_OPERATION * arguments["num_ops"],
+        apply=timm_policy.rand_augment_timm,
+    ),
+    "random_erasing": BatchOperation(
+        stream=7,
+        draws=lambda arguments: 1 + NUM_BOX_DRAWS + (0 if arguments["mode"] == "const" else 2),
+        apply=_erase,
+    ),
 }

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 NUM_LEVELS: Final = 31  # strengths from 0 to 30
@@ -22,7 +23,8 @@ RAND_AUGMENT_SHIFT: Final = 150 / 331  # of the side: 150 pixels of images of 33
 TRIVIAL_AUGMENT_SHIFT: Final = 32  # pixels, whatever the size
 MAX_VALUE: Final = 255
 
-Change = Callable[[Tensor, float], Tensor]  # an image [(frames,) channels, height, width] and a strength
+# An image [(frames,) channels, height, width], a strength, and how moved pixels are interpolated.
+Change = Callable[[Tensor, float, InterpolationMode], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,54 +56,77 @@ def _slope(strength: float) -> float:
 
 # In the order of torchvision's tables: an operation is drawn by its place.
 POLICY_OPERATIONS: Final[Mapping[str, PolicyOperation]] = {
-    "identity": PolicyOperation(change=lambda image, _: image),
+    "identity": PolicyOperation(change=lambda image, strength, mode: image),
     "shear_x": PolicyOperation(
-        change=lambda image, strength: _affine(image, shear=[_slope(strength), 0.0], center=[0, 0]),
+        change=lambda image, strength, mode: _affine(
+            image, shear=[_slope(strength), 0.0], center=[0, 0], interpolation=mode
+        ),
         rand=0.3,
         trivial=0.99,
         signed=True,
     ),
     "shear_y": PolicyOperation(
-        change=lambda image, strength: _affine(image, shear=[0.0, _slope(strength)], center=[0, 0]),
+        change=lambda image, strength, mode: _affine(
+            image, shear=[0.0, _slope(strength)], center=[0, 0], interpolation=mode
+        ),
         rand=0.3,
         trivial=0.99,
         signed=True,
     ),
     "translate_x": PolicyOperation(
-        change=lambda image, strength: _affine(image, translate=[int(strength), 0]),
+        change=lambda image, strength, mode: _affine(image, translate=[int(strength), 0], interpolation=mode),
         rand=RAND_AUGMENT_SHIFT,
         trivial=TRIVIAL_AUGMENT_SHIFT,
         signed=True,
     ),
     "translate_y": PolicyOperation(
-        change=lambda image, strength: _affine(image, translate=[0, int(strength)]),
+        change=lambda image, strength, mode: _affine(image, translate=[0, int(strength)], interpolation=mode),
         rand=RAND_AUGMENT_SHIFT,
         trivial=TRIVIAL_AUGMENT_SHIFT,
         signed=True,
     ),
     "rotate": PolicyOperation(
-        change=lambda image, strength: F.rotate(image, angle=strength), rand=30.0, trivial=135.0, signed=True
+        change=lambda image, strength, mode: F.rotate(image, angle=strength, interpolation=mode),
+        rand=30.0,
+        trivial=135.0,
+        signed=True,
     ),
     "brightness": PolicyOperation(
-        change=lambda image, strength: F.adjust_brightness(image, 1.0 + strength), rand=0.9, trivial=0.99, signed=True
+        change=lambda image, strength, mode: F.adjust_brightness(image, 1.0 + strength),
+        rand=0.9,
+        trivial=0.99,
+        signed=True,
     ),
     "color": PolicyOperation(
-        change=lambda image, strength: F.adjust_saturation(image, 1.0 + strength), rand=0.9, trivial=0.99, signed=True
+        change=lambda image, strength, mode: F.adjust_saturation(image, 1.0 + strength),
+        rand=0.9,
+        trivial=0.99,
+        signed=True,
     ),
     "contrast": PolicyOperation(
-        change=lambda image, strength: F.adjust_contrast(image, 1.0 + strength), rand=0.9, trivial=0.99, signed=True
+        change=lambda image, strength, mode: F.adjust_contrast(image, 1.0 + strength),
+        rand=0.9,
+        trivial=0.99,
+        signed=True,
     ),
     "sharpness": PolicyOperation(
-        change=lambda image, strength: F.adjust_sharpness(image, 1.0 + strength), rand=0.9, trivial=0.99, signed=True
+        change=lambda image, strength, mode: F.adjust_sharpness(image, 1.0 + strength),
+        rand=0.9,
+        trivial=0.99,
+        signed=True,
     ),
     "posterize": PolicyOperation(
-        change=lambda image, strength: F.posterize(image, bits=int(strength)), start=8, rand=4, trivial=2, rounds=True
+        change=lambda image, strength, mode: F.posterize(image, bits=int(strength)),
+        start=8,
+        rand=4,
+        trivial=2,
+        rounds=True,
     ),
     "solarize": PolicyOperation(
-        change=lambda image, strength: F.solarize(image, threshold=MAX_VALUE * strength), start=1.0
+        change=lambda image, strength, mode: F.solarize(image, threshold=MAX_VALUE * strength), start=1.0
     ),
-    "autocontrast": PolicyOperation(change=lambda image, _: F.autocontrast(image)),
-    "equalize": PolicyOperation(change=lambda image, _: F.equalize(image)),
+    "autocontrast": PolicyOperation(change=lambda image, strength, mode: F.autocontrast(image)),
+    "equalize": PolicyOperation(change=lambda image, strength, mode: F.equalize(image)),
 }
 NAMES: Final = tuple(POLICY_OPERATIONS)
 DRAWS_PER_OPERATION: Final = 3  # which, how strong, which sign
@@ -126,9 +151,9 @@ def _strength(operation: PolicyOperation, highest: float, level: int) -> float:
     return float(torch.linspace(operation.start, highest, NUM_LEVELS)[level])
 
 
-def _change(image: Tensor, name: str, strength: float, sign: float) -> Tensor:
-    operation = POLICY_OPERATIONS[name]
-    return operation.change(image, -strength if operation.signed and sign < 0.5 else strength)
+def _change(image: Tensor, name: str, strength: float, sign: float, arguments: Mapping[str, Any]) -> Tensor:
+    operation, mode = POLICY_OPERATIONS[name], InterpolationMode(arguments["interpolation"])
+    return operation.change(image, -strength if operation.signed and sign < 0.5 else strength, mode)
 
 
 def rand_augment(images: Tensor, numbers: npt.NDArray[np.float32], arguments: Mapping[str, Any]) -> Tensor:
@@ -138,7 +163,8 @@ def rand_augment(images: Tensor, numbers: npt.NDArray[np.float32], arguments: Ma
     for image, drawn in zip(images, numbers.T.reshape(len(images), -1, DRAWS_PER_OPERATION), strict=True):
         for which, _, sign in drawn.tolist():
             name = NAMES[int(which * len(NAMES))]
-            image = _change(image, name, rand_augment_strength(name, arguments["magnitude"], height, width), sign)
+            strength = rand_augment_strength(name, arguments["magnitude"], height, width)
+            image = _change(image, name, strength, sign, arguments)
         changed.append(image)
     return torch.stack(changed)
 
@@ -148,5 +174,6 @@ def trivial_augment(images: Tensor, numbers: npt.NDArray[np.float32], arguments:
     changed = []
     for image, (which, level, sign) in zip(images, numbers.T.tolist(), strict=True):
         name = NAMES[int(which * len(NAMES))]
-        changed.append(_change(image, name, trivial_augment_strength(name, int(level * NUM_LEVELS)), sign))
+        strength = trivial_augment_strength(name, int(level * NUM_LEVELS))
+        changed.append(_change(image, name, strength, sign, arguments))
     return torch.stack(changed)

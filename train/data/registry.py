@@ -17,7 +17,7 @@ from train.config import schema
 from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.preprocessing import refuse_cut_border
-from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
+from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class DataSource:
         channels: 1 for gray images, 3 for RGB (data.color may change it); None if only the data tell channels and size.
         has_class_names: whether classes have names; else they may be numbers only.
         tasks: what its labels may be.
+        resizes: whether it may read evaluation images in another size than training images; a factory's may be files.
         hashes_paths: whether equal digests (`statistics.data_fingerprint`) mean the same files.
     """
 
@@ -82,6 +83,7 @@ class DataSource:
     channels: int | None = None
     has_class_names: bool = False
     hashes_paths: bool = False
+    resizes: bool = False
     tasks: tuple[str, ...] = (CLASSIFICATION,)
 
 
@@ -185,6 +187,31 @@ def _refuse_other_tasks(data: DataConfig) -> None:
         others = [name for name in schema.DATA_SOURCES if data.task in find_source(name).tasks]
         fix = f"write the labels in a table, and set data.name={others[0]} (docs/data.md)"
         raise inapplicable_key_failure(data, "task", fix)
+
+
+def refuse_fixed_evaluation_size(data: DataConfig, size: ImageSize | None) -> None:
+    """Refuse an eval.image_size for samples that are stored in one size: as arrays, or in data.cache.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if size is None or height_and_width(size) == height_and_width(data.image_size):
+        return
+    if not find_source(data.name).resizes:
+        others = " or ".join(name for name in schema.DATA_SOURCES if find_source(name).resizes)
+        raise Failure(
+            f"eval.image_size does not go with data.name: {data.name}",
+            found=f"eval.image_size: {size}",
+            fix=f"leave eval.image_size out, or set data.name to {others}",
+            code=ExitCode.USAGE,
+        )
+    if data.cache is not None:
+        raise Failure(
+            "data.cache keeps images of one size, and eval.image_size is another than data.image_size",
+            found=f"eval.image_size: {size}, data.image_size: {data.image_size}",
+            fix="leave data.cache out, or eval.image_size",
+            code=ExitCode.USAGE,
+        )
 
 
 def refuse_unused_key(data: DataConfig, key: str) -> None:

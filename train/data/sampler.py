@@ -77,11 +77,29 @@ def balanced_order(labels: SampleIndices, seed: int, epoch: int) -> EpochOrder:
     return EpochOrder(samples=order, draws=order + len(labels) * np.concatenate(turns)[mixed])
 
 
+def repeat_images(order: EpochOrder, *, global_batch_size: int, repeats: int) -> EpochOrder:
+    """An epoch as long as `order`, in which each global batch has the next global_batch_size / repeats images of it.
+
+    Each of them comes `repeats` times, with other augmentations: first all images once, then all again. So the copies
+    are in different micro batches if there are enough, and mixup's pairs are two images. An epoch trains on a part of
+    the images, as with the samplers for repeated augmentation of torchvision and timm (Hoffer et al., 2020).
+    """
+    num_batches, images = len(order.samples) // global_batch_size, global_batch_size // repeats
+    keys = order.samples if order.draws is None else order.draws
+
+    def repeated(numbers: SampleIndices) -> SampleIndices:
+        return np.tile(numbers[: num_batches * images].reshape(num_batches, 1, images), (1, repeats, 1)).ravel()
+
+    copies = np.tile(np.repeat(np.arange(repeats), images), num_batches)
+    return EpochOrder(samples=repeated(order.samples), draws=repeated(keys) * repeats + copies)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSampler:
     """All of a run's micro batches for one rank, in order.
 
     labels: int64 [samples], to draw every class equally often (data.sampling: balanced); None: every sample once.
+    repeats: as data.repeats.
     """
 
     batches: BatchSizes
@@ -90,6 +108,7 @@ class BatchSampler:
     rank: int
     seed: int
     labels: SampleIndices | None = None
+    repeats: int = 1
 
     def micro_batches(self, first: int) -> Iterator[MicroBatch]:
         """From optimizer step `first` (counted from 0) to the run's end."""
@@ -113,8 +132,12 @@ class BatchSampler:
 
     def _draw_epoch(self, epoch: int) -> EpochOrder:
         if self.labels is None:
-            return uniform_order(self.samples, self.seed, epoch)
-        return balanced_order(self.labels, self.seed, epoch)
+            order = uniform_order(self.samples, self.seed, epoch)
+        else:
+            order = balanced_order(self.labels, self.seed, epoch)
+        if self.repeats == 1:
+            return order
+        return repeat_images(order, global_batch_size=self.batches.global_, repeats=self.repeats)
 
     def _numbers(self) -> range:
         """The numbers of this rank's micro batches in a global batch: consecutive ones."""

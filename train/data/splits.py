@@ -41,6 +41,7 @@ class DataSplits:
     floats: whether samples are read as float32, not as bytes. notes, warnings: for the user, about the data.
     mirror: whether a sample's mirror image is of the same class, so that data.augment: standard may use it; false
     for digits, and if the class is a direction. shared: an open file whose offset forked processes would share.
+    evaluation_shape: of validation and test samples, if it is another than `shape`.
     weights: how much each training sample counts in the loss, float32 [count], 1 on average; None: all alike.
     """
 
@@ -57,12 +58,19 @@ class DataSplits:
     task: str = CLASSIFICATION
     target: TargetScale | None = None
     test: SampleSource | None = None
+    evaluation_shape: Shape | None = None
+
+    @property
+    def evaluated_shape(self) -> Shape:
+        """Of validation and test samples."""
+        return self.evaluation_shape or self.shape
 
     @property
     def bytes_(self) -> int:
         """The size of the training and validation samples as they are read."""
-        count = len(self.training.labels) + len(self.validation.labels)
-        return count * math.prod(self.shape.stored) * (FLOAT32_BYTES if self.floats else 1)
+        training = len(self.training.labels) * math.prod(self.shape.stored)
+        validation = len(self.validation.labels) * math.prod(self.evaluated_shape.stored)
+        return (training + validation) * (FLOAT32_BYTES if self.floats else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from entrypoint import ExitCode, Failure, World
+from train.config.schema import EvalConfig
 from train.data.loader import Batch
 from train.data.sampler import SampleIndices, rank_blocks
+from train.data.splits import DataSplits
 from train.distributed import device
 from train.distributed.runtime import Runtime
 from train.evaluation.confusion import ConfusionCounter
@@ -57,12 +59,13 @@ def evaluate(
     padded_size: int | None = None,
     new_counter: Callable[[int, torch.device], Counter] = ConfusionCounter,
     observe: Callable[[Tensor, Tensor], None] | None = None,
+    flip: bool = False,
 ) -> Evaluation:
     """Evaluate `model` (not wrapped in DDP) on this rank's batches, and sum over all ranks.
 
     Counts are kept on the device and read once, at the end. A rank may have no batch. padded_size: pad each batch
     to so many images, the size for which the model was compiled. new_counter: makes what counts, for the number of
-    classes and the device. observe: called with the logits and the labels of each batch.
+    classes and the device. observe: called with the logits and the labels of each batch. flip: as eval.flip.
 
     Raises:
         Failure: DATA for a model whose number of outputs is not `classes`, or if no rank has a sample.
@@ -72,11 +75,33 @@ def evaluate(
     with torch.no_grad(), _eval_mode(model):
         for batch in batches:
             logits = _compute_logits(model, batch.images, padded_size)
+            if flip:
+                logits = average_outputs(logits, _compute_logits(model, batch.images.flip(-1), padded_size))
             counter.add(logits, batch.labels)
             if observe is not None:
                 observe(logits, batch.labels)
     result, confusion = counter.read(runtime.all_reduce_sum, runtime.all_gather)
     return Evaluation(result=result, confusion=confusion)
+
+
+def average_outputs(plain: Tensor, flipped: Tensor) -> Tensor:
+    """The mean of the outputs for images and for their mirror images (eval.flip)."""
+    return (plain + flipped) / 2
+
+
+def refuse_flips(config: EvalConfig, splits: DataSplits) -> None:
+    """Refuse eval.flip for samples whose mirror image may be of another class.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if config.flip and not splits.mirror:
+        raise Failure(
+            "eval.flip averages over mirror images, and these change the class of this data",
+            found="digits, or classes that are directions",
+            fix="set eval.flip=false",
+            code=ExitCode.USAGE,
+        )
 
 
 def warm_up(model: nn.Module, images: Tensor) -> None:

@@ -33,7 +33,15 @@ from train.run.record import BEST_FILE
 from train.tasks import CLASSIFICATION, REGRESSION, TASKS, TargetScale
 
 # The settings that an evaluation may change; all others come from the checkpoint.
-ALLOWED_SETTINGS: Final = ("data.*", "launch.*", "eval.batch_size", "train.precision", "train.tf32")
+ALLOWED_SETTINGS: Final = (
+    "data.*",
+    "launch.*",
+    "eval.batch_size",
+    "eval.image_size",
+    "eval.flip",
+    "train.precision",
+    "train.tf32",
+)
 # These decide which images are evaluated, or affect only the training. They do not change the model's
 # input for an image.
 DATA_SETTINGS_UNSEEN_BY_MODEL: Final = (
@@ -42,6 +50,8 @@ DATA_SETTINGS_UNSEEN_BY_MODEL: Final = (
     "data.test_fraction",
     "data.fold",
     "data.sampling",
+    "data.repeats",
+    "data.progressive_size",
     "data.group",
     "data.augment",
     "data.classes",
@@ -136,7 +146,12 @@ def load_config(chosen: ChosenCheckpoint, file: str | None, words: Sequence[str]
     _refuse_differences(_config_differences(own, requested, only="model.*"), "is the checkpoint's")
     _refuse_differences(_config_differences(base, requested), "does not change an evaluation")
     train = replace(own.train, precision=requested.train.precision, tf32=requested.train.tf32)
-    measure = replace(own.eval, batch_size=requested.eval.batch_size)
+    measure = replace(
+        own.eval,
+        batch_size=requested.eval.batch_size,
+        image_size=requested.eval.image_size,
+        flip=requested.eval.flip,
+    )
     data = keep_preprocessing(requested.data, asdict(own.data))
     config = replace(own, data=data, launch=requested.launch, train=train, eval=measure)
     factories = {"model.name": config.model.name, "data.name": config.data.name}

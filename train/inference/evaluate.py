@@ -25,12 +25,21 @@ from train.config import resume_rules
 from train.config.schema import RunConfig
 from train.data import augment, path_list, registry, statistics
 from train.data.image_folder import ImageFileSource
+from train.data.image_sizes import with_evaluation_size
 from train.data.loader import BatchLoader, open_loader
 from train.data.preprocessing import Preprocessing
 from train.data.splits import DataSplits, SampleIndices, SampleSource, with_test_as_validation, without_training
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
-from train.evaluation.evaluate import Counter, Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
+from train.evaluation.evaluate import (
+    Counter,
+    Evaluation,
+    evaluate,
+    explain_out_of_memory,
+    max_batch_size,
+    rank_batches,
+    refuse_flips,
+)
 from train.inference import checkpoints, csv_table, explanation, gallery, grad_cam
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
@@ -200,6 +209,7 @@ def evaluate_on_rank(
             classes=len(sets.classes),
             new_counter=build_counter(config, sets, chosen),
             observe=None if collector is None else collector.add,
+            flip=config.eval.flip,
         )
     results = None
     if collector is not None:
@@ -272,6 +282,8 @@ def open_evaluation_data(
         sets = with_test_as_validation(sets)
     if not len(sets.validation.labels):
         raise _no_validation_data_failure(config)
+    sets = with_evaluation_size(sets, config.eval.image_size)
+    refuse_flips(config.eval, sets)
     notes = checkpoints.evaluation_caveats(training_facts, facts, split=split) if training_facts is not None else ()
     return EvaluationData(sets=sets, words=facts.measured(split=split), split=split, notes=notes)
 

@@ -142,6 +142,7 @@ def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
             "numbers": "uint8" if input_spec.bytes_ else "float32",
             "normalization": around if input_spec.bytes_ else None,
             "made": input_spec.origin,
+            **({} if input_spec.trained_shape is None else {"trained_size": [*input_spec.trained_shape.size]}),
             **tensors["input"],
         },
         "output": tensors["output"],
@@ -196,6 +197,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         seed = int(description.get("config", {}).get("run", {}).get("seed", 0))
         input_ = description["input"]
         shape = Shape(channels=input_["channels"], size=tuple(input_["size"]))
+        built_shape = Shape(channels=shape.channels, size=tuple(input_.get("trained_size", shape.size)))
         sample_origin = inputs.parse_sample_origin(
             input_.get("made"), description.get("config", {}).get("data", {}).get("name")
         )
@@ -210,7 +212,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         raise _damaged_failure(path, f"{type(error).__name__}: {error}") from error
     model_config = weights.fit_stem_to(model_config, tensors)
     try:
-        network = _build_network(model_config, len(classes), shape, seed, tensors, factory)
+        network = _build_network(model_config, len(classes), built_shape, seed, tensors, factory)
     except RuntimeError as error:
         raise _damaged_failure(path, " ".join(str(error).split())[:300]) from error
     return ExportedModel(
@@ -314,7 +316,11 @@ def export_model(
     shape = about.input_spec.shape
     network = _build_plain_network(about, model) if formats else nn.Identity()
     code = model_code.write_model_code(
-        model, classes=len(about.input_spec.classes), shape=shape, seed=config.run.seed, folder=folder.name
+        model,
+        classes=len(about.input_spec.classes),
+        shape=about.input_spec.built_shape,
+        seed=config.run.seed,
+        folder=folder.name,
     )
     contents = {
         WEIGHTS_FILE: encoded,
@@ -335,7 +341,7 @@ def export_model(
 def _build_plain_network(about: ModelFacts, model: ModelConfig) -> nn.Module:
     """The network for the exporters: its tensors are contiguous, not channels-last."""
     spec, seed = about.input_spec, about.config.run.seed
-    network = _build_network(model, len(spec.classes), spec.shape, seed, about.tensors)
+    network = _build_network(model, len(spec.classes), spec.built_shape, seed, about.tensors)
     for tensor in (*network.parameters(), *network.buffers()):
         tensor.data = tensor.data.contiguous()
     return network

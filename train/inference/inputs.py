@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -23,7 +23,7 @@ from train.data import augment, custom, decode, registry
 from train.data.custom import DatasetSource
 from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
-from train.data.shape import Shape
+from train.data.shape import ImageSize, Shape, height_and_width
 from train.data.splits import DataSplits, EmptySource, SampleSource
 from train.inference import checkpoints
 from train.tasks import CLASSIFICATION, MULTI_LABEL, TargetScale
@@ -46,7 +46,8 @@ class InputSpec:
     classes: one name for each score. shape: of one sample. bytes_: samples are bytes, which
     `augment.normalize` converts to floats; otherwise they are floats already. origin: of the
     training's samples. task, target: as in `DataSplits`. thresholds: of each label's probability, of
-    several labels per image. preprocessing: of image files, if samples are bytes.
+    several labels per image. preprocessing: of image files, if samples are bytes. trained_shape: of the training's
+    samples, for which the network is built, if it is another.
     """
 
     classes: tuple[str, ...]
@@ -57,6 +58,12 @@ class InputSpec:
     target: TargetScale | None = None
     thresholds: tuple[float, ...] | None = None
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING
+    trained_shape: Shape | None = None
+
+    @property
+    def built_shape(self) -> Shape:
+        """The shape of samples for which the network is built."""
+        return self.trained_shape or self.shape
 
     @property
     def sets(self) -> DataSplits:
@@ -66,7 +73,7 @@ class InputSpec:
             training=empty,
             validation=empty,
             classes=self.classes,
-            shape=self.shape,
+            shape=self.built_shape,
             task=self.task,
             target=self.target,
         )
@@ -97,10 +104,11 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
     shape = registry.configured_shape(config.data)
     if classes and shape:
         preprocessing = configured_preprocessing(config.data)
-        return InputSpec(classes=classes, shape=shape, bytes_=True, preprocessing=preprocessing, **task)
+        spec = InputSpec(classes=classes, shape=shape, bytes_=True, preprocessing=preprocessing, **task)
+        return _in_evaluation_size(spec, config.eval.image_size)
     sets = registry.open_splits(config.data)
     first = sets.training.read(np.arange(1))
-    return InputSpec(
+    spec = InputSpec(
         classes=classes or sets.classes,
         shape=sets.shape,
         bytes_=first.dtype == torch.uint8,
@@ -108,6 +116,15 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
         **task,
         preprocessing=configured_preprocessing(config.data),
     )
+    return _in_evaluation_size(spec, config.eval.image_size)
+
+
+def _in_evaluation_size(spec: InputSpec, size: ImageSize | None) -> InputSpec:
+    """The input with images of eval.image_size pixels."""
+    if size is None or spec.shape.size == height_and_width(size):
+        return spec
+    shape = Shape(channels=spec.shape.channels, size=height_and_width(size))
+    return replace(spec, shape=shape, trained_shape=spec.shape)
 
 
 def _sample_origin(data: DataConfig, source: SampleSource) -> SampleOrigin:

@@ -21,7 +21,7 @@ from train.config.schema import RunConfig
 from train.data.shape import Shape
 from train.distributed import runtime
 from train.distributed.device import allow_tf32, choose_device
-from train.evaluation.evaluate import explain_out_of_memory, max_batch_size
+from train.evaluation.evaluate import average_outputs, explain_out_of_memory, max_batch_size
 from train.evaluation.scores import probabilities_of
 from train.files import one_line
 from train.inference import checkpoints, evaluate, export, inputs
@@ -48,7 +48,7 @@ class InferenceModel:
     """A model on its device, in evaluation mode, and its input.
 
     spec: of its input and outputs. warning: about its predictions, if any. draft: as `decode.decode_image`.
-    batch_size: images in one batch.
+    batch_size: images in one batch. flip: average over each image and its mirror image (eval.flip).
     """
 
     network: nn.Module
@@ -57,6 +57,7 @@ class InferenceModel:
     draft: bool
     device: torch.device
     batch_size: int
+    flip: bool = False
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -98,6 +99,7 @@ def prepare_from_checkpoint(
         draft=spec.origin != "pictures",
         device=rank_runtime.device,
         batch_size=max_batch_size(images, config.eval.batch_size),
+        flip=config.eval.flip,
     )
 
 
@@ -204,7 +206,10 @@ def _compute_logits(model: InferenceModel, batch: Tensor) -> Tensor:
     if not len(batch):
         return torch.empty((0, len(model.classes)))
     with torch.no_grad(), explain_out_of_memory(len(batch)):
-        scores: Tensor = model.network(batch.to(model.device))
+        images = batch.to(model.device)
+        scores: Tensor = model.network(images)
+        if model.flip:
+            scores = average_outputs(scores, model.network(images.flip(-1)))
         return scores.float().cpu()
 
 

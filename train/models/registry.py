@@ -258,6 +258,25 @@ def _bad_samples_failure(model: ModelConfig, problem: str, classes: int, shape: 
     )
 
 
+def refuse_other_size(net: nn.Module, model: ModelConfig, classes: int, shape: Shape) -> None:
+    """Refuse a network that was built for one size of images, and does not take those of `shape`.
+
+    Raises:
+        Failure: USAGE.
+    """
+    try:
+        wrong = custom.forward_error(copy.deepcopy(net), shape, classes)
+    except BUILD_ERRORS as error:
+        wrong = _first_line(error)
+    if wrong:
+        raise Failure(
+            f"{model.name} was built for images of data.image_size, and does not take samples of {shape}",
+            found=wrong,
+            fix="leave eval.image_size and data.progressive_size out, or take a model for any size, such as a ResNet",
+            code=ExitCode.USAGE,
+        )
+
+
 def _accepts_image_size(model: ModelConfig, classes: int, shape: Shape, side: int) -> bool:
     """Whether the model accepts square images with `side` pixels; tried on the meta device."""
     larger = Shape(channels=shape.channels, size=(*shape.size[:-2], side, side))

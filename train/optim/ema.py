@@ -1,6 +1,6 @@
 """Keeps an exponential moving average of the weights, and swaps it into the model temporarily.
 
-The average is updated once per optimizer step.
+The average is updated after each optimizer step, or after every so many.
 """
 
 from __future__ import annotations
@@ -18,19 +18,24 @@ class EMA:
 
     tensors: the average of each floating point tensor of the network's state, by name, on its device.
 
-    In the first steps the decay is smaller than `decay`; otherwise the initial weights would stay in
+    every: the optimizer steps between two updates.
+
+    In the first updates the decay is smaller than `decay`; otherwise the initial weights would stay in
     the average for long (TensorFlow's ExponentialMovingAverage does the same with num_updates).
     """
 
-    def __init__(self, network: nn.Module, decay: float) -> None:
+    def __init__(self, network: nn.Module, decay: float, *, every: int = 1) -> None:
         self._weights, self._buffers = _floating_point_state(network)
-        self._decay = decay
+        self._decay, self._every = decay, every
         names = [*self._weights, *self._buffers]
         self.tensors: dict[str, Tensor] = {name: t.detach().clone() for name, t in zip(names, self._own(), strict=True)}
 
     def update(self, step: int) -> None:
-        """Add the weights after `step` (counted from 1). It does not wait for the GPU."""
-        decay = min(self._decay, (1 + step) / (10 + step))
+        """Add the weights after `step` (counted from 1), if an update is due. It does not wait for the GPU."""
+        if step % self._every:
+            return
+        updates = step // self._every
+        decay = min(self._decay, (1 + updates) / (10 + updates))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.tensors.values()), self._own(), 1 - decay)
 

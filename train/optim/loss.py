@@ -9,7 +9,14 @@ from typing import Final, Protocol, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, huber_loss, l1_loss, mse_loss
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    huber_loss,
+    l1_loss,
+    mse_loss,
+    one_hot,
+)
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import OptimConfig
@@ -79,6 +86,48 @@ class Criterion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BinaryCriterion:
+    """The mean binary cross-entropy over samples and classes, in nats: each class is its own question.
+
+    Wightman et al.: ResNet strikes back (2021). weights: of the classes, as in `Criterion`. threshold: targets above it
+    are 1, and 0 otherwise, so that a mixed image has both labels; None: targets as they are mixed and smoothed.
+    """
+
+    label_smoothing: float
+    weights: Tensor | None
+    threshold: float | None
+
+    def to(self, device: torch.device) -> Self:
+        """The criterion with its weights on `device`."""
+        return self if self.weights is None else replace(self, weights=self.weights.to(device))
+
+    def __call__(
+        self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None, mix: LabelMix | None = None
+    ) -> Tensor:
+        """logits: [n, classes]. labels: [n]. Returns a scalar. Others: as in `TaskCriterion`."""
+        targets = self.targets(labels, logits.shape[1], mix)
+        losses = binary_cross_entropy_with_logits(logits.float(), targets, reduction="none").mean(dim=1)
+        if self.weights is not None:
+            losses = losses * _mixed(self.weights[labels], None if mix is None else self.weights[mix.other], mix)
+        return (losses if sample_weights is None else losses * sample_weights).mean()
+
+    def targets(self, labels: Tensor, classes: int, mix: LabelMix | None) -> Tensor:
+        """What each output should be, float32 [n, classes]."""
+        other = None if mix is None else one_hot(mix.other, classes).float()
+        mixed = _mixed(one_hot(labels, classes).float(), other, mix)
+        smooth = mixed * (1 - self.label_smoothing) + self.label_smoothing / classes
+        return smooth if self.threshold is None else (smooth > self.threshold).float()
+
+
+def _mixed(own: Tensor, other: Tensor | None, mix: LabelMix | None) -> Tensor:
+    """What belongs to the labels of mixed images, [n] or [n, classes]."""
+    if mix is None or other is None:
+        return own
+    share = mix.share if own.dim() == 1 else mix.share[:, None]
+    return own * share + other * (1 - share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MultiLabelCriterion:
     """The mean binary cross-entropy over samples and labels, in nats."""
 
@@ -134,9 +183,16 @@ def build_task_criterion(optim: OptimConfig, splits: DataSplits) -> TaskCriterio
     return criterion
 
 
-def build_classification_criterion(optim: OptimConfig, splits: DataSplits) -> Criterion:
-    """Cross-entropy. Raises Failure: as `build_criterion`."""
-    return build_criterion(optim, statistics.class_counts(splits.training.labels, len(splits.classes)).tolist())
+def build_classification_criterion(optim: OptimConfig, splits: DataSplits) -> Criterion | BinaryCriterion:
+    """Cross-entropy, or with optim.loss: bce the binary one. Raises Failure: as `build_criterion`."""
+    counts = statistics.class_counts(splits.training.labels, len(splits.classes)).tolist()
+    if optim.loss != "bce":
+        return build_criterion(optim, counts)
+    return BinaryCriterion(
+        label_smoothing=optim.label_smoothing,
+        weights=class_weights(optim, counts),
+        threshold=optim.target_threshold,
+    )
 
 
 def build_multi_label_criterion(optim: OptimConfig, splits: DataSplits) -> MultiLabelCriterion:

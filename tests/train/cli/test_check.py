@@ -187,6 +187,11 @@ def test_what_an_epoch_leaves_out_is_said(samples: int, said: str) -> None:
     assert f" in all; {said}\n" in described(*settings)
 
 
+def test_repeats_say_how_many_images_an_epoch_has() -> None:
+    settings = ("data.samples=42", "data.val_fraction=0", "train.global_batch_size=8", "data.repeats=4")
+    assert "an epoch trains on 10 images, 4 times each\n" in described(*settings, "data.classes=2")
+
+
 def test_an_image_folder_is_walked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images(tmp_path, "train", 10)
     images(tmp_path, "val", 10)

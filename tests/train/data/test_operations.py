@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from timm.data import auto_augment
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.transforms import v2
@@ -14,7 +16,7 @@ from torchvision.transforms.v2 import functional as F
 
 from train.config import augmentations
 from train.config.augmentations import Step
-from train.data import boxes, operations, policies
+from train.data import boxes, operations, policies, timm_policy
 
 SAMPLES = np.arange(400)
 
@@ -183,7 +185,11 @@ def test_random_erasing_takes_areas_as_timm_and_torchvision_do() -> None:
     assert left_out[0] == pytest.approx(left_out[2], abs=0.02)
 
 
-POLICIES = {"rand": v2.RandAugment(), "trivial": v2.TrivialAugmentWide()}
+POLICIES = {
+    "rand": v2.RandAugment(),
+    "trivial": v2.TrivialAugmentWide(),
+    "trivial, bilinear": v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR),
+}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -205,9 +211,76 @@ def test_policy_operations_are_torchvisions_to_the_pixel(policy: str, place: int
     wanted = theirs._apply_image_or_video_transform(
         image, identifier, strength, interpolation=theirs.interpolation, fill=theirs._fill
     )
-    assert torch.equal(policies.POLICY_OPERATIONS[name].change(image, ours), wanted)
+    assert torch.equal(policies.POLICY_OPERATIONS[name].change(image, ours, theirs.interpolation), wanted)
 
 
 def test_every_policy_operation_is_drawn() -> None:
     drawn = (numbers("trivial_augment") * len(policies.NAMES)).astype(int)[0]
     assert set(drawn) == set(range(len(policies.NAMES)))
+
+
+# Ours -> timm's, with "increasing" and without.
+TIMM_NAMES = dict(zip(timm_policy.NAMES, auto_augment._RAND_INCREASING_TRANSFORMS, strict=True))
+TIMM_PLAIN_NAMES = dict(zip(timm_policy.NAMES, auto_augment._RAND_TRANSFORMS, strict=True))
+
+
+@pytest.mark.parametrize("increasing", [True, False])
+@pytest.mark.parametrize("name", timm_policy.NAMES)
+@pytest.mark.parametrize("magnitude", [0, 3.3, 6, 10])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_operations_of_timms_variant_are_timms_to_the_pixel(
+    monkeypatch: pytest.MonkeyPatch, name: str, magnitude: float, sign: int, increasing: bool
+) -> None:
+    monkeypatch.setattr(auto_augment.random, "random", lambda: 0.4 if sign == 1 else 0.9)
+    fill, mode = (124, 116, 104), Image.Resampling.BICUBIC
+    hparams = {"img_mean": fill, "interpolation": mode}
+    theirs = (TIMM_NAMES if increasing else TIMM_PLAIN_NAMES)[name]
+    image = Image.fromarray(images()[1].movedim(0, -1).numpy())
+    if name == "posterize" and magnitude == (10 if increasing else 0):
+        monkeypatch.setitem(auto_augment.NAME_TO_OP, theirs, lambda img, *_, **__: Image.new(img.mode, img.size))
+    wanted = auto_augment.AugmentOp(theirs, prob=1.0, magnitude=magnitude, hparams=hparams)(image)
+    drawn = timm_policy.Drawn(level=magnitude / 10, sign=sign, increasing=increasing, fill=fill, interpolation=mode)
+    assert np.array_equal(timm_policy.POLICY_OPERATIONS[name](image, drawn), wanted)
+
+
+def test_the_strength_of_timms_variant_is_of_a_normal_distribution_cut_at_10() -> None:
+    drawn = np.array([timm_policy.draw_level((n + 0.5) / 2000, 9, 1.0) for n in range(2000)])
+    wanted = np.clip(np.random.default_rng(0).normal(9, 1.0, 200_000), 0, 10) / 10
+    assert drawn.mean() == pytest.approx(wanted.mean(), abs=0.001)
+    assert drawn.std() == pytest.approx(wanted.std(), abs=0.001)
+    assert timm_policy.draw_level(0.0, 6, 0.0) == 0.6
+    assert timm_policy.draw_level(0.0, 6, 0.5) < timm_policy.draw_level(0.9, 6, 0.5)
+
+
+def test_a_probability_leaves_operations_of_timms_variant_out() -> None:
+    batch = images(count=200, side=8)[1::2]
+    kept = [
+        sum(torch.equal(*pair) for pair in zip(applied("rand_augment_timm", batch, p=p), batch, strict=True)) / 100
+        for p in (0, 0.5)
+    ]
+    assert kept[0] == 1.0
+    assert 0.15 < kept[1] < 0.45  # a quarter without both
+
+
+def test_noise_in_an_erased_rectangle_is_as_timms() -> None:
+    torch.manual_seed(0)
+    batch = torch.full((100, 3, 32, 32), 9.0)
+    ours = applied("random_erasing", batch.clone(), p=1.0, mode="pixel")
+    theirs = RandomErasing(probability=1.0, mode="pixel", device="cpu")(batch.clone())
+    for each in (ours[ours != 9], theirs[theirs != 9]):
+        assert float(each.mean()) == pytest.approx(0, abs=0.03)
+        assert float(each.std()) == pytest.approx(1, abs=0.03)
+    assert len(ours[ours != 9].unique()) > 10_000
+
+
+def test_a_random_colour_fills_an_erased_rectangle_evenly() -> None:
+    erased = applied("random_erasing", torch.full((20, 3, 32, 32), 9.0), p=1.0, mode="color")
+    colours = [image[channel][image[channel] != 9].unique() for image in erased for channel in range(3)]
+    assert all(len(colour) == 1 for colour in colours)
+    assert len(torch.cat(colours).unique()) == 60
+
+
+def test_a_mode_of_erasing_changes_no_box() -> None:
+    batch = torch.full((20, 3, 32, 32), 9.0)
+    const, pixel = (applied("random_erasing", batch.clone(), p=0.5, mode=mode) for mode in ("const", "pixel"))
+    assert torch.equal(const == 9, pixel == 9)

@@ -159,3 +159,60 @@ def test_every_world_and_every_resume_has_the_same_balanced_micro_batches(world_
 def test_a_balanced_global_batch_is_its_micro_batches_in_order() -> None:
     pieces = [piece.samples for (at, _), piece in sorted(balanced_pieces(2).items()) if at == 1]
     assert np.array_equal(np.concatenate(pieces), replace(course(2, 1), labels=LABELS).global_batch(1))
+
+
+def repeated_pieces(world_size: int, first: int = 0, repeats: int = 4) -> dict[tuple[int, int], MicroBatch]:
+    repeated = [replace(course(world_size, rank), repeats=repeats) for rank in range(world_size)]
+    return {(piece.step, piece.number): piece for each in repeated for piece in each.micro_batches(first)}
+
+
+def repeated_batch(step: int, repeats: int = 4) -> tuple[SampleIndices, SampleIndices]:
+    """The samples of a global batch, and the keys of their augmentation."""
+    pieces = [piece for (at, _), piece in sorted(repeated_pieces(1, repeats=repeats).items()) if at == step]
+    return np.concatenate([piece.samples for piece in pieces]), np.concatenate([p.augmentation_keys for p in pieces])
+
+
+@pytest.mark.parametrize("repeats", [2, 4, 8])
+def test_a_global_batch_has_each_of_its_images_as_often_as_repeats_says(repeats: int) -> None:
+    samples, _ = repeated_batch(1, repeats)
+    assert np.unique(samples, return_counts=True)[1].tolist() == [repeats] * (GLOBAL // repeats)
+
+
+def test_the_copies_of_an_image_are_augmented_otherwise() -> None:
+    keys = np.concatenate([repeated_batch(step)[1] for step in range(3)])
+    assert len(set(keys.tolist())) == 3 * GLOBAL
+
+
+def test_repeats_leave_an_epoch_as_long_as_it_was_and_take_other_images_in_the_next() -> None:
+    assert len(repeated_pieces(1)) == len(all_pieces(1))
+    epochs = [{n for piece in repeated_pieces(1).values() if piece.epoch == e for n in piece.samples} for e in (0, 1)]
+    assert [len(images) for images in epochs] == [SAMPLES // GLOBAL * GLOBAL // 4] * 2
+    assert epochs[0] != epochs[1]
+
+
+def test_neighbours_which_mixup_mixes_are_two_images() -> None:
+    for repeats in (2, 4, 8):
+        samples, _ = repeated_batch(0, repeats)
+        assert (samples[0::2] != samples[1::2]).all()
+
+
+@pytest.mark.parametrize(("world_size", "first"), [(2, 0), (4, 0), (1, 2), (4, 4)])
+def test_every_world_and_every_resume_has_the_same_repeated_micro_batches(world_size: int, first: int) -> None:
+    one, many = repeated_pieces(1), repeated_pieces(world_size, first)
+    assert many.keys() == {place for place in one if place[0] >= first}
+    assert all(np.array_equal(one[place].samples, many[place].samples) for place in many)
+    assert all(np.array_equal(one[place].augmentation_keys, many[place].augmentation_keys) for place in many)
+
+
+def test_balanced_draws_can_be_repeated_too() -> None:
+    order = sampler.balanced_order(LABELS, 3, 0)
+    repeated = sampler.repeat_images(order, global_batch_size=GLOBAL, repeats=2)
+    assert repeated.draws is not None
+    assert len(set(repeated.draws.tolist())) == len(repeated.samples) == SAMPLES // GLOBAL * GLOBAL
+
+
+def test_repeats_draw_images_as_torchvision_does_on_as_many_gpus() -> None:
+    """RASampler: the shuffled images, each so often in a row, dealt to the GPUs in turn."""
+    samples, _ = repeated_batch(0)
+    shuffled = course(1, 0).global_batch(0)[: GLOBAL // 4]
+    assert sorted(samples.tolist()) == sorted(np.repeat(shuffled, 4).tolist())

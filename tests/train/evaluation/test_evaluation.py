@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal
 
@@ -13,8 +14,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from entrypoint import Failure
+from train.config.schema import DataConfig, EvalConfig
+from train.data import registry
 from train.data.loader import Batch
-from train.evaluation.evaluate import AUTO_BATCH_SIZE, evaluate, explain_out_of_memory, rank_batches
+from train.evaluation.evaluate import (
+    AUTO_BATCH_SIZE,
+    evaluate,
+    explain_out_of_memory,
+    rank_batches,
+    refuse_flips,
+)
 from train.evaluation.results import EvaluationResult
 
 
@@ -124,3 +133,18 @@ def test_a_batch_that_does_not_fit_the_gpu_names_a_smaller_one(images: int, fix:
 def test_another_error_of_an_evaluation_stays_what_it_is() -> None:
     with pytest.raises(RuntimeError, match="mat1"), explain_out_of_memory(256):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_with_flips_the_outputs_of_mirror_images_are_averaged() -> None:
+    with torch.no_grad():
+        logits = (MODEL[0](IMAGES) + MODEL[0](IMAGES.flip(-1))) / 2
+    result = evaluate(MODEL, batches(7), OneRank(), classes=4, flip=True).result  # type: ignore[arg-type]
+    assert result.values["accuracy"] == (logits.argmax(1) == LABELS).double().mean().item()
+    assert result.values["loss"] == pytest.approx(cross_entropy(logits.double(), LABELS).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("mirror", [True, False])
+def test_flips_are_refused_where_a_mirror_image_may_be_of_another_class(mirror: bool) -> None:
+    splits = replace(registry.open_splits(DataConfig(samples=20, image_size=8)), mirror=mirror)
+    with nullcontext() if mirror else pytest.raises(Failure, match=r"eval\.flip averages over mirror images"):
+        refuse_flips(EvalConfig(flip=True), splits)

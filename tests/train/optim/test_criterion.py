@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from timm.loss import BinaryCrossEntropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import OptimConfig
+from train.data.mixing import LabelMix
 from train.optim import loss as criterion
 
 LOGITS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
@@ -72,3 +76,39 @@ def test_a_class_without_samples_cannot_be_balanced() -> None:
     with pytest.raises(Failure) as caught:
         criterion.class_weights(OptimConfig(class_weights="balanced"), [3, 0, 2])
     assert caught.value.code == ExitCode.DATA
+
+
+def binary(smoothing: float = 0.0, threshold: float | None = None, weights: torch.Tensor | None = None) -> Any:
+    return criterion.BinaryCriterion(label_smoothing=smoothing, weights=weights, threshold=threshold)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.2])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_binary_cross_entropy_of_classes_is_timms(smoothing: float, threshold: float | None) -> None:
+    theirs = BinaryCrossEntropy(smoothing=smoothing, target_threshold=threshold)
+    ours = binary(smoothing, threshold)(LOGITS, LABELS)
+    torch.testing.assert_close(ours, theirs(LOGITS, LABELS))
+
+
+@pytest.mark.parametrize("threshold", [None, 0.2])
+def test_binary_cross_entropy_of_mixed_labels_is_timms(threshold: float | None) -> None:
+    share = torch.linspace(0, 1, len(LABELS))
+    mix = LabelMix(LABELS.flip(0), share)
+    targets = one_hot(LABELS, 3) * share[:, None] + one_hot(mix.other, 3) * (1 - share[:, None])
+    theirs = BinaryCrossEntropy(target_threshold=threshold)(LOGITS, targets)
+    torch.testing.assert_close(binary(0.0, threshold)(LOGITS, LABELS, mix=mix), theirs)
+
+
+def test_a_threshold_gives_a_mixed_image_both_labels() -> None:
+    mix = LabelMix(torch.tensor([1, 1]), torch.tensor([0.7, 0.9]))
+    assert binary(0.0, 0.2).targets(torch.tensor([0, 0]), 3, mix).tolist() == [[1, 1, 0], [1, 0, 0]]
+
+
+def test_weights_of_classes_act_on_the_binary_loss_of_mixed_labels_with_their_shares() -> None:
+    weights, mix = torch.tensor([1.0, 2.0, 4.0]), LabelMix(LABELS.flip(0), torch.full((12,), 0.25))
+    each = [
+        binary()(LOGITS[n : n + 1], LABELS[n : n + 1], mix=LabelMix(mix.other[n : n + 1], mix.share[n : n + 1]))
+        for n in range(12)
+    ]
+    factors = weights[LABELS] * 0.25 + weights[mix.other] * 0.75
+    torch.testing.assert_close(binary(weights=weights)(LOGITS, LABELS, mix=mix), (torch.stack(each) * factors).mean())

@@ -14,6 +14,7 @@ from processes import python
 from torch import nn
 
 from entrypoint import Failure
+from train.checkpoint import format
 from train.config.schema import OptimConfig
 from train.optim import optimizer
 
@@ -131,3 +132,26 @@ def test_a_class_beside_the_config_is_found_and_trains(module: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     state = json.loads((module / "runs/cfg/checkpoints/step-00000002/state.json").read_text())["state"]
     assert "moment" in json.dumps(state["optimizer"])
+
+
+def test_lamb_of_timm_goes_on_from_a_checkpoint_with_the_same_bits() -> None:
+    optim = OptimConfig(name="timm.optim:Lamb", lr=8e-3, weight_decay=0.02, weight_decay_on="weights")
+
+    def trained(*, stops: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+        made = optimizer.build_optimizer(optim, net)
+        assert [group["weight_decay"] for group in made.param_groups] == [0.02, 0.0]
+        inputs = torch.randn(16, 4)
+        for step in range(4):
+            if stops and step == 2:
+                saved = format.pack_state(made.state_dict())
+                made = optimizer.build_optimizer(optim, net)
+                made.load_state_dict(format.unpack_state(*saved))
+            net(inputs).square().mean().backward()
+            made.step()
+            made.zero_grad()
+        return [weight.detach() for weight in net.parameters()]
+
+    for whole, resumed in zip(trained(stops=False), trained(stops=True), strict=True):
+        assert torch.equal(whole, resumed)

@@ -94,3 +94,13 @@ def test_an_average_that_was_kept_is_put_back(net: nn.Module) -> None:
 def test_an_average_of_another_network_is_not(net: nn.Module, saved: dict[str, torch.Tensor]) -> None:
     with pytest.raises((KeyError, RuntimeError)):
         EMA(net, 0.5).restore(saved)
+
+
+def test_with_an_interval_only_every_so_many_steps_count(net: nn.Module) -> None:
+    average = EMA(net, 0.75, every=4)
+    fill(net, 8.0)
+    for step in (1, 2, 3):
+        average.update(4 * 10**6 + step)
+    assert average.tensors["0.weight"].unique().tolist() == [0.0]
+    average.update(4 * 10**6)
+    assert average.tensors["0.weight"].unique().tolist() == [2.0]

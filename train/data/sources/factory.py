@@ -30,4 +30,5 @@ FACTORY: Final = DataSource(
     keys=frozenset({"root", "classes", "samples", "val_fraction", "cache", "color"}),
     origin="factory",
     tasks=tuple(TASKS),
+    resizes=True,
 )

@@ -1,0 +1,161 @@
+"""Sizes beside data.image_size: that of evaluations, and those of the first epochs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jobs import refused, trained
+from PIL import Image
+from processes import python
+
+from entrypoint import Failure
+from train.cli import launch
+from train.config import load
+from train.config.schema import DataConfig, rule_violation
+from train.data import image_sizes, loader, registry
+from train.data.image_sizes import ProgressiveSize
+from train.data.sampler import MicroBatch
+from train.data.shape import Shape
+from train.inference import checkpoints, export
+
+CPU = torch.device("cpu")
+GROWING = ProgressiveSize(start=96, full=160, epochs=4)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> DataConfig:
+    """Wide images of noise in two classes."""
+    noise = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 4)):
+        for number in range(count):
+            path = tmp_path / "photos" / split / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(noise.integers(0, 256, (40, 50, 3), np.uint8)).save(path)
+    return DataConfig(name="folder", root=str(tmp_path / "photos"), image_size=16, augment="none", classes=2)
+
+
+@pytest.mark.parametrize("reader", ["memory", "workers"])
+def test_evaluation_reads_files_in_its_own_size(photos: DataConfig, reader: str) -> None:
+    data = replace(photos, loader=reader, workers=0)  # type: ignore[arg-type]
+    splits = image_sizes.with_evaluation_size(registry.open_splits(data), 24)
+    opened = loader.open_loader(splits, data, seed=0, device=CPU, cores=1)
+    first = MicroBatch(step=0, epoch=0, number=0, samples=np.arange(4))
+    ((_, training),) = opened.train([first])
+    (evaluation,) = opened.evaluate([np.arange(4)])
+    assert training.images.shape == (4, 3, 16, 16)
+    assert evaluation.images.shape == (4, 3, 24, 24)
+    larger = registry.open_splits(replace(data, image_size=24))
+    (wanted,) = loader.open_loader(larger, data, seed=0, device=CPU, cores=1).evaluate([np.arange(4)])
+    assert torch.equal(evaluation.images, wanted.images)
+
+
+def test_the_size_of_training_needs_no_other_reader(photos: DataConfig) -> None:
+    splits = registry.open_splits(photos)
+    assert image_sizes.with_evaluation_size(splits, None) is splits
+    assert image_sizes.with_evaluation_size(splits, 16) is splits
+
+
+def test_samples_of_one_size_are_refused() -> None:
+    with pytest.raises(Failure, match="stored in one size") as caught:
+        image_sizes.with_evaluation_size(registry.open_splits(DataConfig(samples=20, image_size=8)), 16)
+    assert caught.value.code == 64
+
+
+@pytest.mark.parametrize("name", ["synthetic", "npz", "cifar10"])
+def test_before_a_start_an_evaluation_size_is_refused_where_nothing_is_resized(name: str) -> None:
+    with pytest.raises(Failure, match=f"eval.image_size does not go with data.name: {name}") as caught:
+        registry.refuse_fixed_evaluation_size(DataConfig(name=name), 64)
+    assert "folder or table" in str(caught.value.fix)
+
+
+def test_a_cache_of_one_size_is_refused(photos: DataConfig, tmp_path: Path) -> None:
+    words = ["data.name=folder", f"data.root={photos.root}", f"data.cache={tmp_path}", "eval.image_size=64"]
+    with pytest.raises(Failure, match="keeps images of one size"):
+        launch.check_config(load.load_config(None, words), 1)
+
+
+def test_images_grow_in_steps_of_eight_pixels_and_then_stay() -> None:
+    assert [GROWING.side(epoch) for epoch in range(7)] == [96, 112, 128, 144, 160, 160, 160]
+    assert [replace(GROWING, epochs=3).side(epoch) for epoch in range(5)] == [96, 112, 136, 160, 160]
+
+
+def test_growing_images_keep_their_shape_and_are_scaled_without_aliasing() -> None:
+    images = torch.rand(2, 3, 160, 320)
+    assert GROWING.scale(images, 0).shape == (2, 3, 96, 192)
+    assert GROWING.scale(images, 4) is images
+    stripes = torch.arange(160).remainder(2).float().expand(1, 1, 160, 160)
+    inner = GROWING.scale(stripes, 0)[..., 4:-4]
+    assert float((inner - 0.5).abs().max()) < 0.3  # without antialiasing: up to 0.5
+
+
+def test_each_epoch_has_its_size() -> None:
+    data = DataConfig(samples=20, image_size=24, progressive_size={"start": 8, "epochs": 2})
+    opened = loader.open_loader(registry.open_splits(data), data, seed=0, device=CPU, cores=1)
+    batches = [MicroBatch(step=epoch, epoch=epoch, number=0, samples=np.arange(2)) for epoch in range(3)]
+    assert [batch.images.shape[-1] for _, batch in opened.train(batches)] == [8, 16, 24]
+    (evaluation,) = opened.evaluate([np.arange(2)])
+    assert evaluation.images.shape[-1] == 24
+
+
+@pytest.mark.parametrize("size", [(16, 16), (8, 32), (3, 32, 32)])
+def test_a_start_that_is_not_smaller_and_clips_are_refused(size: tuple[int, ...]) -> None:
+    data = DataConfig(progressive_size={"start": 16, "epochs": 1})
+    with pytest.raises(Failure, match="grows from a smaller size") as caught:
+        ProgressiveSize.of_config(data, Shape(channels=3, size=size))
+    assert caught.value.code == 64
+
+
+@pytest.mark.parametrize("value", [{"start": 8}, {"start": 8, "epochs": 0}, {"start": "8", "epochs": 1}, "8"])
+def test_a_progressive_size_that_is_none_is_refused(value: object) -> None:
+    assert rule_violation("data.progressive_size", value) is not None
+
+
+def test_growing_images_are_refused_with_compiled_code() -> None:
+    words = ["data.progressive_size={start: 8, epochs: 1}", "train.compile=default"]
+    with pytest.raises(Failure, match="each size would be compiled"):
+        launch.check_config(load.load_config(None, words), 1)
+
+
+def test_a_network_for_one_size_is_refused(tmp_path: Path) -> None:
+    settings = ("model.name=timm/vit_tiny_patch16_224", "model.args={depth: 1}", "data.image_size=32")
+    failure = refused(tmp_path / "run", *settings, "data.progressive_size={start: 16, epochs: 1}")
+    assert "does not take samples of 16 x 16 x 3" in failure.what
+    assert failure.code == 64
+
+
+def told(folder: Path, *words: str) -> list[dict[str, Any]]:
+    """What a command prints as JSON, a line for each image."""
+    ended = python("-m", "train", *words, "--json", cwd=folder, environ={"ENTRYPOINT_DEVICE": "cpu"})
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_a_run_is_evaluated_predicts_and_is_exported_in_its_own_size(photos: DataConfig, tmp_path: Path) -> None:
+    """With 32 pixels this network skips the last features: it must be built for the training's size everywhere."""
+    words = ["data.name=folder", f"data.root={photos.root}", "data.image_size=32", "data.augment=mirror"]
+    words += ["model.name=wide_resnet", "model.args.depth=1", "model.args.width=1", "optim.warmup_epochs=0"]
+    words += ["train.global_batch_size=4", "train.micro_batch_size=4", "eval.image_size=40", "eval.flip=true"]
+    run = trained(tmp_path / "run", *words, "data.repeats=2")
+    assert run.state.best is not None
+    (measured,) = told(tmp_path, "eval", "run")
+    assert measured["accuracy"] == run.state.best.values["accuracy"]
+    assert measured["loss"] == pytest.approx(run.state.best.values["loss"], abs=1e-6)
+    images = sorted(map(str, Path(photos.root, "val").rglob("*.png")))
+    predicted = told(tmp_path, "predict", "run", "--top", "2", *images)
+    shares = [
+        next(each["probability"] for each in answer["top"] if each["class"] == Path(answer["path"]).parent.name)
+        for answer in predicted
+    ]
+    assert -np.log(shares).mean() == pytest.approx(measured["loss"], abs=1e-5)
+    chosen = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    config, _ = checkpoints.load_config(chosen, None, ())
+    export.export_model(config, chosen, tmp_path / "export")
+    plain = told(tmp_path, "predict", "run", "eval.flip=false", "--top", "2", *images)
+    assert plain != predicted
+    assert told(tmp_path, "predict", "export", "--top", "2", *images) == plain
