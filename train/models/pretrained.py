@@ -27,6 +27,8 @@ from train.config.models import (
 )
 from train.data.preprocessing import Preprocessing, parse_preprocessing
 
+# What reading JSON raises that is not as expected: RecursionError where it is nested too deeply.
+MALFORMED_ERRORS: Final = (ValueError, LookupError, TypeError, RecursionError)
 RECORD_KEY: Final = "published_weights"  # in the metadata of a .safetensors file
 HASH_IN_NAME: Final = re.compile(r"-([0-9a-f]{8,64})\.(?:pth|pt|bin|safetensors)$")
 HUB_FILES: Final = ("model.safetensors", "pytorch_model.bin")
@@ -128,7 +130,7 @@ def read_record(path: Path, model_name: str) -> WeightsRecord | None:
 def _record_in_metadata(path: Path) -> WeightsRecord | None:
     if path.suffix != ".safetensors":
         return None
-    with suppress(OSError, SafetensorError, ValueError, LookupError, TypeError):
+    with suppress(OSError, SafetensorError, *MALFORMED_ERRORS):
         with safe_open(path, framework="pt") as file:
             values = json.loads((file.metadata() or {})[RECORD_KEY])
         transform = values["preprocessing"]
@@ -157,7 +159,7 @@ def _record_of_other_model(path: Path) -> WeightsRecord | None:
 
 def _record_beside(path: Path, model_name: str) -> WeightsRecord | None:
     """The record in config.json next to the file, as in a copy of timm's folder on the hub."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
+    with suppress(OSError, *MALFORMED_ERRORS):
         content = json.loads((path.parent / "config.json").read_text())
         values, architecture = content["pretrained_cfg"], str(content["architecture"])
         if model_name != TIMM_PREFIX + architecture:
@@ -173,7 +175,7 @@ def _record_beside(path: Path, model_name: str) -> WeightsRecord | None:
 
 def _record_of_export(path: Path) -> WeightsRecord | None:
     """The record in model.json beside the weights that `train export` wrote."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
+    with suppress(OSError, *MALFORMED_ERRORS):
         content = json.loads((path.parent / EXPORT_FILE).read_text())
         if content["weights"]["file"] != path.name:
             return None

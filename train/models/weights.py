@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from entrypoint import ExitCode, Failure
 from train.checkpoint import format, manifest, store
 from train.checkpoint.format import CommittedCheckpoint
+from train.checkpoint.manifest import DamagedCheckpointError
 from train.config.models import RESNET_PREFIXES, TIMM_PREFIX, weights_path
 from train.config.schema import DataConfig, ModelConfig, RunConfig
 from train.data.preprocessing import keep_preprocessing, set_preprocessing
@@ -339,10 +340,11 @@ def fit_preprocessing(config: RunConfig, checkpoints: Path | None = None) -> Dat
 
 def _recorded_data(folder: Path) -> Mapping[str, Any] | None:
     """The data section of the newest checkpoint in or below `folder`; None without one."""
-    states = (path for pattern in STATE_FILES for path in folder.glob(pattern))
-    for path in sorted(states, key=lambda path: path.parent.name, reverse=True):
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            return dict(json.loads(path.read_text())["config"]["data"])
+    saved = (path.parent for pattern in STATE_FILES for path in folder.glob(pattern))
+    for path in sorted(saved, key=lambda path: path.name, reverse=True):
+        with suppress(Failure, DamagedCheckpointError, OSError, *pretrained.MALFORMED_ERRORS):
+            state = store.read_verified(path, store.verify_sizes(path), store.STATE_FILE)
+            return dict(json.loads(state)["config"]["data"])
     return None
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoints import plant
 from jobs import trained
 from safetensors.torch import save_file
 from torch import nn
 
 from entrypoint import Failure
+from train.checkpoint import format
 from train.config import models
 from train.config.schema import ModelConfig, RunConfig
 from train.data.preprocessing import Preprocessing
@@ -278,9 +281,17 @@ def test_weights_of_ones_own_run_bring_its_normalization(tmp_path: Path, weights
     assert second.config.data.normalize == RECORDED
 
 
-@pytest.mark.parametrize("damage", ["", "{}", '{"config": {"data": {"normalize": {"mean": ["x"], "std": [1]}}}}'])
-def test_a_damaged_record_is_none(tmp_path: Path, damage: str) -> None:
-    (tmp_path / "step-00000001").mkdir()
-    (tmp_path / "step-00000001" / "state.json").write_text(damage)
+@pytest.mark.parametrize("damage", [b"", b"{}", b'{"config": {"data": {"normalize": {"mean": ["x"], "std": [1]}}}}'])
+def test_a_damaged_record_is_none(tmp_path: Path, damage: bytes) -> None:
+    format.save_checkpoint(tmp_path, step=1, tensors={"model": {"w": torch.ones(1)}}, metadata={}, keep=1)
+    plant(tmp_path / "step-00000001", "state.json", damage)
     config = RunConfig(model=ModelConfig(weights=str(tmp_path)))
     assert weights.fit_preprocessing(config, tmp_path) == config.data
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_a_record_is_not_waited_for(tmp_path: Path) -> None:
+    format.save_checkpoint(tmp_path, step=1, tensors={"model": {"w": torch.ones(1)}}, metadata={}, keep=1)
+    (tmp_path / "step-00000001" / "state.json").unlink()
+    os.mkfifo(tmp_path / "step-00000001" / "state.json")
+    assert weights.fit_preprocessing(RunConfig(), tmp_path) == RunConfig().data
