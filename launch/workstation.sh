@@ -13,7 +13,8 @@ fail() { printf 'ERROR[%s] %s; fix: %s\n' "$@" >&2; exit "$1"; }
 
 image=${IMAGE:-train} count=${1:-}
 case $count in
-  '' | --* | *=* | check | where | find-lr | eval | predict | export | data | bench | report) count=all ;;
+  '' | --* | *=* | check | where | find-lr | eval | predict | export) count=all ;;
+  data | weights | bench | report) count=all ;;
   *[!0-9]* | ?????*)
     fail 64 "'$count' is not a number of GPUs" \
       "launch/workstation.sh [N] [--config CONFIG] [section.key=value ...]" ;;

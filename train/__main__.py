@@ -86,7 +86,7 @@ def build_parser() -> TrainArgumentParser:
     # What torch.distributed.launch passes to each process.
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
     add_launch_arguments(parser)
-    parser.set_defaults(split="validation", per_image=None, report=False)  # options of `train eval`
+    parser.set_defaults(split="validation", per_image=None, report=False, explain=False)  # options of `train eval`
     return parser
 
 

@@ -78,7 +78,7 @@ def build_parser() -> TrainArgumentParser:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="with --report: a heat map over each image, of what speaks for its prediction (Grad-CAM)",
+        help="with --report: heat maps of what speaks for a prediction (Grad-CAM)",
     )
     parser.add_argument("--config", metavar="FILE", help="take data, launch, precision and your own code from it")
     # What torch.distributed.launch passes to each process.

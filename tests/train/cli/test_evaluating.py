@@ -143,7 +143,7 @@ def test_the_help_of_eval_is_its_own_with_an_example_of_each_kind(capsys: pytest
 
 def test_each_option_of_eval_is_explained_in_its_own_line() -> None:
     options = [line for line in evaluate.build_parser().format_help().splitlines() if line.startswith("  -")]
-    assert len(options) == 13
+    assert len(options) == 14
     assert all(len(line) <= 100 and re.match(r"  --?[a-z].*?  +[a-z]", line) for line in options)
 
 

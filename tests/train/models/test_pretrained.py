@@ -56,6 +56,7 @@ def test_a_name_has_the_transform_of_its_library(
         std=IMAGENET_STD,
         crop_ratio=crop_ratio,
         interpolation=interpolation,  # type: ignore[arg-type]
+        decode="exact",
     )
     assert (record.image_size, record.classes) == (image_size, 1000)
 
@@ -87,6 +88,11 @@ def test_a_name_without_weights_is_refused_with_the_names_that_there_are(name: s
         pretrained.find_published(name)
     assert caught.value.code == 64
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_weights_of_squashed_images_stretch_them() -> None:
+    assert pretrained.find_published("timm/beitv2_base_patch16_224").record.preprocessing.fit == "crop"
+    assert pretrained.find_published("timm/coat_lite_medium_384").record.preprocessing.fit == "stretch"
 
 
 def test_a_file_that_we_wrote_has_its_record_in_it(tmp_path: Path) -> None:
@@ -127,7 +133,7 @@ def test_timms_folder_of_the_hub_has_its_record_beside_the_weights(tmp_path: Pat
     record = pretrained.read_record(file, "timm/resnet18")
     assert record is not None
     assert (record.name, record.image_size, record.classes) == ("timm/resnet18.mine", (28, 30), 7)
-    assert record.preprocessing == Preprocessing(mean=(0.1,), std=(0.2,), crop_ratio=0.9)
+    assert record.preprocessing == Preprocessing(mean=(0.1,), std=(0.2,), crop_ratio=0.9, decode="exact")
     assert pretrained.read_record(file, "timm/resnet34") is None
 
 
