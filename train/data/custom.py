@@ -324,7 +324,7 @@ class FactoryCall:
         if self.labels is None:
             return
         labels = (self.returned.training.labels, self.returned.validation.labels)
-        if not all(torch.equal(now, first) for now, first in zip(labels, self.labels, strict=True)):
+        if not all(torch.equal(current, first) for current, first in zip(labels, self.labels, strict=True)):
             raise Failure(
                 f"data.name {self.data.name} returned other labels when it was called again",
                 fix="sort what the factory lists, and seed its generators",

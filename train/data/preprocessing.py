@@ -63,11 +63,8 @@ def parse_preprocessing(values: Mapping[str, Any]) -> Preprocessing:
     Raises:
         LookupError, TypeError, ValueError: the values are none.
     """
-    values = {
-        "fit": DEFAULT_PREPROCESSING.fit,
-        "decode": DEFAULT_PREPROCESSING.decode,
-        **values,
-    }  # older ones lack them
+    # Older records lack these two.
+    values = {"fit": DEFAULT_PREPROCESSING.fit, "decode": DEFAULT_PREPROCESSING.decode, **values}
     for name, allowed in {"interpolation": Interpolation, "fit": FitName, "decode": DecodeName}.items():
         if values[name] not in get_args(allowed):
             raise ValueError(f"unknown {name} {values[name]!r}")

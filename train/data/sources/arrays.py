@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -68,12 +69,4 @@ NPZ: Final = DataSource(
     origin="files",
     tasks=tuple(TASKS),
 )
-TENSOR: Final = DataSource(
-    open=open_tensor,
-    count=count,
-    describe=describe,
-    has_validation=has_validation,
-    keys=KEYS,
-    origin="files",
-    tasks=tuple(TASKS),
-)
+TENSOR: Final = replace(NPZ, open=open_tensor)
