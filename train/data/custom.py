@@ -27,7 +27,7 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure
 from train import plugin
 from train.config.schema import DataConfig
-from train.data import array_labels, arrays, decode
+from train.data import array_labels, arrays, decode, decode_crop
 from train.data.array_labels import ItemLabel, LabelFormat
 from train.data.arrays import move_channels_last
 from train.data.boxes import CropDraws
@@ -81,7 +81,7 @@ class DatasetSource:
             ]
         return torch.stack(read) if read else torch.empty((0, *shape), dtype=dtype)
 
-    def read_one(self, sample: int, choose_box: decode.ChooseBox | None = None) -> Tensor:
+    def read_one(self, sample: int, choose_box: decode_crop.ChooseBox | None = None) -> Tensor:
         """Read one sample. It must have the shape and dtype of the first one, and the label that the dataset lists."""
         row = int(self.rows[sample])
         image, label = read_item(self.dataset, row, self.name, self.task)
@@ -100,16 +100,17 @@ class DatasetSource:
             )
         return pixels
 
-    def _image_tensor(self, image: Any, name: str, choose_box: decode.ChooseBox | None) -> Tensor:
+    def _image_tensor(self, image: Any, name: str, choose_box: decode_crop.ChooseBox | None) -> Tensor:
         """One image or clip as [*size, channels]: a PIL image is fitted, or its box is cut out."""
         if not isinstance(image, Image.Image):
             return _array_tensor(image, name)
         rgb = _to_8_bit_rgb(image, name)
         if choose_box:
-            fitted = decode.crop_and_resize(rgb, self.size, choose_box, self.preprocessing)
+            pixels = decode_crop.crop_image(rgb, self.size, choose_box, self.preprocessing, self.channels)
         else:
             fitted = decode.fit_image(rgb, self.size, self.preprocessing)
-        return torch.from_numpy(np.array(decode.as_pixels(fitted, self.channels)))
+            pixels = decode.as_pixels(fitted, self.channels)
+        return torch.from_numpy(np.array(pixels))
 
 
 def open_dataset_source(

@@ -88,7 +88,7 @@ def decode_image(
         with open_image(path) as image:
             if draft and preprocessing.decode != "exact":
                 image.draft("RGB", _draft_size(image, size, preprocessing))
-            return as_pixels(fit_image(_to_8_bits(image, channels), size, preprocessing), channels)
+            return as_pixels(fit_image(to_8_bits(image, channels), size, preprocessing), channels)
     except DECODE_ERRORS as error:
         raise unreadable_image_failure(path, sample, error) from error
 
@@ -96,64 +96,9 @@ def decode_image(
 def _draft_size(image: Image.Image, size: ImageSize, preprocessing: Preprocessing) -> tuple[int, int]:
     """The (width, height) to which the whole image is scaled at last, before it is turned upright."""
     height, width = height_and_width(size)
-    if width != height and _exif_transpose(image) in QUARTER_TURNS:
+    if width != height and exif_transpose(image) in QUARTER_TURNS:
         height, width = width, height
     return scaled_size(image.size, (height, width), preprocessing)
-
-
-# (height, width) of an upright image -> top, left, height and width of the box to cut out.
-ChooseBox = Callable[[int, int], tuple[int, int, int, int]]
-
-
-def decode_crop(
-    path: Path,
-    size: ImageSize,
-    sample: int,
-    choose_box: ChooseBox,
-    preprocessing: Preprocessing = DEFAULT_PREPROCESSING,
-    *,
-    channels: int = 3,
-) -> npt.NDArray[np.uint8]:
-    """Decode a whole image, and scale the box that `choose_box` cuts out of it to uint8 [height, width, channels].
-
-    Raises:
-        Failure: as `decode_image`.
-    """
-    try:
-        with open_image(path) as image:
-            if preprocessing.decode == "fast" and image.format == "JPEG":
-                return as_pixels(_crop_reduced(image, size, choose_box, preprocessing, channels), channels)
-            return as_pixels(crop_and_resize(_to_8_bits(image, channels), size, choose_box, preprocessing), channels)
-    except DECODE_ERRORS as error:
-        raise unreadable_image_failure(path, sample, error) from error
-
-
-def crop_and_resize(
-    image: Image.Image, size: ImageSize, choose_box: ChooseBox, preprocessing: Preprocessing = DEFAULT_PREPROCESSING
-) -> Image.Image:
-    """The box, cut out and then scaled: as torchvision does it, no pixel outside of the box counts."""
-    top, left, height, width = choose_box(image.height, image.width)
-    return image.crop((left, top, left + width, top + height)).resize(
-        height_and_width(size)[::-1], RESAMPLING[preprocessing.interpolation]
-    )
-
-
-def _crop_reduced(
-    image: Image.Image, size: ImageSize, choose_box: ChooseBox, preprocessing: Preprocessing, channels: int
-) -> Image.Image:
-    """As `crop_and_resize`, of a JPEG that is decoded at the least size at which the box need not be enlarged."""
-    is_turned = _exif_transpose(image) in QUARTER_TURNS
-    width, height = image.size[::-1] if is_turned else image.size
-    top, left, box_height, box_width = choose_box(height, width)
-    target_height, target_width = height_and_width(size)
-    least = -(-width * target_width // box_width), -(-height * target_height // box_height)
-    image.draft("RGB", least[::-1] if is_turned else least)
-    upright = _to_8_bits(image, channels)
-    if upright.size == (width, height):
-        return crop_and_resize(upright, size, choose_box, preprocessing)
-    across, down = upright.width / width, upright.height / height
-    box = (left * across, top * down, (left + box_width) * across, (top + box_height) * down)
-    return upright.resize((target_width, target_height), RESAMPLING[preprocessing.interpolation], box=box)
 
 
 def open_image(path: Path) -> Image.Image:
@@ -171,14 +116,14 @@ def to_rgb(image: Image.Image) -> Image.Image:
     Raises:
         ValueError: for 32 bits, whose range of values is unknown.
     """
-    return _to_8_bits(image, 3)
+    return to_8_bits(image, 3)
 
 
-def _to_8_bits(image: Image.Image, channels: int) -> Image.Image:
+def to_8_bits(image: Image.Image, channels: int) -> Image.Image:
     """As `to_rgb`; a gray image stays gray if it gets one channel. `as_pixels` mixes colours, after they are scaled."""
     mode = "L" if channels == 1 and (image.mode in GRAY_MODES or is_high_bit_depth(image)) else "RGB"
     converted = _with_8_bits(image).convert(mode)  # loads it: before that a TIFF is not turned, a PNG lacks tags
-    transpose = _exif_transpose(image)
+    transpose = exif_transpose(image)
     return converted if transpose is None else converted.transpose(transpose)
 
 
@@ -187,7 +132,7 @@ def as_pixels(image: Image.Image, channels: int) -> npt.NDArray[np.uint8]:
     return np.asarray(image.convert("L"))[..., None] if channels == 1 else np.asarray(image)
 
 
-def _exif_transpose(image: Image.Image) -> Image.Transpose | None:
+def exif_transpose(image: Image.Image) -> Image.Transpose | None:
     """The transposition of its EXIF orientation. None also for damaged tags: the pixels may be intact."""
     if EXIF_KEYS.isdisjoint(image.info):
         return None

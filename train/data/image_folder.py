@@ -18,7 +18,7 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import class_folders, decode, grouping, path_list
+from train.data import class_folders, decode, decode_crop, grouping, path_list
 from train.data.boxes import CropDraws
 from train.data.class_folders import FolderLayout
 from train.data.partition import partition_samples
@@ -67,7 +67,7 @@ class ImageFileSource:
         pixels = np.empty((len(samples), *self.stored), np.uint8)
         for index, sample in enumerate(samples):
             path = Path(str(self.paths[sample]))
-            pixels[index] = decode.decode_crop(
+            pixels[index] = decode_crop.decode_crop(
                 path, self.size, int(sample), partial(draws.box, index), self.preprocessing, channels=self.channels
             )
         return torch.from_numpy(pixels)

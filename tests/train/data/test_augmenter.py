@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -38,15 +39,21 @@ def opened(data: DataConfig, **settings: Any) -> loader.BatchLoader:
     return loader.open_loader(registry.open_splits(data), data, seed=0, device=CPU, cores=2)
 
 
-def test_random_resized_crop_cuts_whole_files_as_torchvision_does(photos: DataConfig) -> None:
+@pytest.mark.parametrize(("decode", "to_wanted"), [("auto", F.pil_to_tensor), ("exact", lambda image: image)])
+def test_random_resized_crop_cuts_whole_files_as_torchvision_does(
+    decode: Literal["auto", "exact"], to_wanted: Callable[[Image.Image], Any], photos: DataConfig
+) -> None:
+    """As torchvision cuts tensors by default, and as it cuts Pillow's images if data.decode is exact."""
+    photos = replace(photos, decode=decode)
     splits, samples = registry.open_splits(photos), np.arange(8)
     draws = build_augmenter(splits, photos, seed=0).crop_draws(samples, epoch=3)
     assert draws is not None
     read = splits.training.read_cropped(samples, draws)  # type: ignore[attr-defined]
     for index, path in enumerate(splits.training.paths):  # type: ignore[attr-defined]
-        image = Image.open(str(path)).convert("RGB")
-        wanted = F.resized_crop(image, *draws.box(index, 40, 90), size=[16, 16])
-        assert np.array_equal(read[index].numpy(), np.asarray(wanted))
+        image = to_wanted(Image.open(str(path)).convert("RGB"))
+        wanted = F.resized_crop(image, *draws.box(index, 40, 90), size=[16, 16], antialias=True)
+        wanted = np.asarray(wanted) if isinstance(wanted, Image.Image) else wanted.permute(1, 2, 0).numpy()
+        assert np.array_equal(read[index].numpy(), wanted)
 
 
 def test_crops_of_whole_files_reach_beyond_the_central_square(photos: DataConfig) -> None:
