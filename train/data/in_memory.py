@@ -63,7 +63,7 @@ class HostDataset:
         return "memory, of the host: copied one batch ahead"
 
     def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
-        """Yield the pixels of the samples alone, with the rows 0..n-1."""
+        """Yield the pixels of the samples alone."""
         lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         pending: tuple[Request, _PendingCopy] | None = None
         for request, samples in _readable_requests(requests, self.readable):
@@ -102,7 +102,7 @@ class _PendingCopy:
             stream.wait_event(self.copied)
             self.images.record_stream(stream)
             self.labels.record_stream(stream)
-        return self.images, torch.arange(len(self.labels), device=self.images.device), self.labels
+        return self.images, None, self.labels
 
 
 def _readable_requests(

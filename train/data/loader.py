@@ -124,10 +124,10 @@ class BatchLoader:
         for micro_batch, (pixels, rows, labels) in self.training.read((each, each.samples) for each in micro_batches):
             keys, epoch = micro_batch.augmentation_keys, micro_batch.epoch
             if self.augmenter.changes_stored and not isinstance(self.training, WorkerLoader):  # whose workers did it
-                pixels = self.augmenter.augment_stored(pixels.index_select(0, rows), keys, epoch)
-                rows = torch.arange(len(keys), device=pixels.device)
+                pixels, rows = self.augmenter.augment_stored(_select(pixels, rows), keys, epoch), None
             if has_moves:
-                moves = moves or self._draw_ahead(drawn, rows.device)
+                moves = moves or self._draw_ahead(drawn, pixels.device)
+                rows = torch.arange(len(keys), device=pixels.device) if rows is None else rows
                 shifts, gray = next(moves)
                 images = self.transform(pixels, rows, shifts, gray=gray, preprocessing=self.preprocessing)
             else:
@@ -147,8 +147,8 @@ class BatchLoader:
         """The weights of a micro batch. A sample that replaces an unreadable one gets the weight of that one."""
         return None if self.weights is None else self.weights[to_device(micro_batch.samples, self.weights.device)]
 
-    def _plain(self, pixels: Tensor, rows: Tensor) -> Tensor:
-        return augment.normalize(pixels.index_select(0, rows), self.preprocessing)
+    def _plain(self, pixels: Tensor, rows: Tensor | None) -> Tensor:
+        return augment.normalize(_select(pixels, rows), self.preprocessing)
 
     def _draw_ahead(self, micro_batches: Iterable[MicroBatch], device: torch.device) -> Iterator[tuple[Tensor, bool]]:
         """The `shifts` and `gray` of `augment.apply` for each micro batch.
@@ -170,6 +170,10 @@ class BatchLoader:
                 flat = to_device(np.concatenate([part.ravel() for part in parts]), device)
                 for part, shifts in zip(parts, torch.split(flat, [part.size for part in parts]), strict=True):
                     yield shifts.view(part.shape), parameters.gray
+
+
+def _select(pixels: Tensor, rows: Tensor | None) -> Tensor:
+    return pixels if rows is None else pixels.index_select(0, rows)
 
 
 def open_loader(

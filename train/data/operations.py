@@ -85,8 +85,12 @@ def _replace(images: Tensor, rows: Int64Array, change: Callable[[Tensor], Tensor
     if len(rows) == len(images):
         return change(images)
     index = torch.from_numpy(rows).to(images.device)
-    changed = images.clone()
-    changed[index] = change(images[index])
+    changed, replacements = images.clone(), change(images[index])
+    if images.device.type != "cpu":
+        changed[index] = replacements
+    else:  # whole images of memory, one by one: indexed assignment would take ten times as long
+        for row, replacement in zip(rows.tolist(), replacements, strict=True):
+            changed[row] = replacement
     return changed
 
 

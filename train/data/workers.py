@@ -172,8 +172,8 @@ def too_many_unreadable_failure(texts: Iterable[str], most: int) -> Failure:
 
 
 PREFETCH_FACTOR: Final = 2  # batches that each worker process has ready
-# Pixels [N, *stored], rows int64 [n] of them, labels int64 [n], on the device.
-PixelBatch = tuple[Tensor, Tensor, Tensor]
+# Pixels [N, *stored], rows int64 [n] of them (None: all, one after the other), labels int64 [n], on the device.
+PixelBatch = tuple[Tensor, Tensor | None, Tensor]
 Request = TypeVar("Request")  # returned with the pixels of its samples: a micro batch, a number
 SHARED_MEMORY_FOLDER: Final = "/dev/shm"  # where Linux keeps shared memory; 64 MiB in a container by default
 
@@ -243,8 +243,7 @@ class WorkerLoader:
                 self.split.ledger.add(self.split.name, bad)
                 if pixels is not None:
                     labels = self.split.source.labels[samples]
-                    rows = torch.arange(len(labels), device=self.device)
-                    yield request, (pixels.to(self.device, non_blocking=True), rows, to_device(labels, self.device))
+                    yield request, (pixels.to(self.device, non_blocking=True), None, to_device(labels, self.device))
         except Exception:
             self._kept.clear()  # drop the loader too, which would keep the workers
             raise
