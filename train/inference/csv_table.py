@@ -18,6 +18,7 @@ PREDICT_OPTION: Final = "--csv"  # of `train predict`
 # A spreadsheet computes a cell that begins so (OWASP, "CSV Injection"), also in its full-width form.
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 SIGNIFICANT_DIGITS: Final = 6
+LABEL_SEPARATOR: Final = "|"  # between the labels of one image, which a table of labels may have too
 Cell = str | int | float
 
 

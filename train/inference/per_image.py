@@ -23,7 +23,6 @@ from train.inference.csv_table import Cell
 from train.tasks import TargetScale
 
 VALIDATION: Final = "validation"  # the name of the split in an UnreadableLog
-LABEL_SEPARATOR: Final = "|"  # between the labels of one image, which a table of labels may have too
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
@@ -177,7 +176,7 @@ class NumberResults:
             yield [*map(csv_table.number_cell, row)]
 
 
-def join_labels(has_label: BoolArray, classes: Sequence[str], separator: str = LABEL_SEPARATOR) -> str:
+def join_labels(has_label: BoolArray, classes: Sequence[str], separator: str = csv_table.LABEL_SEPARATOR) -> str:
     """The labels that one image has: dark|striped."""
     return separator.join(classes[index] for index in np.flatnonzero(has_label).tolist())
 

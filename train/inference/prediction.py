@@ -94,8 +94,8 @@ class LabelPrediction:
         return f"{name} {probability:.1%}"
 
     def cells(self, top: int, classes: Sequence[str]) -> dict[str, Cell]:
-        """The labels that the image has, with semicolons between them, then the probability of every label."""
-        labels = csv_table.text_cell(";".join(name for name, _ in self.likely))
+        """The labels that the image has, with bars between them, then the probability of every label."""
+        labels = csv_table.text_cell(csv_table.LABEL_SEPARATOR.join(name for name, _ in self.likely))
         pairs = zip(self.labels, self.probabilities, strict=True)
         return {"labels": labels} | {
             f"probability of {name}": csv_table.number_cell(probability) for name, probability in pairs

@@ -236,7 +236,8 @@ def _describe_data(run: RecordedRun) -> str:
     counts = [format_value(run.fact("training", key)) for key in ("training_images", "held_out_images", "classes")]
     if not run.config or NOT_RECORDED in counts:
         return NOT_RECORDED
-    return f"{', '.join(settings)} ({counts[0]} training and {counts[1]} validation images, {counts[2]} classes)"
+    classes = "" if counts[2] == "1" else f", {counts[2]} classes"  # one output: a number
+    return f"{', '.join(settings)} ({counts[0]} training and {counts[1]} validation images{classes})"
 
 
 def _describe_loader(run: RecordedRun) -> str:
