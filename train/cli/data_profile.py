@@ -384,7 +384,13 @@ def _time_augment(
     def act() -> Tensor:
         epoch = next(epochs)
         parameters = augment.draw_parameters(
-            augmenter.moves, samples, shape=splits.shape, seed=augmenter.seed, epoch=epoch, mirror=splits.mirror
+            augmenter.moves,
+            samples,
+            shape=splits.shape,
+            seed=augmenter.seed,
+            epoch=epoch,
+            mirror=splits.mirror,
+            shift=augmenter.shift,
         )
         stored = pixels if in_workers else augmenter.augment_stored(pixels, samples, epoch)
         images = augment.apply(stored, rows, to_device(parameters.packed(), pixels.device), gray=parameters.gray)

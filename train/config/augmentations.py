@@ -117,6 +117,7 @@ def probability(default: float) -> Argument:
 
 
 RATIO: Final = (3 / 4, 4 / 3)
+DEFAULT_SHIFT: Final = 1 / 8  # of each side
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "random_resized_crop": Operation(
         stage="image",
@@ -198,11 +199,17 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     ),
     "standard": Operation(
         stage="moves",
-        summary="shifts by up to an eighth of each side, fills the border with the mirrored image; flips half of the "
+        summary="shifts by up to `shift` of each side, fills the border with the mirrored image; flips half of the "
         "samples left to right",
         effects=("shift", "mirror"),
+        arguments={"shift": number(DEFAULT_SHIFT, 0, 0.5)},
     ),
-    "translate": Operation(stage="moves", summary="the same shift, filled with gray", effects=("shift",)),
+    "translate": Operation(
+        stage="moves",
+        summary="the same shift, filled with gray",
+        effects=("shift",),
+        arguments={"shift": number(DEFAULT_SHIFT, 0, 0.5)},
+    ),
     "mirror": Operation(stage="moves", summary="flips half of the samples left to right", effects=("mirror",)),
     "cutout": Operation(
         stage="moves", summary="makes a random square gray: 3/8 of the shorter side", effects=("cutout",)

@@ -32,7 +32,9 @@ class BuiltinModel:
 
 # By model.name. The first is the quickstart's.
 BUILTIN_MODELS: Final[Mapping[str, BuiltinModel]] = {
-    "small_cnn": BuiltinModel(builder="small_cnn:small_cnn", arguments=("width", "blocks", "norm", "dropout", "pool")),
+    "small_cnn": BuiltinModel(
+        builder="small_cnn:small_cnn", arguments=("width", "blocks", "norm", "dropout", "pool", "stem")
+    ),
     "wide_resnet": BuiltinModel(builder="wide_resnet:wide_resnet", arguments=("depth", "width", "dropout")),
     "cnn3d": BuiltinModel(builder="cnn3d:cnn3d", arguments=("width", "blocks", "norm", "dropout"), dims=3),
 }

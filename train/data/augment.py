@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from train import rng
+from train.config.augmentations import DEFAULT_SHIFT
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import Shape
 
 MAX_BYTE: Final = 255
-MAX_SHIFT_DIVISOR: Final = 8  # a shift is at most an eighth of the image
 CUTOUT_FRACTION: Final = 3 / 8  # size of the cut square / shorter side of the image: 12 of 32 pixels
 
 Int64Array = npt.NDArray[np.int64]
@@ -54,12 +54,14 @@ def draw_parameters(
     seed: int,
     epoch: int,
     mirror: bool = True,
+    shift: float = DEFAULT_SHIFT,
 ) -> AugmentParameters:
     """Each sample's augmentation in this epoch: the same on any rank, in any batch, and in all frames of a clip.
 
     Args:
         augmentation: one word of data.augment's stage `moves`, or several.
         mirror: whether a mirror image is of the same class (`DataSplits.mirror`). The shifts do not depend on it.
+        shift: the largest shift / the side of the image.
     """
     names = {augmentation} if isinstance(augmentation, str) else set(augmentation)
     height, width = shape.size[-2:]
@@ -67,7 +69,7 @@ def draw_parameters(
     still = np.zeros(len(samples), np.int64)
     down, right, mirrored = still, still, still
     if names & {"standard", "translate"}:
-        down, right = _pixel_shift(draw[0], height), _pixel_shift(draw[1], width)
+        down, right = _pixel_shift(draw[0], height * shift), _pixel_shift(draw[1], width * shift)
     if mirror and names & {"standard", "mirror"}:
         mirrored = (draw[2] < 0.5).astype(np.int64)
     hole = _cutout_center(draw[3:5], height, width) if "cutout" in names else None
@@ -85,8 +87,8 @@ def _draw_numbers(names: Collection[str], seed: int, epoch: int, samples: Int64A
     return rng.uniform(rng.AUGMENT, seed, epoch, np.arange(streams)[:, None], samples)
 
 
-def _pixel_shift(draw: npt.NDArray[np.float32], side: int) -> Int64Array:
-    return (draw * (2 * (side // MAX_SHIFT_DIVISOR) + 1)).astype(np.int64) - side // MAX_SHIFT_DIVISOR
+def _pixel_shift(draw: npt.NDArray[np.float32], most: float) -> Int64Array:
+    return (draw * (2 * int(most) + 1)).astype(np.int64) - int(most)
 
 
 def _cutout_center(draw: npt.NDArray[np.float32], height: int, width: int) -> Int64Array:

@@ -32,15 +32,17 @@ CroppedReader = Callable[[Int64Array, CropDraws], Tensor]
 class Augmenter:
     """What happens to each training sample, the same on any rank, in any worker and in any batch.
 
-    stored, values, mixes: the operations on stored pixels, on normalized ones, and on whole batches. moves: the words
-    of `augment.apply`; ("none",) for none. crop: random_resized_crop, if the reader does it. read_cropped: how the
-    source reads whole images and cuts them; None: the stored samples are cut.
+    stored, values, mixes: the operations on stored pixels, on normalized ones, and on whole batches. moves: the
+    words of `augment.apply`; ("none",) for none. shift: their largest shift / the side of the image. crop:
+    random_resized_crop, if the reader does it. read_cropped: how the source reads whole images and cuts them; None:
+    the stored samples are cut.
     """
 
     stored: tuple[Step, ...]
     moves: tuple[str, ...]
     values: tuple[Step, ...]
     seed: int
+    shift: float = augmentations.DEFAULT_SHIFT
     mixes: tuple[Step, ...] = ()
     crop: Step | None = None
     read_cropped: CroppedReader | None = None
@@ -126,6 +128,7 @@ def build_augmenter(splits: DataSplits, data: DataConfig, seed: int) -> Augmente
     return Augmenter(
         stored=stored,
         moves=tuple(step.name for step in by_stage["moves"]) or (augmentations.NONE,),
+        shift=next((step.arguments["shift"] for step in by_stage["moves"] if "shift" in step.arguments), 0.0),
         values=by_stage["values"],
         mixes=by_stage["batch"],
         seed=seed,

@@ -164,6 +164,7 @@ class BatchLoader:
                     seed=self.seed,
                     epoch=epoch,
                     mirror=self.mirror,
+                    shift=self.augmenter.shift,
                 )
                 ends = np.cumsum([len(micro_batch.samples) for micro_batch in block])[:-1]
                 parts = np.split(parameters.packed(), ends, axis=1)

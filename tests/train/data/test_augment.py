@@ -62,6 +62,11 @@ def test_moves_reach_an_eighth_both_ways_and_mirror_half() -> None:
     assert 400 < found.mirror.sum() < 600
 
 
+def test_the_reach_of_a_shift_is_a_share_of_the_side() -> None:
+    found = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0, shift=1 / 16)
+    assert set(found.down.tolist()) == set(found.right.tolist()) == {-1, 0, 1}
+
+
 def test_what_may_not_be_mirrored_is_only_shifted() -> None:
     as_usual = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
     found = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0, mirror=False)

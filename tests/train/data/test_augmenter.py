@@ -69,6 +69,16 @@ def test_whole_files_are_read_by_workers_though_their_pixels_would_fit_into_memo
     assert opened(photos, augment="micrographs").description == "memory"
 
 
+def test_the_shift_that_the_config_sets_acts(photos: DataConfig) -> None:
+    first = MicroBatch(step=0, number=0, epoch=0, samples=np.arange(8))
+    still, shifted = (
+        next(iter(opened(photos, augment=[{"translate": {"shift": shift}}]).train([first])))[1].images
+        for shift in (0, 0.25)
+    )
+    assert torch.equal(still, next(iter(opened(photos, augment="none").train([first])))[1].images)
+    assert not torch.equal(still, shifted)
+
+
 @pytest.mark.parametrize("setting", [{"loader": "memory"}, {"cache": "elsewhere"}])
 def test_what_keeps_scaled_images_does_not_go_with_crops_of_whole_ones(
     photos: DataConfig, setting: dict[str, str]

@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from train.data.shape import Shape
-from train.models.small_cnn import small_cnn
+from train.models.small_cnn import (
+    COLORS,
+    LEAST_VARIANCE,
+    PATCH_VARIANCES,
+    PATTERNS,
+    WhitenedPatches,
+    small_cnn,
+)
 
 
 def net(size: tuple[int, int] = (32, 32), channels: int = 3, **args: Any) -> nn.Module:
@@ -59,3 +66,57 @@ def test_a_network_without_batch_norm_has_no_buffers_to_share() -> None:
 def test_images_that_cannot_be_halved_three_times_are_refused(size: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="8 pixels or more"):
         net(size)
+
+
+@pytest.mark.parametrize("size", [(9, 9), (28, 28), (9, 100)], ids=str)
+def test_a_whitened_stem_takes_images_of_any_size_too(size: tuple[int, int]) -> None:
+    assert net(size, pool="early", stem="whitened")(torch.zeros(2, 3, *size)).shape == (2, 7)
+
+
+def test_whitened_patches_are_uncorrelated_and_of_variance_1() -> None:
+    """Of pixels whose patterns have the variances that photographs have."""
+    generator = torch.Generator().manual_seed(0)
+    colors = torch.tensor(COLORS, dtype=torch.float64)
+    colors /= colors.norm(dim=1, keepdim=True)
+    patterns = torch.tensor(PATTERNS, dtype=torch.float64) / 2
+    spread = (torch.tensor(PATCH_VARIANCES, dtype=torch.float64) + LEAST_VARIANCE).sqrt()
+    drawn = torch.randn(100_000, 3, 4, generator=generator, dtype=torch.float64) * spread
+    patches = torch.einsum("nkf,kc,fp->ncp", drawn, colors, patterns).float().view(-1, 3, 2, 2)
+    whitened = WhitenedPatches()(patches)[:, :12, 0, 0].detach()
+    assert torch.allclose(whitened.T.cov(), torch.eye(12), atol=0.03)
+
+
+def test_whitening_is_not_trained() -> None:
+    made = net(pool="early", stem="whitened")
+    assert not any(values.shape[-2:] == (2, 2) for values in (*made.parameters(), *made.state_dict().values()))
+
+
+@pytest.mark.parametrize(
+    ("args", "channels", "problem"),
+    [
+        ({"stem": "other"}, 3, "plain or whitened"),
+        ({"stem": "whitened"}, 3, "needs pool early"),
+        ({"stem": "whitened", "pool": "early"}, 1, "images of 3 channels"),
+        ({"stem": "whitened", "pool": "early", "size": (8, 8)}, 3, "9 pixels or more"),
+    ],
+    ids=["unknown", "late", "gray", "small"],
+)
+def test_what_a_whitened_stem_cannot_do_is_refused(args: dict[str, Any], channels: int, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        net(channels=channels, **args)
+
+
+def test_the_width_of_each_stage_can_be_given() -> None:
+    assert [tuple(w.shape) for w in net(width=[8, 32, 16]).parameters() if w.dim() == 4] == [
+        (8, 3, 3, 3),
+        (32, 8, 3, 3),
+        (32, 32, 3, 3),
+        (16, 32, 3, 3),
+        (16, 16, 3, 3),
+    ]
+
+
+@pytest.mark.parametrize("width", [[8, 16], [8, 16, 0], 0, 1.5, "wide"], ids=str)
+def test_a_width_that_is_no_number_or_three_is_refused(width: Any) -> None:
+    with pytest.raises(ValueError, match="width must be"):
+        net(width=width)
