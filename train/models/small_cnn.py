@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Final, Literal
 
 import torch
@@ -13,24 +11,19 @@ from torch import Tensor, nn
 from train.data.shape import Shape
 from train.models.layers import NormName, Residual, Scale, conv_norm_relu, init_conv_weights, require_integers
 
-NUM_STAGES: Final = 3
 MIN_IMAGE_SIZE: Final = 8  # pixels: three halvings leave one
 
 
 # The variances of 2 x 2 pixels of CIFAR-10's training images, normalized by default, along COLORS (rows) and PATTERNS.
-# Those of other photographs fall as fast, so the weights made of them do not depend on the data.
+# Constants, so that the network does not depend on the data: of other images they are an approximation.
 PATCH_VARIANCES: Final = (
     (11.2, 0.505, 0.297, 0.0576),
     (1.05, 0.00839, 0.00411, 0.000245),
     (0.147, 0.00266, 0.00152, 0.000141),
 )
 COLORS: Final = ((1, 1, 1), (1, 0, -1), (1, -2, 1))  # brightness, red against blue, green against both
-PATTERNS: Final = (
-    (1, 1, 1, 1),
-    (1, 1, -1, -1),
-    (1, -1, 1, -1),
-    (1, -1, -1, 1),
-)  # of upper left, upper right, lower ...
+# Of the upper left, upper right, lower left and lower right pixel.
+PATTERNS: Final = ((1, 1, 1, 1), (1, 1, -1, -1), (1, -1, 1, -1), (1, -1, -1, 1))
 LEAST_VARIANCE: Final = 5e-4  # so that noise is not enlarged as much
 
 
@@ -70,20 +63,17 @@ def small_cnn(
     *,
     classes: int,
     shape: Shape,
-    width: int | Sequence[int] = 16,
+    width: int = 16,
     blocks: int = 1,
     norm: NormName = "group",
     dropout: float = 0.0,
     pool: Literal["late", "early"] = "late",
     stem: Literal["plain", "whitened"] = "plain",
 ) -> nn.Module:
-    """Three stages, then one linear layer.
+    """Three stages with width, 2 width and 4 width channels, then one linear layer.
 
     Each stage halves the image. The norm is GroupNorm by default: with BatchNorm the result depends
     on the size of the micro batch.
-
-    width: the channels of the first stage, of which the second has two and the third four times as many; or a list of
-    all three.
 
     pool: `late` halves the image at the end of each stage; the last layer sees positions. `early`
     halves it right after the stage's first convolution, so norms and blocks have a quarter of the
@@ -92,15 +82,9 @@ def small_cnn(
     stem: with `whitened` a layer that is not trained, `WhitenedPatches`, comes first, and all three stages have blocks.
 
     Raises:
-        ValueError: for images smaller than 8 pixels, and for bad arguments.
+        ValueError: for images smaller than 8 pixels (9 with a whitened stem), and for bad arguments.
     """
-    widths = [*width] if isinstance(width, Sequence) else [width]
-    for channels in widths:
-        require_integers(1, width=channels)
-    if len(widths) == 1:
-        widths = [widths[0], 2 * widths[0], 4 * widths[0]]
-    if len(widths) != NUM_STAGES:
-        raise ValueError(f"width must be a number, or a list of {NUM_STAGES}, not {width!r}")
+    require_integers(1, width=width)
     require_integers(0, blocks=blocks)
     if pool not in ("late", "early"):
         raise ValueError(f"pool must be late or early, not {pool!r}")
@@ -110,15 +94,15 @@ def small_cnn(
     if stem not in ("plain", "whitened"):
         raise ValueError(f"stem must be plain or whitened, not {stem!r}")
     if stem == "plain":
-        layers = _stage(shape.channels, widths[0], 0, norm, pool)
+        layers = _stage(shape.channels, width, 0, norm, pool)
     elif (shape.channels, pool) == (3, "early"):
         layers = [WhitenedPatches(), nn.ReLU(inplace=True)]
-        layers += _stage(WhitenedPatches.channels, widths[0], blocks, norm, pool)
+        layers += _stage(WhitenedPatches.channels, width, blocks, norm, pool)
     else:
         raise ValueError(f"stem whitened needs pool early and images of 3 channels; it got {pool} and {shape.channels}")
-    for inside, outside in pairwise(widths):
-        layers += _stage(inside, outside, blocks, norm, pool)
-    pooling, features = _pooling(shape, widths[-1], pool)
+    for channels in (width, 2 * width):
+        layers += _stage(channels, 2 * channels, blocks, norm, pool)
+    pooling, features = _pooling(shape, 4 * width, pool)
     # Scale the feature vector to a length of about 6, whatever its size. Otherwise a learning rate that
     # suits the convolutions is too large for the last layer, which then ruins them in the first steps.
     head = [*pooling, Scale(6 / math.sqrt(features)), nn.Dropout(dropout)]

@@ -104,19 +104,3 @@ def test_whitening_is_not_trained() -> None:
 def test_what_a_whitened_stem_cannot_do_is_refused(args: dict[str, Any], channels: int, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         net(channels=channels, **args)
-
-
-def test_the_width_of_each_stage_can_be_given() -> None:
-    assert [tuple(w.shape) for w in net(width=[8, 32, 16]).parameters() if w.dim() == 4] == [
-        (8, 3, 3, 3),
-        (32, 8, 3, 3),
-        (32, 32, 3, 3),
-        (16, 32, 3, 3),
-        (16, 16, 3, 3),
-    ]
-
-
-@pytest.mark.parametrize("width", [[8, 16], [8, 16, 0], 0, 1.5, "wide"], ids=str)
-def test_a_width_that_is_no_number_or_three_is_refused(width: Any) -> None:
-    with pytest.raises(ValueError, match="width must be"):
-        net(width=width)
