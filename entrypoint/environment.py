@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import site
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 INSPECT_VARIABLE = "PYTHONINSPECT"
 COMPILER_VARIABLES = ("CC", "CXX")
+CHECKOUT = Path(__file__).parents[1]
 
 
 def clean_environ(
@@ -39,11 +41,18 @@ def clean_environ(
         child.pop("PYTHONSAFEPATH", None)
     else:
         child["PYTHONSAFEPATH"] = "1"
+        if not _is_installed():
+            child["PYTHONPATH"] = str(CHECKOUT)
     notes += _drop_missing_preloads(child) + _drop_missing_compilers(child) + _replace_unwritable_home(child, scratch)
     if "USER" not in child or "LOGNAME" not in child:
         name = child.get("USER") or child.get("LOGNAME") or user_name(os.getuid())
         child.update(USER=name, LOGNAME=name)
     return child, notes
+
+
+def _is_installed() -> bool:
+    """Whether Python finds this project by itself; a checkout may be used without."""
+    return any(any(Path(folder).glob("train_image-*.dist-info")) for folder in site.getsitepackages())
 
 
 def user_name(uid: int) -> str:

@@ -49,6 +49,11 @@ def test_our_own_worker_ignores_the_working_directory_and_the_user_site() -> Non
     assert (child["PYTHONSAFEPATH"], child["PYTHONNOUSERSITE"]) == ("1", "1")
 
 
+def test_our_own_worker_finds_a_checkout_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(tmp_path)])
+    assert cleaned({"PYTHONPATH": "/evil"})["PYTHONPATH"] == str(Path(__file__).parents[2])
+
+
 def test_a_foreign_script_finds_the_modules_beside_it() -> None:
     assert "PYTHONSAFEPATH" not in cleaned({"PYTHONSAFEPATH": "1"}, foreign=True)
 
