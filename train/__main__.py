@@ -40,6 +40,7 @@ EXAMPLES = f"""examples:
   train data check --config cfg.yaml        read every sample once: broken files, sizes, duplicates across the split
   train data profile --config cfg.yaml      what limits a training here: reading, augmenting, copying or the step
   train data show --config cfg.yaml         a picture of training images as the network gets them
+  train data pack photos --output shards    image files into tar shards, for parallel file systems
   train find-lr --config cfg.yaml           trains 100 steps with a growing learning rate, and suggests one
   train weights fetch resnet50              bring published weights into ./weights, verified
   train bench sweep --config cfg.yaml       which settings are fastest here (also comm, scaling: train bench --help)
@@ -58,8 +59,8 @@ def build_parser() -> TrainArgumentParser:
     parser = TrainArgumentParser(
         prog="train",
         usage="train [check | where | find-lr | eval RUN | predict RUN IMAGES... | export RUN --output DIR | "
-        "data {check|profile|show|fetch} | weights fetch NAME | bench NAME | report RUN...] [--config FILE] [options] "
-        "[section.key=value ...]",
+        "data {check|profile|show|fetch|pack|index} | weights fetch NAME | bench NAME | report RUN...] "
+        "[--config FILE] [options] [section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -71,7 +72,13 @@ def build_parser() -> TrainArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="a YAML file (default: the quickstart)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval, data)")
     parser.add_argument("--all", action="store_true", help="measure every image, not only the validation images (eval)")
-    parser.add_argument("--output", metavar="FILE.png", help="where to draw the picture (data show, find-lr)")
+    parser.add_argument(
+        "--output", metavar="FILE", help="where to draw the picture (data show, find-lr), or the folder (data pack)"
+    )
+    parser.add_argument(
+        "--size", type=int, metavar="PIXELS", help="scale larger images to this shorter side (data pack)"
+    )
+    parser.add_argument("--quality", type=int, metavar="Q", help="of scaled JPEG images, 90 by default (data pack)")
     parser.add_argument(
         "--time-limit",
         metavar="D-HH:MM:SS",
@@ -123,10 +130,12 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             raise Failure("--all belongs to `train eval`", fix="leave --all out", code=ExitCode.USAGE)
         if arguments.output is not None and command not in ("data", find_lr.COMMAND):
             raise Failure(
-                f"--output belongs to `train data show` and `train {find_lr.COMMAND}`",
+                f"--output belongs to `train data show`, `train data pack` and `train {find_lr.COMMAND}`",
                 fix="leave --output out",
                 code=ExitCode.USAGE,
             )
+        if (arguments.size, arguments.quality) != (None, None) and command != "data":
+            raise Failure("--size and --quality belong to `train data pack`", fix="leave them out", code=ExitCode.USAGE)
         if arguments.profile_lines and command != "train":
             raise Failure("--profile-lines belongs to a training", fix="leave it out", code=ExitCode.USAGE)
         return COMMANDS[command](arguments, overrides, with_local_rank(environ, arguments.local_rank))

@@ -18,7 +18,7 @@ from train.compilation import Compiled, SampleImages
 from train.config import checks, task_keys
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import RunConfig
-from train.data import statistics
+from train.data import shard_order, statistics
 from train.data.image_sizes import ProgressiveSize, with_evaluation_size
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
 from train.data.registry import open_splits
@@ -165,6 +165,7 @@ def build_trainer(
             seed=seed,
             labels=statistics.labels_to_balance(config.data, splits),
             repeats=config.data.repeats,
+            shard_order=shard_order.draw_orders(splits.training, config),
         ),
         batches=batches,
         micro_batch=micro_batch,

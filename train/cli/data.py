@@ -1,4 +1,4 @@
-"""`train data check|fetch|profile|show` inspects, downloads, profiles and draws a data set without training.
+"""`train data NAME` inspects, downloads, profiles, draws, packs and indexes a data set without training.
 
 It imports torch only for commands that need it.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Final, TextIO
 
 from entrypoint import ExitCode, Failure, print_message
-from train.cli import launch
+from train.cli import launch, shards
 from train.config import environment, load
 from train.config.batches import compute_batch_sizes
 from train.config.schema import RunConfig
@@ -35,6 +35,8 @@ def run_command(
     console: TextIO,
     output: str | None = None,
     device_and_ranks: Callable[[RunConfig], DeviceAndRanks] = _single_cpu_rank,
+    size: int | None = None,
+    quality: int | None = None,
 ) -> CommandResult:
     """Run one command; return its text and the failure that it ends with.
 
@@ -43,6 +45,7 @@ def run_command(
         file: the value of --config.
         console: for progress messages.
         output: the value of --output.
+        size, quality: the values of --size and --quality.
         device_and_ranks: where a training would compute: cpu or cuda, ranks on this machine, all
             ranks.
 
@@ -56,9 +59,18 @@ def run_command(
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
     if as_json and name not in JSON_COMMANDS:
         raise Failure(f"`train data {name}` has no --json", fix="leave --json out", code=ExitCode.USAGE)
-    if output is not None and name != "show":
-        raise Failure("--output belongs to `train data show`", fix="leave --output out", code=ExitCode.USAGE)
+    if output is not None and name not in ("show", "pack"):
+        raise Failure("--output belongs to `train data show` and `pack`", fix="leave --output out", code=ExitCode.USAGE)
+    if (size, quality) != (None, None) and name != "pack":
+        raise Failure("--size and --quality belong to `train data pack`", fix="leave them out", code=ExitCode.USAGE)
+    source = overrides.pop(0) if name in shards.COMMANDS and overrides and "=" not in overrides[0] else None
     config = load.load_config(file, overrides)
+    if source is not None:
+        config = shards.with_source(config, name, source)
+    if name == "index":
+        return shards.index_shards(config), None
+    if name == "pack":
+        return shards.pack_shards(config, output, size, quality, console), None
     if name == "show":
         return show_samples(config, file, output)
     if name == "profile":
@@ -115,7 +127,7 @@ DATA_COMMANDS: Final[Mapping[str, Callable[[RunConfig, str | None, bool, TextIO]
     "check": check_data,
     "fetch": fetch_data,
 }
-COMMAND_NAMES: Final = (*DATA_COMMANDS, "profile", "show")
+COMMAND_NAMES: Final = (*DATA_COMMANDS, "profile", "show", *shards.COMMANDS)
 JSON_COMMANDS: Final = ("check", "profile")
 
 
@@ -139,6 +151,8 @@ def handle(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping
         as_json=arguments.json,
         console=sys.stderr,
         output=arguments.output,
+        size=arguments.size,
+        quality=arguments.quality,
         device_and_ranks=device_and_ranks,
     )
     print_message(text, sys.stdout)

@@ -52,6 +52,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     checks.refuse_unknown_arguments(config.model, config.optim)
     checks.refuse_double_balancing(config)
     checks.refuse_uneven_repeats(config)
+    checks.refuse_uneven_readers(config)
     schedule.schedule_arguments(config.optim)
     schedule.resolve_learning_rate(config)
     registry.refuse_inapplicable_keys(config.data)

@@ -6,6 +6,7 @@ the samples. None of them needs torch, so a mistake is reported before any proce
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -160,6 +161,29 @@ def refuse_uneven_repeats(config: RunConfig) -> None:
         fix=f"set train.global_batch_size={' or '.join(map(str, multiples or [2 * repeats]))}, or another data.repeats",
         code=ExitCode.USAGE,
     )
+
+
+def num_readers(config: RunConfig) -> int:
+    """data.readers; auto: the largest power of two up to 64 that divides train.global_batch_size."""
+    if config.data.readers != "auto":
+        return config.data.readers
+    return math.gcd(config.train.global_batch_size, 64)
+
+
+def refuse_uneven_readers(config: RunConfig) -> None:
+    """Refuse a global batch that cannot take as many images from each reader of shards.
+
+    Raises:
+        Failure: USAGE.
+    """
+    readers, size = num_readers(config), config.train.global_batch_size
+    if size % readers:
+        raise Failure(
+            "each global batch takes as many images from each of data.readers",
+            found=f"train.global_batch_size: {size}, data.readers: {readers}",
+            fix=f"set data.readers={math.gcd(size, readers)}, or leave it out",
+            code=ExitCode.USAGE,
+        )
 
 
 def refuse_compiled_progressive_size(config: RunConfig) -> None:

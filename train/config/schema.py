@@ -66,8 +66,9 @@ class DataConfig:
     (synthetic). images: the folder of the images that a table lists; columns: what the table calls
     its columns; task: what the labels are. progressive_size: {start: pixels, epochs: number}, in which
     images grow to image_size; empty: they do not. mirror: the address from which data.download fetches
-    published files. fit, decode, crop_ratio, interpolation, normalize: the `Preprocessing` of images;
-    auto: that of the weights, or the default. color: the channels that image files get.
+    published files. readers: the parts into which an epoch of shards is cut, a power of two. fit,
+    decode, crop_ratio, interpolation, normalize: the `Preprocessing` of images; auto: that of the
+    weights, or the default. color: the channels that image files get.
     """
 
     name: str = "synthetic"
@@ -91,6 +92,7 @@ class DataConfig:
     group: str | None = None
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
+    readers: int | Auto = "auto"
     cache: str | None = None
     fit: Literal["auto", "crop", "pad", "stretch"] = "auto"
     color: Literal["rgb", "gray"] = "rgb"
@@ -247,6 +249,7 @@ DATA_SOURCES = {
     "synthetic": "synthetic:SYNTHETIC",
     "folder": "folder:FOLDER",
     "table": "table:TABLE",
+    "shards": "shards:SHARDS",
     "cifar10": "published:CIFAR10",
     "cifar100": "published:CIFAR100",
     "mnist": "published:MNIST",
@@ -299,6 +302,7 @@ def between(minimum: int, maximum: int) -> Rule:
     return Rule(holds=lambda value: minimum <= value <= maximum, expected=f"from {minimum} to {maximum}")
 
 
+READERS = tuple(2**power for power in range(11))
 MAX_NAMES_IN_MESSAGE = 12  # names in one message
 POSITIVE = Rule(holds=lambda value: value > 0, expected="more than 0")
 # The limit keeps products of the learning rate finite.
@@ -495,6 +499,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.test_fraction": FRACTION,
     "data.fold": FOLD,
     "data.repeats": between(1, 64),
+    "data.readers": Rule(holds=lambda number: number in READERS, expected=f"1, 2, 4, ... {READERS[-1]}"),
     "data.group": REGEX,
     "data.crop_ratio": Rule(holds=lambda value: 0.1 <= value <= 1, expected="from 0.1 to 1"),
     "data.normalize": NORMALIZATION,

@@ -7,6 +7,7 @@ module does not import torch.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import stat
@@ -63,8 +64,22 @@ OS_ERRORS: Final[Mapping[int | None, tuple[ExitCode, str]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ImageBytes:
+    """An image that was read already, as a part of a larger file. name: for messages."""
+
+    name: str
+    data: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ImageFile = Path | ImageBytes
+
+
 def decode_image(
-    path: Path,
+    path: ImageFile,
     size: ImageSize,
     sample: int,
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING,
@@ -101,8 +116,10 @@ def _draft_size(image: Image.Image, size: ImageSize, preprocessing: Preprocessin
     return scaled_size(image.size, (height, width), preprocessing)
 
 
-def open_image(path: Path) -> Image.Image:
+def open_image(path: ImageFile) -> Image.Image:
     """Open an image without decoding it. Raises one of DECODE_ERRORS; also for a pipe, where reading would block."""
+    if isinstance(path, ImageBytes):
+        return Image.open(io.BytesIO(path.data))
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError("no regular file")
     return Image.open(path)
@@ -156,7 +173,12 @@ def _with_8_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray((values >> 8).astype(np.uint8))
 
 
-def unreadable_image_failure(path: Path, sample: int, error: Exception) -> Failure:
+def image_bytes(path: ImageFile) -> npt.NDArray[np.uint8]:
+    """All bytes of an image, uint8. Raises OSError."""
+    return np.frombuffer(path.data, np.uint8) if isinstance(path, ImageBytes) else np.fromfile(path, np.uint8)
+
+
+def unreadable_image_failure(path: ImageFile, sample: int, error: Exception) -> Failure:
     """Translate an error of Pillow or of the system into a Failure with its fix."""
     number = error.errno if isinstance(error, OSError) else None
     code, fix = OS_ERRORS.get(
@@ -180,8 +202,10 @@ def _describe_too_large(reason: str) -> str:
     return f"{-(-size // PIXELS_PER_MEGAPIXEL)} megapixels, and at most {max_pixels // PIXELS_PER_MEGAPIXEL} are read"
 
 
-def _is_empty_file(path: Path) -> bool:
+def _is_empty_file(path: ImageFile) -> bool:
     """Whether the file has no bytes, as after a failed copy. False if it is gone by now."""
+    if isinstance(path, ImageBytes):
+        return not path.data
     with suppress(OSError):
         return path.stat().st_size == 0
     return False

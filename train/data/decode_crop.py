@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -29,7 +28,7 @@ ChooseBox = Callable[[int, int], tuple[int, int, int, int]]
 
 
 def decode_crop(
-    path: Path,
+    path: decode.ImageFile,
     size: ImageSize,
     sample: int,
     choose_box: ChooseBox,
@@ -74,12 +73,12 @@ def crop_image(
     return decode.as_pixels(scaled, channels)
 
 
-def _decode_plain_jpeg(path: Path, image: Image.Image) -> RgbPixels | None:
+def _decode_plain_jpeg(path: decode.ImageFile, image: Image.Image) -> RgbPixels | None:
     """uint8 [height, width, 3], until the next call; None if Pillow has to decode it, or to say why it cannot."""
     if (image.format, image.mode) != ("JPEG", "RGB") or decode.exif_transpose(image) is not None:
         return None
     try:
-        return simplejpeg.decode_jpeg(np.fromfile(path, np.uint8), buffer=_pixel_memory(image))  # type: ignore[no-any-return]
+        return simplejpeg.decode_jpeg(decode.image_bytes(path), buffer=_pixel_memory(image))  # type: ignore[no-any-return]
     except ValueError:  # also for flaws that do not keep Pillow from reading it
         return None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
-from typing import TypeVar
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,13 @@ class MicroBatch:
     def augmentation_keys(self) -> SampleIndices:
         """int64 [n], with the epoch the keys of the augmentation: the samples' numbers, if each is drawn once."""
         return self.samples if self.draws is None else self.draws
+
+
+class Order(Protocol):
+    """The order of an epoch, all of which need not be in memory."""
+
+    def part(self, first: int, end: int) -> EpochOrder:
+        """The draws from number `first` to `end` - 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +106,7 @@ class BatchSampler:
     """All of a run's micro batches for one rank, in order.
 
     labels: int64 [samples], to draw every class equally often (data.sampling: balanced); None: every sample once.
-    repeats: as data.repeats.
+    repeats: as data.repeats. shard_order: draws the order of an epoch of tar shards, in place of a uniform one.
     """
 
     batches: BatchSizes
@@ -109,10 +116,11 @@ class BatchSampler:
     seed: int
     labels: SampleIndices | None = None
     repeats: int = 1
+    shard_order: Callable[[int], Order] | None = None
 
     def micro_batches(self, first: int) -> Iterator[MicroBatch]:
         """From optimizer step `first` (counted from 0) to the run's end."""
-        order, ordered = EpochOrder(samples=np.empty(0, np.int64)), -1
+        ordered, order = -1, cast(Order, EpochOrder(samples=np.empty(0, np.int64)))
         epochs = range(first // self.steps.per_epoch, -(-self.steps.total // self.steps.per_epoch))
         orders = prefetch_epoch_orders(self._draw_epoch, epochs)
         for step in range(first, self.steps.total):
@@ -128,16 +136,20 @@ class BatchSampler:
         """The samples of all ranks in optimizer step `step` (counted from 0), in the order of their micro batches."""
         epoch, position = divmod(step, self.steps.per_epoch)
         begin = position * self.batches.global_
-        return self._draw_epoch(epoch).samples[begin : begin + self.batches.global_]
+        return self._draw_epoch(epoch).part(begin, begin + self.batches.global_).samples
 
-    def _draw_epoch(self, epoch: int) -> EpochOrder:
-        if self.labels is None:
-            order = uniform_order(self.samples, self.seed, epoch)
-        else:
+    def _draw_epoch(self, epoch: int) -> Order:
+        order: Order
+        if self.labels is not None:
             order = balanced_order(self.labels, self.seed, epoch)
+        elif self.shard_order is not None:
+            order = self.shard_order(epoch)
+        else:
+            order = uniform_order(self.samples, self.seed, epoch)
         if self.repeats == 1:
             return order
-        return repeat_images(order, global_batch_size=self.batches.global_, repeats=self.repeats)
+        whole = order.part(0, self.samples // self.batches.global_ * self.batches.global_)
+        return repeat_images(whole, global_batch_size=self.batches.global_, repeats=self.repeats)
 
     def _numbers(self) -> range:
         """The numbers of this rank's micro batches in a global batch: consecutive ones."""

@@ -24,6 +24,7 @@ from train.data import path_list, registry
 from train.data.arrays import ArraySource
 from train.data.image_folder import ImageFileSource
 from train.data.path_list import PackedPaths
+from train.data.shards import ShardSource
 from train.data.splits import DataSplits, SampleSource
 from train.files import one_line
 from train.tasks import CLASSIFICATION
@@ -279,6 +280,8 @@ def _split_digest(source: SampleSource, root: str) -> str:
     if isinstance(source, ImageFileSource):
         for piece in _relative_paths(source, root).pieces():
             digest.update(piece)
+    if isinstance(source, ShardSource):
+        digest.update(np.ascontiguousarray(source.paths.entries["crc32"]).data)
     if isinstance(source, ArraySource) and len(source.rows):
         few = source.rows[torch.linspace(0, len(source.rows) - 1, NUM_HASHED_SAMPLES).long()]
         digest.update(source.pixels[few].contiguous().view(torch.uint8).numpy().data)

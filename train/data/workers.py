@@ -27,6 +27,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from entrypoint import ExitCode, Failure, die_with_parent
 from train import rng
 from train.data.augmenter import Augmenter
+from train.data.shard_reading import Located
+from train.data.shards import ShardSource
 from train.data.splits import SampleIndices, SampleSource
 
 SampleReader = Callable[[SampleIndices], Tensor]
@@ -234,12 +236,18 @@ class WorkerLoader:
         if (first := next(requests, None)) is None:
             return
         requests, seed = itertools.chain([first], requests), rng.derive_seed(rng.WORKERS, *first[1].tolist())
+        source = self.split.source
+        if isinstance(source, ShardSource):
+            requests = source.read_ahead(requests)
         try:
             # Nothing else holds this iterator: a failure ends its workers.
             for batch in _iterate_batches(self._dataloader(requests, seed)):
                 if isinstance(batch, dict):
                     raise Failure(**batch)
                 request, pixels, samples, bad = batch
+                if isinstance(request, Located) and isinstance(source, ShardSource):
+                    source.release(request)
+                    request = request.request
                 self.split.ledger.add(self.split.name, bad)
                 if pixels is not None:
                     labels = self.split.source.labels[samples]
@@ -247,6 +255,9 @@ class WorkerLoader:
         except Exception:
             self._kept.clear()  # drop the loader too, which would keep the workers
             raise
+        finally:
+            if isinstance(source, ShardSource):
+                source.stop_reading_ahead()
 
     def _dataloader(self, requests: Iterable[tuple[Any, SampleIndices]], seed: int) -> DataLoader[Any]:
         """The DataLoader for these requests: the one whose workers persist, or a new one."""
@@ -304,18 +315,24 @@ class _SplitDataset(Dataset[Any]):
     """
 
     def __init__(self, split: Split, augmenter: Augmenter | None) -> None:
-        self._source, self._augmenter = split.tolerant(), augmenter
+        self._source, self._augmenter, self._samples = split.tolerant(), augmenter, split.source
 
     def __getitem__(
         self, request: tuple[Any, SampleIndices]
     ) -> tuple[Any, Tensor | None, SampleIndices, dict[int, str]] | dict[str, Any]:
         try:
-            pixels, samples, bad = self._read(*request)
+            pixels, samples, bad = self._read(*self._unpack(*request))
             if pixels is not None and get_worker_info():
                 move_to_shared_memory(pixels)
             return request[0], pixels, samples, bad
         except Failure as failure:
             return failure.arguments()
+
+    def _unpack(self, request: Any, samples: SampleIndices) -> tuple[Any, SampleIndices]:
+        if isinstance(request, Located) and isinstance(self._samples, ShardSource):
+            self._samples.paths.ahead.use(request)
+            return request.request, samples
+        return request, samples
 
     def _read(self, request: Any, samples: SampleIndices) -> tuple[Tensor | None, SampleIndices, dict[int, str]]:
         """The samples as `SkipUnreadable.read`, augmented as the requested ones: not as those that replace them."""

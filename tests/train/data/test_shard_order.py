@@ -1,0 +1,93 @@
+"""The order in which tar shards are read: mixed, in long runs, and the same on any number of ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from train.config.batches import compute_batch_sizes, count_steps
+from train.data.sampler import BatchSampler
+from train.data.shard_order import WINDOW, ShardOrder
+from train.data.shard_runs import ShardRuns, cut_into_runs
+
+IMAGES_PER_SHARD = 500
+SHARDS = 40
+IMAGES = SHARDS * IMAGES_PER_SHARD
+BATCH, READERS = 64, 16
+# Of 10 images; all shards are sorted by class, two for each.
+RUNS = cut_into_runs(np.repeat(np.arange(SHARDS), IMAGES_PER_SHARD), np.tile(np.arange(IMAGES_PER_SHARD), SHARDS), 10)
+CLASSES = np.arange(IMAGES) * 20 // IMAGES
+
+
+def draw(runs: ShardRuns = RUNS, *, epoch: int = 0, seed: int = 7, readers: int = READERS) -> ShardOrder:
+    return ShardOrder.draw(runs, readers=readers, global_batch_size=BATCH, seed=seed, epoch=epoch)
+
+
+def batches(order: ShardOrder, count: int = IMAGES // BATCH) -> np.ndarray:
+    return order.part(0, count * BATCH).samples.reshape(count, BATCH)
+
+
+def test_a_run_ends_with_its_shard_and_after_so_many_bytes() -> None:
+    runs = cut_into_runs([0, 0, 0, 4, 4], [0, 90, 110, 0, 90], 100)
+    assert runs.firsts.tolist() == [0, 2, 3]
+    assert runs.lengths.tolist() == [2, 1, 2]
+    assert runs.shards.tolist() == [0, 0, 1]
+    assert runs.numbers.tolist() == [0, 1, 0]
+
+
+def test_an_epoch_has_no_image_twice_and_leaves_out_fewer_than_a_batch_and_the_readers() -> None:
+    images = np.sort(batches(draw()).ravel())
+    assert len(np.unique(images)) == len(images) > IMAGES - BATCH - READERS
+
+
+@pytest.mark.parametrize("other", [draw(epoch=1), draw(seed=8)], ids=["epoch", "seed"])
+def test_epochs_and_seeds_have_other_orders(other: ShardOrder) -> None:
+    assert (batches(other) != batches(draw())).mean() > 0.9
+
+
+def test_any_part_is_computed_without_the_parts_before_it() -> None:
+    whole = batches(draw())
+    assert np.array_equal(draw().part(100 * BATCH + 3, 101 * BATCH).samples, whole[100][3:])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 16])
+def test_the_batches_are_the_same_on_any_number_of_ranks(ranks: int) -> None:
+    sizes = compute_batch_sizes(BATCH, BATCH // 16, ranks)
+    steps = count_steps(sizes, IMAGES, epochs=2, max_steps=None)
+    first = steps.per_epoch - 2
+    of_ranks = []
+    for rank in range(ranks):
+        sampler = BatchSampler(
+            batches=sizes, steps=steps, samples=IMAGES, rank=rank, seed=7, shard_order=lambda epoch: draw(epoch=epoch)
+        )
+        parts = [micro for micro in sampler.micro_batches(first) if micro.step < first + 4]
+        of_ranks.append([np.concatenate([part.samples for part in parts if part.step == first + n]) for n in range(4)])
+    together = np.stack([np.concatenate(parts) for parts in zip(*of_ranks, strict=True)])
+    expected = np.concatenate([batches(draw())[first : first + 2], batches(draw(epoch=1))[:2]])
+    assert np.array_equal(together, expected)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_rank_reads_the_shards_of_its_readers_only(ranks: int) -> None:
+    share = BATCH // ranks
+    of_first_rank = batches(draw())[:, :share].ravel()
+    runs = np.unique(np.searchsorted(RUNS.firsts, of_first_rank, side="right"))
+    assert len(runs) <= len(RUNS.firsts) / ranks + READERS * WINDOW
+
+
+def test_the_images_of_a_reader_lie_in_a_few_runs_at_a_time() -> None:
+    share = BATCH // READERS
+    of_reader = batches(draw())[:, :share].ravel()[:80]  # a block
+    assert len(np.unique(np.searchsorted(RUNS.firsts, of_reader, side="right"))) <= 2 * WINDOW
+
+
+def test_batches_of_shards_that_are_sorted_by_class_hold_nearly_as_many_classes_as_shuffled_ones() -> None:
+    shuffled = np.random.default_rng(0).permutation(IMAGES)[: IMAGES // BATCH * BATCH].reshape(-1, BATCH)
+    ours, best = (np.mean([len(np.unique(CLASSES[batch])) for batch in each]) for each in (batches(draw()), shuffled))
+    assert ours > 0.9 * best
+
+
+def test_fewer_shards_than_readers_are_divided_between_them() -> None:
+    runs = cut_into_runs(np.repeat([0, 1], 320), np.tile(np.arange(320), 2), 10)
+    images = batches(draw(runs), 10).ravel()
+    assert len(np.unique(images)) == 640

@@ -1,0 +1,105 @@
+"""Runs of shards are read ahead into shared memory, and images that are not there one by one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tars import data_of, numbered, write_tar
+
+from train.data import registry, shard_index, shard_runs, shards
+from train.data.sampler import SampleIndices
+from train.data.shard_reading import NOWHERE, SharedRuns
+from train.data.shards import ShardSource
+from train.data.workers import Split, UnreadableLog, WorkerLoader
+
+IMAGES = 120
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardSource:
+    """Four shards of 30 images, in runs of about six, and two batches ahead."""
+    for number in range(4):
+        write_tar(tmp_path / f"{number}.tar", numbered(30 * number, 30))
+    shard_index.write_index(tmp_path, processes=1)
+    monkeypatch.setattr(shard_runs.cut_into_runs, "__defaults__", (10_000,))
+    monkeypatch.setattr("train.data.shard_reading.AHEAD", 16)
+    training = registry.open_splits(data_of(tmp_path, val_fraction=0.0)).training
+    assert isinstance(training, ShardSource)
+    return training
+
+
+def in_batches(samples: SampleIndices) -> Iterator[tuple[int, SampleIndices]]:
+    yield from enumerate(samples.reshape(-1, 8))
+
+
+def read(source: ShardSource, samples: SampleIndices, workers: int = 0) -> list[int]:
+    """The values of all images, as a training gets them."""
+    split = Split(name="training", source=source, ledger=UnreadableLog(0, print), most=0, replace=True)
+    loader = WorkerLoader(split, workers, torch.device("cpu"))
+    batches = list(loader.read(in_batches(samples)))
+    assert [number for number, _ in batches] == list(range(len(samples) // 8))
+    return [value for _, (pixels, _, _) in batches for value in pixels[:, 0, 0, 0].tolist()]
+
+
+@pytest.fixture
+def single_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each image that is read alone."""
+    pread, counts = os.pread, list[int]()
+
+    def count(handle: int, length: int, offset: int) -> bytes:
+        counts.append(length)
+        return pread(handle, length, offset)
+
+    monkeypatch.setattr(shards.os, "pread", count)
+    return counts
+
+
+def test_images_in_order_are_read_in_runs(source: ShardSource, single_reads: list[int]) -> None:
+    assert read(source, np.arange(IMAGES)) == list(range(IMAGES))
+    assert single_reads == []
+
+
+def test_workers_find_the_runs_in_the_memory_that_they_share(source: ShardSource) -> None:
+    assert read(source, np.arange(IMAGES), workers=2) == list(range(IMAGES))
+
+
+def test_images_far_from_each_other_are_read_alone(
+    source: ShardSource, single_reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_runs.cut_into_runs, "__defaults__", (1,))
+    order = np.random.default_rng(0).permutation(IMAGES)
+    assert read(source, order) == order.tolist()
+    assert len(single_reads) == IMAGES
+
+
+def test_images_are_read_alone_where_the_memory_has_no_room(source: ShardSource, single_reads: list[int]) -> None:
+    source.paths.ahead.is_decided = True
+    source.paths.ahead.runs = runs = SharedRuns(source.paths.folder, source.paths.shards, source.paths.entries, 1)
+    assert read(source, np.arange(IMAGES)) == list(range(IMAGES))
+    assert 0 < len(single_reads) < IMAGES
+    assert len(runs._slots) == 1
+
+
+def test_a_run_keeps_its_place_until_its_images_are_decoded(source: ShardSource) -> None:
+    runs = SharedRuns(source.paths.folder, source.paths.shards, source.paths.entries, 1)
+    first, last = np.arange(4), np.arange(IMAGES - 4, IMAGES)
+    runs.read_ahead(first)
+    runs.read_ahead(last)
+    assert (runs.locate(first) != NOWHERE).all()
+    assert (runs.locate(last) == NOWHERE).all()
+    runs.release(first), runs.release(last)
+    runs.read_ahead(last)
+    assert (runs.locate(last) != NOWHERE).all()
+    runs.stop()
+
+
+def test_a_shard_that_is_gone_is_named_by_the_image_that_needs_it(source: ShardSource) -> None:
+    (source.paths.folder / "3.tar").unlink()
+    with pytest.raises(shards.Failure, match=r"3\.tar: it is gone") as caught:
+        read(source, np.arange(IMAGES))
+    assert caught.value.code == 66

@@ -1,0 +1,58 @@
+"""`train data pack` makes tar shards of image files, and `train data index` lists what lies in shards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TextIO
+
+from entrypoint import ExitCode, Failure, print_message
+from train import files
+from train.config.schema import RunConfig
+from train.data import shard_index
+from train.data.shard_index import SPLITS, ShardIndex
+
+TABLE_SUFFIXES: Final = (".csv", ".tsv", ".parquet")
+COMMANDS: Final = ("pack", "index")
+
+
+def index_shards(config: RunConfig) -> str:
+    """Index the shards in data.root. Raises Failure: as `shard_index.write_index`."""
+    return _describe(shard_index.write_index(Path(config.data.root)))
+
+
+def pack_shards(config: RunConfig, output: str | None, size: int | None, quality: int | None, console: TextIO) -> str:
+    """Pack the images of the config's data into shards. Raises Failure: as `packing.pack_images`; USAGE."""
+    from train.data import packing  # torch
+
+    if output is None:
+        raise Failure(
+            "`train data pack` needs a folder to write to", fix="add --output DIR, a new folder", code=ExitCode.USAGE
+        )
+    scaling = None
+    if size is not None:
+        scaling = packing.Scaling(size=size, quality=quality or packing.DEFAULT_QUALITY)
+    elif quality is not None:
+        raise Failure(
+            "--quality is that of scaled images, and none are scaled",
+            fix="add --size PIXELS, the shorter side, or leave --quality out",
+            code=ExitCode.USAGE,
+        )
+    index = packing.pack_images(
+        config.data, Path(output), scaling=scaling, say=lambda line: print_message(line, console)
+    )
+    return f"{_describe(index)}\ntrain on them:  train data.name=shards data.root={output}"
+
+
+def with_source(config: RunConfig, command: str, source: str) -> RunConfig:
+    """The config with the SOURCE of the command line: a folder of shards, or a folder or table of images."""
+    name = config.data.name
+    if command == "pack" and name == "synthetic":
+        name = "table" if Path(source).suffix.lower() in TABLE_SUFFIXES else "folder"
+    return replace(config, data=replace(config.data, name=name, root=source))
+
+
+def _describe(index: ShardIndex) -> str:
+    counts = ", ".join(f"{index.count(split):,} for {split}" for split in SPLITS if index.count(split))
+    size = files.format_bytes(sum(shard.size for shard in index.shards))
+    return f"shards         {len(index.shards):,} tar files of {size}, {len(index.classes):,} classes, images: {counts}"

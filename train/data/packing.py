@@ -1,0 +1,195 @@
+"""Packs image files into tar shards: `train data pack`.
+
+The images of a split are shuffled once, so that shards hold all classes. A shard is written under another name and
+renamed when it is whole; the same command again goes on with those that are missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from entrypoint import ExitCode, Failure, num_usable_cores
+from train import files, rng
+from train.config.schema import DataConfig
+from train.data import decode, registry, shard_index
+from train.data.image_folder import ImageFileSource
+from train.tasks import CLASSIFICATION
+
+PLAN_FILE: Final = "pack.json"
+SHARD_BYTES: Final = 10**9
+MAX_KEY_LETTERS: Final = 60
+DEFAULT_QUALITY: Final = 90
+SPLIT_NAMES: Final = {"training": "train", "validation": "val", "test": "test"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """A shard to write. members: key, path and label of each image."""
+
+    path: Path
+    members: list[tuple[str, str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """The shorter side in pixels to which larger images are scaled, and the quality of the JPEGs that this makes."""
+
+    size: int
+    quality: int
+
+
+def pack_images(
+    data: DataConfig,
+    output: Path,
+    *,
+    scaling: Scaling | None,
+    say: Callable[[str], None],
+    shard_bytes: int = SHARD_BYTES,
+) -> shard_index.ShardIndex:
+    """Write the shards of all splits, class names and the index into `output`. say: takes a line for each shard.
+
+    Raises:
+        Failure: as opening the data; USAGE for samples that are no image files with a class; OUTPUT for a folder that
+            holds anything else; what reading and writing raise.
+    """
+    splits = registry.open_splits(data)
+    sources = {"training": splits.training, "validation": splits.validation, "test": splits.test}
+    if splits.task != CLASSIFICATION or not isinstance(splits.training, ImageFileSource):
+        raise Failure(
+            "only image files with one class each can be packed",
+            found=f"data.name: {data.name}, data.task: {splits.task}",
+            fix="pack a folder of class folders, or a table with one label for each image",
+            code=ExitCode.USAGE,
+        )
+    plans = list[ShardPlan]()
+    for split, source in sources.items():
+        if isinstance(source, ImageFileSource) and len(source.labels):
+            plans += _plan_split(source, SPLIT_NAMES[split], output, shard_bytes)
+    _prepare_output(output, plans, f"{shard_bytes} {scaling}")
+    files.write_atomic(output / shard_index.CLASSES_FILE, "".join(f"{name}\n" for name in splits.classes).encode())
+    missing = [plan for plan in plans if not plan.path.exists()]
+    if len(missing) < len(plans):
+        say(f"{len(plans) - len(missing)} of {len(plans)} shards are there already")
+    for name in _write_all(missing, scaling):
+        say(f"{name} is written")
+    return shard_index.write_index(output)
+
+
+def _plan_split(source: ImageFileSource, name: str, output: Path, shard_bytes: int) -> Iterator[ShardPlan]:
+    order = rng.permutation(len(source.labels), rng.SPLIT, len(source.labels))
+    paths, labels = [str(source.paths[sample]) for sample in order.tolist()], source.labels[order].tolist()
+    ends = np.cumsum([_file_size(path, sample) for path, sample in zip(paths, order.tolist(), strict=True)])
+    shards = ends // shard_bytes
+    bounds = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(paths)]
+    for number, (first, end) in enumerate(pairwise(bounds)):
+        members = [(_member_key(place, paths[place]), paths[place], labels[place]) for place in range(first, end)]
+        yield ShardPlan(path=output / f"{name}-{number:05d}.tar", members=members)
+
+
+def _file_size(path: str, sample: int) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError as error:
+        raise decode.unreadable_image_failure(Path(path), sample, error) from error
+
+
+def _member_key(place: int, path: str) -> str:
+    """A name without dots that nothing else has, and that ends as the file's path does."""
+    readable = re.sub(r"[^A-Za-z0-9-]+", "_", os.path.splitext(path)[0])[-MAX_KEY_LETTERS:].strip("_")
+    return f"{place:08d}_{readable}"
+
+
+def _prepare_output(output: Path, plans: Sequence[ShardPlan], settings: str) -> None:
+    """Refuse a folder with other files, or with shards of other images."""
+    digest = hashlib.sha256(settings.encode())
+    for plan in plans:
+        digest.update(repr((plan.path.name, plan.members)).encode(errors="surrogateescape"))
+    files.prepare_folder(output)
+    here = {entry.name for entry in os.scandir(output)}
+    plan_file = output / PLAN_FILE
+    if plan_file.name in here:
+        if files.read_json(plan_file).get("sha256") == digest.hexdigest():
+            return
+        found = f"{plan_file} is of other images, or of other options"
+    elif here:
+        found = f"{output} holds {sorted(here)[0]}"
+    else:
+        files.write_json(plan_file, {"sha256": digest.hexdigest(), "shards": [plan.path.name for plan in plans]})
+        return
+    raise Failure(
+        "shards are packed into an empty folder, or into one that the same command has begun",
+        found=found,
+        fix="give another folder: --output DIR",
+        code=ExitCode.OUTPUT,
+    )
+
+
+def _write_all(plans: Sequence[ShardPlan], scaling: Scaling | None) -> Iterator[str]:
+    workers = min(num_usable_cores(), len(plans))
+    if workers <= 1:
+        yield from (write_shard(plan, scaling) for plan in plans)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield from pool.map(write_shard, plans, [scaling] * len(plans))
+
+
+def write_shard(plan: ShardPlan, scaling: Scaling | None) -> str:
+    """Write one shard, and return its name. Raises Failure: for an image that cannot be read, and for a full disk."""
+    temporary = plan.path.with_suffix(".part")
+    try:
+        with files.translate_os_errors(plan.path), open(temporary, "wb") as file:
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+                for key, path, label in plan.members:
+                    suffix, image = _read_image(path, scaling)
+                    _add(archive, key + suffix, image)
+                    _add(archive, f"{key}.cls", str(label).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        with files.translate_os_errors(plan.path):
+            os.replace(temporary, plan.path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return plan.path.name
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), 0o644
+    archive.addfile(member, io.BytesIO(content))
+
+
+def _read_image(path: str, scaling: Scaling | None) -> tuple[str, bytes]:
+    """The ending and the bytes of an image: those of the file, or of a scaled copy of a larger one."""
+    try:
+        content = Path(path).read_bytes()
+        scaled = None if scaling is None else _scale(content, scaling)
+    except decode.DECODE_ERRORS as error:
+        raise decode.unreadable_image_failure(Path(path), 0, error) from error
+    return (os.path.splitext(path)[1].lower(), content) if scaled is None else (".jpg", scaled)
+
+
+def _scale(content: bytes, scaling: Scaling) -> bytes | None:
+    """A JPEG whose shorter side has scaling.size pixels; None for an image that is no larger, or not of 8 bits."""
+    with Image.open(io.BytesIO(content)) as image:
+        if min(image.size) <= scaling.size or decode.is_high_bit_depth(image):
+            return None
+        upright = decode.to_8_bits(image, 1 if image.mode == "L" else 3)
+    width, height = upright.size
+    factor = scaling.size / min(width, height)
+    small = upright.resize((round(width * factor), round(height * factor)), Image.Resampling.BICUBIC)
+    written = io.BytesIO()
+    small.save(written, "JPEG", quality=scaling.quality)
+    return written.getvalue()

@@ -1,0 +1,369 @@
+"""The index of a folder of tar shards: where each image lies, its label and its crc32.
+
+Two files beside the shards: index.npy has an entry of 24 bytes for each image and is mapped into memory; index.json
+names shards and classes. `train data index` writes them in one pass over the shards. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from entrypoint import ExitCode, Failure, num_usable_cores
+from train import files
+from train.data.class_folders import IMAGE_SUFFIXES, TRAINING_FOLDER_NAMES, VALIDATION_FOLDER_NAMES
+
+ENTRIES_FILE: Final = "index.npy"
+FACTS_FILE: Final = "index.json"
+CLASSES_FILE: Final = "classes.txt"  # a class name on each line, for labels that are numbers
+VERSION: Final = 1
+ENTRY: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("shard", "<u4"), ("label", "<i4"), ("crc32", "<u4")])
+READ_BYTES: Final = 4 * 2**20
+BLOCK: Final = tarfile.BLOCKSIZE
+LABEL_SUFFIXES: Final = (".cls", ".json", ".txt")  # the first that is there counts
+LABEL_KEYS: Final = ("label", "cls", "class")  # of a .json
+Split = Literal["training", "validation", "test"]
+SPLITS: Final[tuple[Split, ...]] = ("training", "validation", "test")
+Entries = npt.NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A tar file of the folder. name: relative to the folder. size: bytes; images: entries of the index."""
+
+    name: str
+    split: Split
+    size: int
+    modified_ns: int
+    images: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardIndex:
+    """An index that fits the shards. The shards of a split follow each other, and so do their entries.
+
+    entries: ENTRY [images], mapped into memory.
+    """
+
+    folder: Path
+    shards: tuple[Shard, ...]
+    classes: tuple[str, ...]
+    entries: Entries
+
+    def count(self, split: Split) -> int:
+        """The images of a split."""
+        return count_images(self.shards, split)
+
+    def part(self, split: Split) -> Entries:
+        """The entries of a split."""
+        first = sum(self.count(before) for before in SPLITS[: SPLITS.index(split)])
+        return self.entries[first : first + self.count(split)]
+
+
+def count_images(shards: Sequence[Shard], split: Split) -> int:
+    """The images of a split."""
+    return sum(shard.images for shard in shards if shard.split == split)
+
+
+def read_facts(folder: Path) -> tuple[tuple[Shard, ...], tuple[str, ...]]:
+    """The shards and the class names, if the index fits the shards that are there.
+
+    Raises:
+        Failure: NO_INPUT without an index; DATA for an index of other shards.
+    """
+    try:
+        facts = files.read_json(folder / FACTS_FILE)
+        version, shards = facts["version"], tuple(Shard(**shard) for shard in facts["shards"])
+        classes = tuple(map(str, facts["classes"]))
+    except FileNotFoundError:
+        raise _missing_index_failure(folder) from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _index_failure(folder, f"{folder / FACTS_FILE}: {error}") from error
+    if version != VERSION:
+        raise _index_failure(folder, f"{folder / FACTS_FILE} has version {version}, not {VERSION}")
+    for shard in shards:
+        _refuse_other_shard(folder, shard)
+    names = {shard.name for shard in shards}
+    if others := sorted(name for name, _ in list_shards(folder) if name not in names):
+        raise _index_failure(folder, f"{len(others)} shards are not in the index: {', '.join(others[:3])}")
+    return shards, classes
+
+
+def read_index(folder: Path) -> ShardIndex:
+    """Map the index. Raises Failure: as `read_facts`."""
+    shards, classes = read_facts(folder)
+    try:
+        entries = np.load(folder / ENTRIES_FILE, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise _index_failure(folder, f"{folder / ENTRIES_FILE}: {error}") from error
+    if entries.dtype != ENTRY or len(entries) != sum(shard.images for shard in shards):
+        raise _index_failure(folder, f"{ENTRIES_FILE} and {FACTS_FILE} do not belong together")
+    return ShardIndex(folder=folder, shards=shards, classes=classes, entries=entries)
+
+
+def list_shards(folder: Path) -> list[tuple[str, Split]]:
+    """The tar files in this folder and in the folders directly in it: names, relative to it, and splits, in order.
+
+    Raises:
+        Failure: NO_INPUT if there are none, or only compressed ones.
+    """
+    try:
+        found = [path for pattern in ("*.tar", "*/*.tar") for path in folder.glob(pattern) if path.is_file()]
+        compressed = [path.name for pattern in ("*.tar.*", "*/*.tar.*", "*.tgz") for path in folder.glob(pattern)]
+    except OSError as error:
+        raise files.os_error_failure(error, folder, "read") from error
+    if not found:
+        what = f"no tar shards in {folder.absolute()}"
+        if compressed:
+            fix = f"unpack them (gunzip, zstd -d): images in a compressed tar cannot be read alone ({compressed[0]})"
+        else:
+            fix = "set data.root to the folder that holds *.tar, or make shards: train data pack SOURCE --output DIR"
+        raise Failure(what, fix=fix, code=ExitCode.NO_INPUT)
+    names = sorted(path.relative_to(folder).as_posix() for path in found)
+    splits = [_split_of(name) for name in names]
+    if "validation" not in splits and "training" in splits:  # as of class folders
+        splits = ["validation" if split == "test" else split for split in splits]
+    return sorted(zip(names, splits, strict=True), key=lambda shard: (SPLITS.index(shard[1]), shard[0]))
+
+
+def _split_of(name: str) -> Split:
+    """By a word of its name, such as val in imagenet-val-0001.tar or val/0001.tar."""
+    words = re.split(r"[^a-z]+", name.lower())
+    if "test" in words:
+        return "test"
+    is_validation = set(words) & {*VALIDATION_FOLDER_NAMES} and not set(words) & {*TRAINING_FOLDER_NAMES}
+    return "validation" if is_validation else "training"
+
+
+def write_index(folder: Path, processes: int | None = None) -> ShardIndex:
+    """Read all shards once, one behind the other in each of so many processes, and write their index.
+
+    Raises:
+        Failure: NO_INPUT without shards; DATA for a damaged shard, and for images without a label; what writing raises.
+    """
+    listed = list_shards(folder)
+    for name in (ENTRIES_FILE, FACTS_FILE):
+        files.refuse_unusable_file(folder / name, "index", Path(name).suffix)
+    workers = min(processes or num_usable_cores(), len(listed))
+    read = partial(_read_shard, folder)
+    names, numbers = [name for name, _ in listed], range(len(listed))
+    if workers > 1:
+        with ProcessPoolExecutor(workers) as pool:
+            parts = list(pool.map(read, names, numbers))
+    else:
+        parts = list(map(read, names, numbers))
+    classes, values = _number_labels(folder, sorted({label for part in parts for label in part.labels}))
+    for part in parts:
+        part.entries["label"] = np.array([values[label] for label in part.labels], np.int32)[part.entries["label"]]
+    entries = np.concatenate([part.entries for part in parts])
+    shards = tuple(
+        Shard(name=name, split=split, size=part.size, modified_ns=part.modified_ns, images=len(part.entries))
+        for (name, split), part in zip(listed, parts, strict=True)
+    )
+    temporary = folder / f"{ENTRIES_FILE}.part"
+    with files.translate_os_errors(folder / ENTRIES_FILE):
+        with open(temporary, "wb") as file:
+            np.save(file, entries)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, folder / ENTRIES_FILE)
+    facts = {"version": VERSION, "classes": classes, "shards": [asdict(shard) for shard in shards]}
+    files.write_json(folder / FACTS_FILE, facts)
+    return ShardIndex(folder=folder, shards=shards, classes=tuple(classes), entries=entries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReadShard:
+    """labels: the texts of the labels, each once; the entries have their numbers in this list."""
+
+    size: int
+    modified_ns: int
+    entries: Entries
+    labels: list[str]
+
+
+def _read_shard(folder: Path, name: str, number: int) -> _ReadShard:
+    """Raises Failure: DATA, NO_INPUT or IO."""
+    path = folder / name
+    with files.translate_os_errors(path, "read"), open(path, "rb", buffering=READ_BYTES) as file:
+        status = os.fstat(file.fileno())
+        rows, labels = [], dict[str, int]()
+        for key, image, label in _samples(path, file, status.st_size):
+            if label is None:
+                raise Failure(
+                    f"an image in {path} has no label",
+                    found=key,
+                    expected=f"beside {key}.jpg one of {', '.join(key + suffix for suffix in LABEL_SUFFIXES)}",
+                    fix="write a number or a class name into it, and make the shard again",
+                    code=ExitCode.DATA,
+                )
+            label_number = labels.setdefault(label, len(labels))
+            rows.append((image.offset_data, image.size, number, label_number, _checksum(file, image)))
+    return _ReadShard(
+        size=status.st_size, modified_ns=status.st_mtime_ns, entries=np.array(rows, ENTRY), labels=[*labels]
+    )
+
+
+def _samples(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, tarfile.TarInfo, str | None]]:
+    """Key, image and label of each sample: the members with one key follow each other.
+
+    The key is the name up to the first dot behind the last slash.
+    """
+    current, image, texts = "", None, dict[str, str]()
+    for member in _members(path, file, size):
+        above, _, base = member.name.rpartition("/")
+        stem, dot, suffix = base.partition(".")
+        key, suffix = (f"{above}/{stem}" if above else stem), (dot + suffix).lower()
+        if key != current:
+            if image is not None:
+                yield current, image, _label_text(texts)
+            current, image, texts = key, None, {}
+        if image is None and suffix.endswith(IMAGE_SUFFIXES):
+            image = member
+        elif suffix in LABEL_SUFFIXES:
+            file.seek(member.offset_data)
+            texts[suffix] = file.read(member.size).decode(errors="replace")
+    if image is not None:
+        yield current, image, _label_text(texts)
+
+
+def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tarfile.TarInfo]:
+    """The regular files of an archive that is whole: its end is marked by a block of zeros."""
+    end = 0
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in archive:
+                end = member.offset_data + -(-member.size // BLOCK) * BLOCK if member.isreg() else member.offset + BLOCK
+                if end > size:
+                    break
+                if member.isreg() and not os.path.basename(member.name).startswith("."):
+                    yield member
+                archive.members = []  # type: ignore[attr-defined]  # or it keeps all of them
+    except tarfile.TarError as error:
+        raise _damaged_shard_failure(path, str(error)) from error
+    file.seek(end)
+    if end > size or file.read(BLOCK) != bytes(BLOCK):
+        raise _damaged_shard_failure(path, f"it ends after {size:,} bytes, in the middle")
+
+
+def _checksum(file: BinaryIO, member: tarfile.TarInfo) -> int:
+    file.seek(member.offset_data)
+    return zlib.crc32(file.read(member.size))
+
+
+def _label_text(texts: dict[str, str]) -> str | None:
+    """The label of the first of LABEL_SUFFIXES that has one."""
+    for suffix in LABEL_SUFFIXES:
+        if (text := texts.get(suffix)) is None:
+            continue
+        if suffix != ".json":
+            return text.strip()
+        try:
+            content = json.loads(text)
+        except ValueError:
+            continue
+        value = (
+            next((content[key] for key in LABEL_KEYS if key in content), None) if isinstance(content, dict) else None
+        )
+        if isinstance(value, int | str):
+            return str(value).strip()
+    return None
+
+
+def _number_labels(folder: Path, labels: Sequence[str]) -> tuple[list[str], dict[str, int]]:
+    """The names of the classes, and the number of each label: its own, or its place among the names.
+
+    Raises:
+        Failure: DATA for labels of both kinds, and for labels that are not in classes.txt.
+    """
+    names, numeric = _read_class_names(folder), [label for label in labels if label.isdecimal()]
+    if len(numeric) == len(labels):
+        values = {label: int(label) for label in labels}
+        names = names or [str(number) for number in range(max(values.values(), default=-1) + 1)]
+        missing = [label for label, number in values.items() if number >= len(names)]
+    elif names is None and numeric:
+        raise Failure(
+            "some labels of the shards are numbers, and others are names",
+            found=f"{numeric[0]!r} and {next(label for label in labels if label not in numeric)!r}",
+            fix=f"write numbers only, and their names into {folder / CLASSES_FILE}, one on each line",
+            code=ExitCode.DATA,
+        )
+    else:
+        names = names or [*labels]
+        values = {name: number for number, name in enumerate(names)}
+        missing = [label for label in labels if label not in values]
+    if missing:
+        raise Failure(
+            f"a label of the shards is not in {CLASSES_FILE}",
+            found=f"{missing[0]!r}, and {len(names)} names in {folder / CLASSES_FILE}",
+            fix="write a name for each class, one on each line",
+            code=ExitCode.DATA,
+        )
+    return names, values
+
+
+def _read_class_names(folder: Path) -> list[str] | None:
+    path = folder / CLASSES_FILE
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeError) as error:
+        raise _index_failure(folder, f"{path}: {error}") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _refuse_other_shard(folder: Path, shard: Shard) -> None:
+    path = folder / shard.name
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise Failure(
+            "a shard of the index cannot be read",
+            found=f"{path}: {error.strerror}",
+            fix="put it back; while a run lasts, its files must stay",
+            code=ExitCode.NO_INPUT,
+        ) from error
+    if status.st_size != shard.size or status.st_mtime_ns != shard.modified_ns:
+        changed = "size" if status.st_size != shard.size else "time of its last change"
+        raise _index_failure(folder, f"{path} has another {changed} than when it was indexed")
+
+
+def _missing_index_failure(folder: Path) -> Failure:
+    list_shards(folder)  # without shards an index is no help
+    return Failure(
+        "these shards have no index yet",
+        found=f"no {FACTS_FILE} in {folder.absolute()}",
+        fix=f"train data index {folder}",
+        code=ExitCode.NO_INPUT,
+    )
+
+
+def _index_failure(folder: Path, found: str) -> Failure:
+    return Failure(
+        "the index does not fit the shards",
+        found=found,
+        fix=f"if the shards are right, index them again: train data index {folder}",
+        code=ExitCode.DATA,
+    )
+
+
+def _damaged_shard_failure(path: Path, found: str) -> Failure:
+    return Failure(
+        "a shard is damaged",
+        found=f"{path}: {found}",
+        fix="copy it again, or make it again",
+        code=ExitCode.DATA,
+    )

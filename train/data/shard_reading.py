@@ -1,0 +1,209 @@
+"""Reads runs of tar shards ahead, into memory that the data workers share: large reads, and none for each image.
+
+The process that hands out the batches knows which come next. Threads of it read the runs of these batches; each worker
+finds the bytes of its images in memory that it has inherited.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from train.data.shard_index import BLOCK, Entries
+from train.data.shard_runs import cut_into_runs
+from train.data.splits import SampleIndices
+
+MAX_OPEN_SHARDS: Final = 512  # of a thread
+SLOT_BYTES: Final = 5 * 2**18  # 1.25 MiB: a run, whose last image passes its end
+AHEAD: Final = 2048  # samples
+READ_THREADS: Final = 8
+MAX_BYTES: Final = 4 * 2**30
+MIN_USES: Final = (
+    1.5  # images of a run that batches near each other take: below it, reading runs would waste most bytes
+)
+NOWHERE: Final = -1
+Int64Array = npt.NDArray[np.int64]
+Request = TypeVar("Request")
+
+
+class OpenShards(threading.local):
+    """The shards that this thread has open, the least recently used first. A forked worker opens its own."""
+
+    def __init__(self) -> None:
+        self._handles: OrderedDict[str, int] = OrderedDict()
+        self._process = os.getpid()
+
+    def handle(self, path: str) -> int:
+        """Raises OSError."""
+        if self._process != os.getpid():
+            self._handles, self._process = OrderedDict(), os.getpid()
+        if path not in self._handles:
+            self._handles[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if len(self._handles) > MAX_OPEN_SHARDS:
+                os.close(self._handles.popitem(last=False)[1])
+        self._handles.move_to_end(path)
+        return self._handles[path]
+
+
+OPEN_SHARDS: Final = OpenShards()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located(Generic[Request]):
+    """A request, and where in the shared memory the headers of its samples begin, int64 [n]; NOWHERE: read it."""
+
+    request: Request
+    samples: SampleIndices
+    places: Int64Array
+
+
+class SharedRuns:
+    """The runs that were read ahead. Made before the workers are forked; only the process that made it may fill it."""
+
+    def __init__(self, folder: os.PathLike[str], shards: tuple[str, ...], entries: Entries, slots: int) -> None:
+        runs = cut_into_runs(entries["shard"], entries["offset"])
+        lasts = runs.firsts + runs.lengths - 1
+        self._folder, self._shards = folder, shards
+        self._offsets = entries["offset"]
+        self._firsts = runs.firsts
+        self._run_shards = entries["shard"][runs.firsts].astype(np.int64)
+        self._begins = entries["offset"][runs.firsts].astype(np.int64) - BLOCK
+        self._ends = (entries["offset"][lasts] + entries["length"][lasts]).astype(np.int64)
+        self._memory = mmap.mmap(-1, slots * SLOT_BYTES)
+        self._free = list(range(slots))
+        self._slots: OrderedDict[int, int] = OrderedDict()  # of each run, the least recently used first
+        self._pending: dict[int, Future[bool]] = {}
+        self._uses = Counter[int]()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def read(self, place: int, length: int) -> bytes:
+        """The bytes from a place of the memory on."""
+        return self._memory[place : place + length]
+
+    def read_ahead(self, samples: SampleIndices) -> None:
+        """Begin to read the runs of these samples, which stay until `release`."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(READ_THREADS, "read shards")
+        for run in self._runs(samples):
+            self._uses[run] += 1
+            if run in self._slots:
+                self._slots.move_to_end(run)
+            elif self._ends[run] - self._begins[run] <= SLOT_BYTES and (slot := self._take_slot()) is not None:
+                self._slots[run] = slot
+                self._pending[run] = self._pool.submit(self._fill, run, slot)
+
+    def locate(self, samples: SampleIndices) -> Int64Array:
+        """Where the headers of these samples are; waits until their runs are read."""
+        of_run = dict[int, int]()
+        for run in self._runs(samples):
+            if run in self._pending and not self._pending.pop(run).result():
+                self._free.append(self._slots.pop(run))  # reading the image says why
+            slot = self._slots.get(run)
+            of_run[run] = NOWHERE if slot is None else slot * SLOT_BYTES - int(self._begins[run])
+        runs = np.searchsorted(self._firsts, samples, side="right") - 1
+        shifts = np.array([of_run[run] for run in runs.tolist()], np.int64)
+        return np.where(shifts == NOWHERE, NOWHERE, self._offsets[samples].astype(np.int64) - BLOCK + shifts)
+
+    def release(self, samples: SampleIndices) -> None:
+        """These samples have been decoded."""
+        for run in self._runs(samples):
+            self._uses[run] -= 1
+            if not self._uses[run]:
+                del self._uses[run]
+
+    def stop(self) -> None:
+        """Forget the requests that were not decoded; others may follow."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._free += [self._slots.pop(run) for run in self._pending]
+        self._pool, self._pending, self._uses = None, {}, Counter()
+
+    def _runs(self, samples: SampleIndices) -> list[int]:
+        runs: list[int] = np.unique(np.searchsorted(self._firsts, samples, side="right") - 1).tolist()
+        return runs
+
+    def _take_slot(self) -> int | None:
+        if self._free:
+            return self._free.pop()
+        unused = next((run for run in self._slots if run not in self._uses and run not in self._pending), None)
+        return None if unused is None else self._slots.pop(unused)
+
+    def _fill(self, run: int, slot: int) -> bool:
+        """Whether all bytes could be read."""
+        begin, count = int(self._begins[run]), int(self._ends[run] - self._begins[run])
+        try:
+            handle = OPEN_SHARDS.handle(os.path.join(self._folder, self._shards[self._run_shards[run]]))
+            with memoryview(self._memory)[slot * SLOT_BYTES : slot * SLOT_BYTES + count] as target:
+                return os.preadv(handle, [target], begin) == count
+        except OSError:
+            return False
+
+
+class ReadAhead:
+    """What the process that decodes images of a split finds in the shared memory, for one request at a time."""
+
+    def __init__(self) -> None:
+        self.runs: SharedRuns | None = None
+        self.is_decided = False
+        self._places: dict[int, int] = {}
+
+    def decide(
+        self,
+        folder: os.PathLike[str],
+        shards: tuple[str, ...],
+        entries: Entries,
+        requests: Sequence[tuple[Any, SampleIndices]],
+    ) -> None:
+        """Make the shared memory, if the first requests are of samples near each other: for twice as many runs as
+        these need, since the next ones are read while they are used."""
+        self.is_decided = True
+        samples = np.concatenate([samples for _, samples in requests])
+        firsts = cut_into_runs(entries["shard"], entries["offset"]).firsts
+        needed = len(np.unique(np.searchsorted(firsts, samples, side="right")))
+        if len(samples) >= MIN_USES * needed:
+            self.runs = SharedRuns(folder, shards, entries, min(2 * needed + 16, MAX_BYTES // SLOT_BYTES))
+
+    def use(self, located: Located[Any]) -> None:
+        """From now on images of this request are read."""
+        self._places = dict(zip(located.samples.tolist(), located.places.tolist(), strict=True))
+
+    def read(self, sample: int, length: int) -> bytes | None:
+        """The header and the bytes of an image; None if they were not read ahead."""
+        place = self._places.get(sample, NOWHERE)
+        return None if place == NOWHERE or self.runs is None else self.runs.read(place, length)
+
+
+def first_requests(requests: Iterable[tuple[Any, SampleIndices]]) -> Iterator[tuple[Any, SampleIndices]]:
+    """The requests of the first AHEAD samples."""
+    count = 0
+    for request, samples in requests:
+        yield request, samples
+        count += len(samples)
+        if count > AHEAD:
+            return
+
+
+def located_requests(
+    shared: SharedRuns, requests: Iterable[tuple[Any, SampleIndices]]
+) -> Iterator[tuple[Located[Any], SampleIndices]]:
+    """The requests with the places of their samples, whose runs were read while the requests before were handed out."""
+    waiting, count = deque[tuple[Any, SampleIndices]](), 0
+    for request, samples in requests:
+        shared.read_ahead(samples)
+        waiting.append((request, samples))
+        count += len(samples)
+        while count > AHEAD:
+            first, of_first = waiting.popleft()
+            count -= len(of_first)
+            yield Located(request=first, samples=of_first, places=shared.locate(of_first)), of_first
+    for first, of_first in waiting:
+        yield Located(request=first, samples=of_first, places=shared.locate(of_first)), of_first

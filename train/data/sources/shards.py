@@ -1,0 +1,75 @@
+"""Holds the entry of `shards`: images in tar files, which an index lists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from train.config.batches import count_splits
+from train.config.schema import DataConfig
+from train.data import split_checks
+from train.data.registry import DataSource, DataSummary, describe_test
+
+if TYPE_CHECKING:
+    from train.data.splits import DataSplits
+
+
+def open_splits(data: DataConfig) -> DataSplits:
+    from train.data import shards  # torch
+
+    _refuse_second_split(data)
+    return shards.open_shards(data)
+
+
+def count(data: DataConfig) -> int:
+    return _refuse_second_split(data).training or 0
+
+
+def describe(data: DataConfig) -> DataSummary:
+    return _refuse_second_split(data)
+
+
+def has_validation(data: DataConfig) -> bool:
+    from train.data import shard_index
+
+    return shard_index.count_images(shard_index.read_facts(Path(data.root))[0], "validation") > 0
+
+
+def _refuse_second_split(data: DataConfig) -> DataSummary:
+    """The summary; refuses a split that has shards and is asked for by a key.
+
+    Raises:
+        Failure: as `shard_index.read_facts`; USAGE.
+    """
+    from train.data import shard_index
+
+    shards, classes = shard_index.read_facts(Path(data.root))
+    training, validation, test = (shard_index.count_images(shards, split) for split in shard_index.SPLITS)
+    if validation:
+        split_checks.refuse_second_validation_split(data, f"validation shards in {data.root}")
+    if test:
+        split_checks.refuse_second_test_split(data, f"test shards in {data.root}")
+    sizes = count_splits(training, data, has_validation=validation > 0)
+    validation = validation or sizes.validation
+    images = f"{training + test + (validation if not sizes.validation else 0):,} images in {len(classes):,} classes"
+    rest = f"{sizes.training:,} for training, {validation:,} for validation{describe_test(test or sizes.test)}"
+    return DataSummary(
+        description=f"shards ({data.root}), {len(shards):,} tar files, {data.image_size} pixels, {images}: {rest}",
+        training=sizes.training,
+        outputs=len(classes),
+        facts={"classes": [*classes], "training": sizes.training, "held_out": validation},
+    )
+
+
+SHARDS: Final = DataSource(
+    open=open_splits,
+    count=count,
+    describe=describe,
+    has_validation=has_validation,
+    keys=frozenset({"root", "val_fraction", "test_fraction", "fold", "color", "readers"}),
+    origin="files",
+    channels=3,
+    has_class_names=True,
+    hashes_paths=True,
+    resizes=True,
+)
