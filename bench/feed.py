@@ -1,4 +1,4 @@
-"""This module makes our batches on one core, a block at a time on request: in memory for row 7, from files for 15."""
+"""This module makes our batches on one core, a block at a time on request: in memory for row 7, else from files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from train.bench.training import MANY_EPOCHS, RANDOM_IMAGES
 from train.config import load
 from train.config.batches import compute_batch_sizes, count_steps
 from train.config.schema import DataConfig
-from train.data import registry
+from train.data import registry, shard_order
 from train.data.loader import Batch, open_loader
 from train.data.sampler import BatchSampler, MicroBatch
 from train.data.splits import DataSplits
 
 
 def main(words: Sequence[str]) -> None:
-    """`--pace PORT:TOKEN --batch N --samples N --size N [--root FOLDER --workers N]`."""
+    """`--pace PORT:TOKEN --batch N --samples N --size N [--root FOLDER --workers N [--shards]]`."""
     arguments = build_parser().parse_args(words)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     if arguments.root:
-        sources = file_settings(arguments.root, arguments.workers), registry.open_splits
+        name = "shards" if arguments.shards else "folder"
+        sources = file_settings(name, arguments.root, arguments.workers), registry.open_splits
     else:
         sources = memory_settings(arguments.samples), random_images
     batches = make_batches(*sources, batch=arguments.batch, size=arguments.size)
@@ -49,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name in ("batch", "samples", "size"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--root", metavar="FOLDER", help="image files, one folder for each class")
+    parser.add_argument("--shards", action="store_true", help="the folder holds tar shards")
     parser.add_argument("--workers", type=int, default=0)
     return parser
 
@@ -58,9 +60,9 @@ def memory_settings(samples: int) -> list[str]:
     return [f"data.name={RANDOM_IMAGES}", f"data.samples={samples}", "data.loader=memory"]
 
 
-def file_settings(root: str, workers: int) -> list[str]:
+def file_settings(name: str, root: str, workers: int) -> list[str]:
     """Image files with ImageNet's augmentation."""
-    settings = [f"data.root={root}", "data.name=folder", "data.loader=workers", f"data.workers={workers}"]
+    settings = [f"data.root={root}", f"data.name={name}", "data.loader=workers", f"data.workers={workers}"]
     return [
         *settings,
         "data.augment=imagenet",
@@ -72,12 +74,15 @@ def make_batches(
     settings: Sequence[str], open_splits: Callable[[DataConfig], DataSplits], *, batch: int, size: int
 ) -> Iterator[tuple[MicroBatch, Batch]]:
     """Augmented batches as a training gets them, without an end."""
-    data = load.load_config(None, [*settings, f"data.image_size={size}", "data.val_fraction=0"]).data
+    words = [*settings, f"data.image_size={size}", "data.val_fraction=0", f"train.global_batch_size={batch}"]
+    config = load.load_config(None, words)
+    data = config.data
     splits = open_splits(data)
     loader = open_loader(splits, data, seed=0, device=torch.device("cpu"), cores=1)
     sizes, samples = compute_batch_sizes(batch, batch, 1), len(splits.training.labels)
     steps = count_steps(sizes, samples, epochs=MANY_EPOCHS, max_steps=None)
-    sampler = BatchSampler(batches=sizes, steps=steps, samples=samples, rank=0, seed=0)
+    order = shard_order.draw_orders(splits.training, config)
+    sampler = BatchSampler(batches=sizes, steps=steps, samples=samples, rank=0, seed=0, shard_order=order)
     return loader.train(sampler.micro_batches(0))
 
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from bench import harness, path_calls, photos, targets
+from bench.harness import Pairs
 from train.bench import processes
 from train.bench.estimates import exact
 from train.bench.measurements import Measurement, Row
 from train.bench.processes import BenchOptions, Program
+from train.config.schema import DataConfig
+from train.data import packing
 
 BATCH, SAMPLES, PIXELS = 256, 20_000, 32
 BLOCK_S: Final = 0.5
 PHOTOS: Final = 512  # 49 MB: they stay in the page cache, so that decoding is measured and not the disk
 PHOTO_BATCH: Final = 32
+SHARD_BYTES: Final = 12 * 2**20
 MIN_BATCHES: Final = 21  # of a block: while it waits, a worker makes two, which must be less than a tenth
 FEW, MANY = 20, 120  # steps: the difference of their calls is what steps cause
 # No log point, evaluation, checkpoint or end of an epoch comes between the two.
@@ -29,9 +34,9 @@ PEER_WORDS: Final = ("--model", "tiny", "--size", "8", "--classes", "2", "--samp
 
 
 def run(options: BenchOptions) -> Iterator[Measurement]:
-    """Rows 7, 15 and 5."""
+    """Rows 7, 15, 16 and 5."""
     yield images_per_core(options)
-    yield files_per_core(options)
+    yield from files_per_core(options)
     yield from path_calls_per_step(options)
 
 
@@ -52,29 +57,48 @@ def images_per_core(options: BenchOptions) -> Row:
     return targets.measured("7", pairs.speed_ratio(), **facts, peer_workers=int(peer.facts["workers"]), batch=BATCH)
 
 
-def files_per_core(options: BenchOptions) -> Row:
-    """Row 15: the same JPEG files, cut at random, mirrored and normalized, on one core each; each with its best number
-    of workers, 0 or 1."""
-    root = options.scratch / "photos"
+def files_per_core(options: BenchOptions) -> Iterator[Row]:
+    """Rows 15 and 16: the same images as JPEG files and in tar shards, cut at random, mirrored and normalized, on one
+    core each; each side with its best number of workers, 0 or 1."""
+    root, shards = options.scratch / "photos", options.scratch / "shards"
     mean_bytes = photos.write_photos(root, 2 * PHOTO_BATCH if options.quick else PHOTOS)
-    words = ["--batch", str(PHOTO_BATCH), "--samples", "0", "--size", "224", "--root", str(root)]
-    feed = [sys.executable, "-m", "bench.feed", *words]
-    other = [*harness.peer_command(options, "photos"), "--device", "cpu", "--one-core", "--warm-up", "2", *words]
-    commands = {"feed": feed, **{name: [*other, "--library", name] for name in ("torchvision", "timm")}}
+    data = DataConfig(name="folder", root=str(root), val_fraction=0.0)
+    packing.pack_images(data, shards, scaling=None, say=options.log, shard_bytes=SHARD_BYTES)
+    with_webdataset = find_spec("webdataset") is not None
+    for number, folder, words, libraries in (
+        ("15", root, [], ("torchvision", "timm")),
+        ("16", shards, ["--shards"], ("torchvision", *(["webdataset"] if with_webdataset else []))),
+    ):
+        common = ["--batch", str(PHOTO_BATCH), "--samples", "0", "--size", "224"]
+        feed = [sys.executable, "-m", "bench.feed", *common, "--root", str(folder), *words]
+        other = [*harness.peer_command(options, "photos"), "--device", "cpu", "--one-core", "--warm-up", "2", *common]
+        commands = {f"feed{number}": feed}
+        for name in libraries:
+            place = shards if name == "webdataset" else root
+            commands[f"{name}{number}"] = [*other, "--root", str(place), "--library", name]
+        pairs, facts = _time_feeds(options, commands)
+        yield targets.measured(number, pairs.speed_ratio(), **facts, bytes_per_image=mean_bytes)
+
+
+def _time_feeds(options: BenchOptions, commands: Mapping[str, list[str]]) -> tuple[Pairs, dict[str, Any]]:
+    """The first command next to the fastest of the others, each with 0 and with 1 worker; and the absolute figures."""
     programs = [
-        Program(name=f"{name}-{number}", command=[*command, "--workers", str(number)], environ=options.child_environ())
+        Program(
+            name=f"{name}-{workers}", command=[*command, "--workers", str(workers)], environ=options.child_environ()
+        )
         for name, command in commands.items()
-        for number in (0, 1)
+        for workers in (0, 1)
     ]
     with processes.start_programs(options, *programs) as feeds:
         for program in feeds:
             program.steps = 1 if options.quick else max(MIN_BATCHES, program.steps_in(BLOCK_S))
         ours = min(feeds[:2], key=lambda program: program.step_seconds())
-        peer = min(feeds[2:], key=lambda program: program.step_seconds())
+        times = {program.program.name: program.step_seconds() for program in feeds[2:]}
+        peer = min(feeds[2:], key=lambda program: times[program.program.name])
         pairs = harness.time_in_turns(ours.step_seconds, peer.step_seconds, pairs=options.num_pairs(15))
-    speeds = {f"{side}_images_per_s": PHOTO_BATCH / median(getattr(pairs, side)) for side in ("ours", "peer")}
-    facts = {"peer": peer.facts["peer"], "workers": ours.facts["workers"], "peer_workers": peer.facts["workers"]}
-    return targets.measured("15", pairs.speed_ratio(), **speeds, **facts, bytes_per_image=mean_bytes)
+    facts = {f"{side}_images_per_s": PHOTO_BATCH / median(getattr(pairs, side)) for side in ("ours", "peer")}
+    facts |= {"peer": peer.facts["peer"], "workers": ours.facts["workers"], "peer_workers": peer.facts["workers"]}
+    return pairs, facts | {f"{name}_images_per_s": PHOTO_BATCH / seconds for name, seconds in times.items()}
 
 
 def pillow_program(options: BenchOptions, *words: str) -> Program:

@@ -34,6 +34,9 @@ TARGETS: Final[Mapping[str, Target]] = {
     "15": Target(
         what="JPEG files to 224 px, images/s of one core: ours / torchvision v2 or timm", limit=1.5, where="cpu"
     ),
+    "16": Target(
+        what="the same from tar shards: ours / torchvision's ImageFolder or WebDataset", limit=1.0, where="cpu"
+    ),
 }
 
 

@@ -1,5 +1,5 @@
-"""The input pipelines of torchvision and timm for ImageNet: JPEG files, cut at random, scaled to 224 pixels, mirrored
-and normalized in workers; timed without training.
+"""The input pipelines of torchvision, timm and WebDataset for ImageNet: JPEG files or tar shards of them, cut at
+random, scaled to 224 pixels, mirrored and normalized in workers; timed without training.
 
 python bench/peers/photos.py --library torchvision --root FOLDER --workers 4
 """
@@ -7,6 +7,7 @@ python bench/peers/photos.py --library torchvision --root FOLDER --workers 4
 from __future__ import annotations
 
 import argparse
+import glob
 import itertools
 import os
 import sys
@@ -26,38 +27,57 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def main() -> None:
     parser = workload.arguments(__doc__.partition(":")[0])
-    parser.add_argument("--library", choices=("torchvision", "timm"), required=True)
-    parser.add_argument("--root", required=True, help="a folder of each class's images")
+    parser.add_argument("--library", choices=tuple(LOADERS), required=True)
+    parser.add_argument("--root", required=True, help="a folder of each class's images; for webdataset of *.tar")
     parser.add_argument("--workers", type=int, default=1, help="0: in the process that asks for the batches")
     parser.add_argument("--one-core", action="store_true", help="all of them on one core")
     wanted = parser.parse_args()
     if wanted.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    loader = torchvision_loader(wanted) if wanted.library == "torchvision" else timm_loader(wanted)
-    stream = itertools.chain.from_iterable(itertools.repeat(loader))
+    stream = itertools.chain.from_iterable(itertools.repeat(LOADERS[wanted.library](wanted)))
     workload.timed(lambda: next(stream), wanted, torch.device("cpu"), peer=wanted.library, workers=wanted.workers)
 
 
 def torchvision_loader(wanted: argparse.Namespace) -> DataLoader:
     """As torchvision's reference does it with v2 transforms and PIL images."""
-    change = v2.Compose(
-        [
-            v2.RandomResizedCrop(wanted.size, antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.PILToTensor(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(MEAN, DEVIATION),
-        ]
-    )
     return DataLoader(
-        ImageFolder(wanted.root, change),
+        ImageFolder(wanted.root, transform(wanted.size)),
         batch_size=wanted.batch,
         shuffle=True,
         drop_last=True,
         num_workers=wanted.workers,
         persistent_workers=wanted.workers > 0,
     )
+
+
+def transform(size: int) -> v2.Compose:
+    """Of PIL images."""
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(size, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.PILToTensor(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, DEVIATION),
+        ]
+    )
+
+
+def webdataset_loader(wanted: argparse.Namespace) -> DataLoader:
+    """As WebDataset's documentation does it: shards in random order, and a buffer of 1,000 samples."""
+    import webdataset
+
+    shards = sorted(glob.glob(os.path.join(glob.escape(wanted.root), "*.tar")))
+    samples = (
+        webdataset.WebDataset(shards, shardshuffle=100, empty_check=False)
+        .shuffle(1000)
+        .decode("pil")
+        .to_tuple("jpg", "cls")
+        .map_tuple(transform(wanted.size), lambda label: label)
+        .batched(wanted.batch, partial=False)
+    )
+    return DataLoader(samples, batch_size=None, num_workers=wanted.workers, persistent_workers=wanted.workers > 0)
 
 
 def timm_loader(wanted: argparse.Namespace) -> Iterator[list[Tensor]]:
@@ -81,6 +101,8 @@ def timm_loader(wanted: argparse.Namespace) -> Iterator[list[Tensor]]:
         persistent_workers=wanted.workers > 0,
     )
 
+
+LOADERS = {"torchvision": torchvision_loader, "timm": timm_loader, "webdataset": webdataset_loader}
 
 if __name__ == "__main__":
     main()

@@ -19,10 +19,14 @@ from train.bench import processes
 from train.bench.measurements import Row
 from train.bench.processes import Program
 from train.bench.random_images import random_images
+from train.config.schema import DataConfig
+from train.data import packing
 
 
 class Stand:
     """In the place of a process that feeds."""
+
+    program: Program
 
     def __init__(self, seconds: float, workers: int) -> None:
         self.seconds, self.steps, self.facts = seconds, 1, {"workers": workers, "peer": "stand-in"}
@@ -55,12 +59,15 @@ def test_each_side_reads_files_with_its_better_number_of_workers(
     stands = [Stand(0.4, 0), Stand(0.2, 1), Stand(0.9, 0), Stand(0.8, 1), Stand(0.5, 0), Stand(0.7, 1)]
 
     @contextmanager
-    def start_programs(*_: Any) -> Iterator[list[Stand]]:
+    def start_programs(_: Any, *programs: Program) -> Iterator[list[Stand]]:
+        for stand, program in zip(stands, programs, strict=True):
+            stand.program = program
         yield stands
 
     monkeypatch.setattr(processes, "start_programs", start_programs)
     monkeypatch.setattr(photos, "write_photos", lambda root, number: 95_000)
-    row = bench.files_per_core(quick(tmp_path, quick=False, pairs=2))
+    monkeypatch.setattr(packing, "pack_images", lambda *_, **__: None)
+    row = next(bench.files_per_core(quick(tmp_path, quick=False, pairs=2)))
     assert row.estimate is not None
     assert (round(row.estimate.value, 6), row.facts["workers"], row.facts["peer_workers"]) == (2.5, 1, 0)
 
@@ -73,6 +80,17 @@ def test_drawn_photos_have_the_size_of_imagenets(tmp_path: Path) -> None:
             sizes.add(image.size)
     assert abs(mean_bytes - photos.MEAN_BYTES) < 5_000
     assert sizes == {(500, 375), (375, 500)}
+
+
+def test_ours_makes_batches_of_shards(tmp_path: Path) -> None:
+    photos.write_photos(tmp_path / "photos", 8)
+    data = DataConfig(name="folder", root=str(tmp_path / "photos"), val_fraction=0.0)
+    packing.pack_images(data, tmp_path / "shards", scaling=None, say=lambda line: None)
+    options = quick(tmp_path)
+    words = ("--batch", "4", "--samples", "0", "--size", "32", "--root", str(tmp_path / "shards"), "--shards")
+    feed = Program(name="feed", command=[sys.executable, "-m", "bench.feed", *words], environ=options.child_environ())
+    with processes.start_programs(options, feed) as (ours,):
+        assert ours.request(steps=2)["seconds"] > 0
 
 
 @pytest.mark.parametrize("library", ["torchvision", "timm"])

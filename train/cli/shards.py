@@ -29,6 +29,14 @@ def pack_shards(config: RunConfig, output: str | None, size: int | None, quality
         raise Failure(
             "`train data pack` needs a folder to write to", fix="add --output DIR, a new folder", code=ExitCode.USAGE
         )
+    for option, value, least, most in (("--size", size, 16, 65_535), ("--quality", quality, 1, 100)):
+        if value is not None and not least <= value <= most:
+            raise Failure(
+                f"{option} is out of range",
+                found=f"{option} {value}",
+                fix=f"give a number from {least} to {most}",
+                code=ExitCode.USAGE,
+            )
     scaling = None
     if size is not None:
         scaling = packing.Scaling(size=size, quality=quality or packing.DEFAULT_QUALITY)
@@ -55,4 +63,5 @@ def with_source(config: RunConfig, command: str, source: str) -> RunConfig:
 def _describe(index: ShardIndex) -> str:
     counts = ", ".join(f"{index.count(split):,} for {split}" for split in SPLITS if index.count(split))
     size = files.format_bytes(sum(shard.size for shard in index.shards))
-    return f"shards         {len(index.shards):,} tar files of {size}, {len(index.classes):,} classes, images: {counts}"
+    shards = f"{len(index.shards):,} tar file{'s' * (len(index.shards) != 1)}"
+    return f"shards         {shards} of {size}, {len(index.classes):,} classes, images: {counts}"

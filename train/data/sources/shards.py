@@ -51,10 +51,11 @@ def _refuse_second_split(data: DataConfig) -> DataSummary:
         split_checks.refuse_second_test_split(data, f"test shards in {data.root}")
     sizes = count_splits(training, data, has_validation=validation > 0)
     validation = validation or sizes.validation
-    images = f"{training + test + (validation if not sizes.validation else 0):,} images in {len(classes):,} classes"
+    images = f"{sum(shard.images for shard in shards):,} images in {len(classes):,} classes"
     rest = f"{sizes.training:,} for training, {validation:,} for validation{describe_test(test or sizes.test)}"
+    files = f"{len(shards):,} tar file{'s' * (len(shards) != 1)}"
     return DataSummary(
-        description=f"shards ({data.root}), {len(shards):,} tar files, {data.image_size} pixels, {images}: {rest}",
+        description=f"shards ({data.root}), {files}, {data.image_size} pixels, {images}: {rest}",
         training=sizes.training,
         outputs=len(classes),
         facts={"classes": [*classes], "training": sizes.training, "held_out": validation},
