@@ -72,10 +72,10 @@ def files_per_core(options: BenchOptions) -> Iterator[Row]:
         common = ["--batch", str(PHOTO_BATCH), "--samples", "0", "--size", "224"]
         feed = [sys.executable, "-m", "bench.feed", *common, "--root", str(folder), *words]
         other = [*harness.peer_command(options, "photos"), "--device", "cpu", "--one-core", "--warm-up", "2", *common]
-        commands = {f"feed{number}": feed}
+        commands = {"feed": feed}
         for name in libraries:
-            place = shards if name == "webdataset" else root
-            commands[f"{name}{number}"] = [*other, "--root", str(place), "--library", name]
+            folder_of_peer = shards if name == "webdataset" else root
+            commands[name] = [*other, "--root", str(folder_of_peer), "--library", name]
         pairs, facts = _time_feeds(options, commands)
         yield targets.measured(number, pairs.speed_ratio(), **facts, bytes_per_image=mean_bytes)
 

@@ -26,6 +26,7 @@ HEAD = ("#", "measured", "value", "95 % interval", "target", "reached", "machine
 # Each table, and the devices of the targets in it.
 TABLES = {"cpu": ("cpu", "both"), "gpu": ("gpu", "both")}
 MISSING = "not measured"
+NAMED = {"rows": "row", "series": "name"}
 Json = Mapping[str, Any]
 
 
@@ -89,13 +90,16 @@ def _device_name(machine: Json) -> str:
 
 
 def write_measurements(results: Json, folder: Path) -> Path:
-    """All figures as a file in `folder`; earlier rows of the same machine and day stay."""
+    """All figures as a file in `folder`; earlier rows and series of the same machine and day stay."""
     name = re.sub(r"[^a-z0-9]+", "-", f"{_device_name(results['machine'])} {results['machine']['date']}".lower())
     path = folder / f"{name}.json"
-    rows = {row["row"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
+    earlier = json.loads(path.read_text()) if path.exists() else {}
+    rows, series = ({entry[key]: entry for entry in earlier.get(part, ())} for part, key in NAMED.items())
     rows |= {row["row"]: row for row in results["rows"] if row["value"] is not None}
+    series |= {one["name"]: one for one in results.get("series", ())}
     folder.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**results, "rows": [*rows.values()]}, indent=1) + "\n")
+    text = json.dumps({**results, "rows": [*rows.values()], "series": [*series.values()]}, indent=1)
+    path.write_text(f"{text}\n")
     return path
 
 

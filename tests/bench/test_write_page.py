@@ -71,6 +71,13 @@ def test_the_figures_behind_the_rows_of_a_day_are_kept_in_one_file(tmp_path: Pat
     assert rows[0]["facts"] == {"peer_workers": 1, "ours_images_per_s": 40_000.4}
 
 
+def test_curves_of_the_same_day_stay(tmp_path: Path) -> None:
+    with_curve = bench_json(SEVEN) | {"series": [{"name": "scaling-strong", "lines": {}}]}
+    for results in (with_curve, bench_json(SEVEN)):
+        path = page.write_measurements(results, tmp_path)
+    assert [one["name"] for one in json.loads(path.read_text())["series"]] == ["scaling-strong"]
+
+
 def test_values_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     found = measurements.as_json([SEVEN], measurements.describe_machine("cpu", now=0.0, quick=True))
     (tmp_path / "bench.json").write_text(json.dumps(found))

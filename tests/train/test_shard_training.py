@@ -26,52 +26,52 @@ SETTINGS = (
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with shards of a few images each."""
-    place = tmp_path_factory.mktemp("shards")
+    folder = tmp_path_factory.mktemp("shards")
     noise = np.random.default_rng(0)
     for name in ("cat", "dog"):
-        (place / "photos" / name).mkdir(parents=True)
+        (folder / "photos" / name).mkdir(parents=True)
         for number in range(160):
             Image.fromarray(noise.integers(0, 256, (12, 16, 3), dtype=np.uint8)).save(
-                place / "photos" / name / f"{number}.png"
+                folder / "photos" / name / f"{number}.png"
             )
-    data = DataConfig(name="folder", root=str(place / "photos"), image_size=8)
-    packing.pack_images(data, place / "shards", scaling=None, say=lambda line: None, shard_bytes=20_000)
-    return place
+    data = DataConfig(name="folder", root=str(folder / "photos"), image_size=8)
+    packing.pack_images(data, folder / "shards", scaling=None, say=lambda line: None, shard_bytes=20_000)
+    return folder
 
 
-def train(place: Path, name: str, ranks: int, *settings: str, fault: str | None = None) -> int:
+def train(folder: Path, name: str, ranks: int, *settings: str, fault: str | None = None) -> int:
     words = ("-m", "train", "--device", "cpu", "--procs-per-node", str(ranks), f"run.name={name}", *SETTINGS, *settings)
-    done = python(*words, cwd=place, env=unmeasured() | ({} if fault is None else {"FAULT": fault}))
+    done = python(*words, cwd=folder, env=unmeasured() | ({} if fault is None else {"FAULT": fault}))
     assert done.returncode == 0 or fault is not None, done.stdout + done.stderr
     return done.returncode
 
 
-def bits(place: Path, name: str) -> str:
-    weights = Run(folder=place / "runs" / name).weights(24)
+def bits(folder: Path, name: str) -> str:
+    weights = Run(folder=folder / "runs" / name).weights(24)
     return hashlib.sha256(b"".join(weights[key].tobytes() for key in sorted(weights))).hexdigest()
 
 
 @pytest.fixture(scope="module")
-def alone(place: Path) -> str:
+def alone(folder: Path) -> str:
     """The bits of one rank that nothing stopped."""
-    train(place, "alone", 1)
-    return bits(place, "alone")
+    train(folder, "alone", 1)
+    return bits(folder, "alone")
 
 
-def test_two_ranks_that_are_killed_and_then_one_end_with_the_bits_of_one(place: Path, alone: str) -> None:
-    assert train(place, "chain", 2, fault="step:1:11:kill9") == 69
-    train(place, "chain", 1)
-    assert bits(place, "chain") == alone
+def test_two_ranks_that_are_killed_and_then_one_end_with_the_bits_of_one(folder: Path, alone: str) -> None:
+    assert train(folder, "chain", 2, fault="step:1:11:kill9") == 69
+    train(folder, "chain", 1)
+    assert bits(folder, "chain") == alone
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_twenty_kills_on_one_two_and_four_ranks_change_no_bit(place: Path, alone: str) -> None:
+def test_twenty_kills_on_one_two_and_four_ranks_change_no_bit(folder: Path, alone: str) -> None:
     steps = sorted(random.Random(5).sample(range(2, 24), 20))
     for number, step in enumerate(steps):
         ranks = (1, 2, 4)[number % 3]
-        assert train(place, "kills", ranks, fault=f"step:{number % ranks}:{step}:kill9") == 69
-    train(place, "kills", 2)
-    assert bits(place, "kills") == alone
+        assert train(folder, "kills", ranks, fault=f"step:{number % ranks}:{step}:kill9") == 69
+    train(folder, "kills", 2)
+    assert bits(folder, "kills") == alone

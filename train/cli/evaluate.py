@@ -85,7 +85,7 @@ def build_parser() -> TrainArgumentParser:
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
     add_launch_arguments(parser)
     parser.set_defaults(
-        version=False, time_limit=None, profile_lines=False, output=None
+        version=False, time_limit=None, profile_lines=False, output=None, size=None, quality=None
     )  # attributes of other commands
     return parser
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from entrypoint import ExitCode, Failure, print_message
 from train import files
 from train.config.schema import RunConfig
-from train.data import shard_index
-from train.data.shard_index import SPLITS, ShardIndex
+
+if TYPE_CHECKING:
+    from train.data.shard_index import ShardIndex
 
 TABLE_SUFFIXES: Final = (".csv", ".tsv", ".parquet")
 COMMANDS: Final = ("pack", "index")
@@ -18,6 +19,8 @@ COMMANDS: Final = ("pack", "index")
 
 def index_shards(config: RunConfig) -> str:
     """Index the shards in data.root. Raises Failure: as `shard_index.write_index`."""
+    from train.data import shard_index  # numpy
+
     return _describe(shard_index.write_index(Path(config.data.root)))
 
 
@@ -61,6 +64,8 @@ def with_source(config: RunConfig, command: str, source: str) -> RunConfig:
 
 
 def _describe(index: ShardIndex) -> str:
+    from train.data.shard_index import SPLITS
+
     counts = ", ".join(f"{index.count(split):,} for {split}" for split in SPLITS if index.count(split))
     size = files.format_bytes(sum(shard.size for shard in index.shards))
     shards = f"{len(index.shards):,} tar file{'s' * (len(index.shards) != 1)}"

@@ -95,7 +95,10 @@ def _plan_split(source: ImageFileSource, name: str, output: Path, shard_bytes: i
     shards = ends // shard_bytes
     bounds = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(paths)]
     for number, (first, end) in enumerate(pairwise(bounds)):
-        members = [(_member_key(place, paths[place]), paths[place], labels[place]) for place in range(first, end)]
+        members = [
+            (_member_key(position, paths[position]), paths[position], labels[position])
+            for position in range(first, end)
+        ]
         yield ShardPlan(path=output / f"{name}-{number:05d}.tar", members=members)
 
 
@@ -106,10 +109,10 @@ def _file_size(path: str, sample: int) -> int:
         raise decode.unreadable_image_failure(Path(path), sample, error) from error
 
 
-def _member_key(place: int, path: str) -> str:
+def _member_key(position: int, path: str) -> str:
     """A name without dots that nothing else has, and that ends as the file's path does."""
     readable = re.sub(r"[^A-Za-z0-9-]+", "_", os.path.splitext(path)[0])[-MAX_KEY_LETTERS:].strip("_")
-    return f"{place:08d}_{readable}"
+    return f"{position:08d}_{readable}"
 
 
 def _prepare_output(output: Path, plans: Sequence[ShardPlan], settings: str) -> None:
@@ -118,20 +121,20 @@ def _prepare_output(output: Path, plans: Sequence[ShardPlan], settings: str) -> 
     for plan in plans:
         digest.update(repr((plan.path.name, plan.members)).encode(errors="surrogateescape"))
     files.prepare_folder(output)
-    here = {entry.name for entry in os.scandir(output)}
+    existing = {entry.name for entry in os.scandir(output)}
     plan_file = output / PLAN_FILE
-    if plan_file.name in here:
+    if plan_file.name in existing:
         if files.read_json(plan_file).get("sha256") == digest.hexdigest():
             return
-        found = f"{plan_file} is of other images, or of other options"
-    elif here:
-        found = f"{output} holds {sorted(here)[0]}"
+        conflict = f"{plan_file} is of other images, or of other options"
+    elif existing:
+        conflict = f"{output} holds {sorted(existing)[0]}"
     else:
         files.write_json(plan_file, {"sha256": digest.hexdigest(), "shards": [plan.path.name for plan in plans]})
         return
     raise Failure(
         "shards are packed into an empty folder, or into one that the same command has begun",
-        found=found,
+        found=conflict,
         fix="give another folder: --output DIR",
         code=ExitCode.OUTPUT,
     )

@@ -148,8 +148,8 @@ class BatchSampler:
             order = uniform_order(self.samples, self.seed, epoch)
         if self.repeats == 1:
             return order
-        whole = order.part(0, self.samples // self.batches.global_ * self.batches.global_)
-        return repeat_images(whole, global_batch_size=self.batches.global_, repeats=self.repeats)
+        complete = order.part(0, self.samples // self.batches.global_ * self.batches.global_)
+        return repeat_images(complete, global_batch_size=self.batches.global_, repeats=self.repeats)
 
     def _numbers(self) -> range:
         """The numbers of this rank's micro batches in a global batch: consecutive ones."""

@@ -105,7 +105,7 @@ def read_index(folder: Path) -> ShardIndex:
     """Map the index. Raises Failure: as `read_facts`."""
     shards, classes = read_facts(folder)
     try:
-        entries = np.load(folder / ENTRIES_FILE, mmap_mode="r")
+        entries = np.load(folder / ENTRIES_FILE, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise _index_failure(folder, f"{folder / ENTRIES_FILE}: {error}") from error
     if entries.dtype != ENTRY or len(entries) != sum(shard.images for shard in shards):
@@ -120,18 +120,18 @@ def list_shards(folder: Path) -> list[tuple[str, Split]]:
         Failure: NO_INPUT if there are none, or only compressed ones.
     """
     try:
-        found = [path for pattern in ("*.tar", "*/*.tar") for path in folder.glob(pattern) if path.is_file()]
+        archives = [path for pattern in ("*.tar", "*/*.tar") for path in folder.glob(pattern) if path.is_file()]
         compressed = [path.name for pattern in ("*.tar.*", "*/*.tar.*", "*.tgz") for path in folder.glob(pattern)]
     except OSError as error:
         raise files.os_error_failure(error, folder, "read") from error
-    if not found:
+    if not archives:
         what = f"no tar shards in {folder.absolute()}"
         if compressed:
             fix = f"unpack them (gunzip, zstd -d): images in a compressed tar cannot be read alone ({compressed[0]})"
         else:
             fix = "set data.root to the folder that holds *.tar, or make shards: train data pack SOURCE --output DIR"
         raise Failure(what, fix=fix, code=ExitCode.NO_INPUT)
-    names = sorted(path.relative_to(folder).as_posix() for path in found)
+    names = sorted(path.relative_to(folder).as_posix() for path in archives)
     splits = [_split_of(name) for name in names]
     if "validation" not in splits and "training" in splits:  # as of class folders
         splits = ["validation" if split == "test" else split for split in splits]
@@ -351,19 +351,19 @@ def _missing_index_failure(folder: Path) -> Failure:
     )
 
 
-def _index_failure(folder: Path, found: str) -> Failure:
+def _index_failure(folder: Path, reason: str) -> Failure:
     return Failure(
         "the index does not fit the shards",
-        found=found,
+        found=reason,
         fix=f"if the shards are right, index them again: train data index {folder}",
         code=ExitCode.DATA,
     )
 
 
-def _damaged_shard_failure(path: Path, found: str) -> Failure:
+def _damaged_shard_failure(path: Path, reason: str) -> Failure:
     return Failure(
         "a shard is damaged",
-        found=f"{path}: {found}",
+        found=f"{path}: {reason}",
         fix="copy it again, or make it again",
         code=ExitCode.DATA,
     )

@@ -46,10 +46,10 @@ class ShardOrder:
         cls, runs: ShardRuns, *, readers: int, global_batch_size: int, seed: int, epoch: int, window: int = WINDOW
     ) -> ShardOrder:
         """The order of this epoch."""
-        places = np.empty(int(runs.shards.max()) + 1, np.int64)
-        places[rng.permutation(len(places), rng.ORDER, seed, epoch)] = np.arange(len(places))
-        group, place = np.divmod(places[runs.shards], window)
-        order = np.lexsort((place, runs.numbers, group))
+        positions = np.empty(int(runs.shards.max()) + 1, np.int64)
+        positions[rng.permutation(len(positions), rng.ORDER, seed, epoch)] = np.arange(len(positions))
+        group, in_group = np.divmod(positions[runs.shards], window)
+        order = np.lexsort((in_group, runs.numbers, group))
         chosen = ShardRuns(
             firsts=runs.firsts[order],
             lengths=runs.lengths[order],
@@ -70,20 +70,20 @@ class ShardOrder:
         """The draws from number `first` to `end` - 1, counted through the global batches."""
         images_of_reader = int(self.block_ends[-1]) // self.readers
         share = self.global_batch_size // self.readers
-        batch, place = np.divmod(np.arange(first, end), self.global_batch_size)
-        reader, number = np.divmod(place, share)
+        batch, position = np.divmod(np.arange(first, end), self.global_batch_size)
+        reader, number = np.divmod(position, share)
         return EpochOrder(samples=self._images(reader * images_of_reader + batch * share + number))
 
-    def _images(self, places: Int64Array) -> Int64Array:
-        """The images at these places of the blocks, one after the other."""
-        images = np.empty(len(places), np.int64)
-        blocks = np.searchsorted(self.block_ends, places, side="right")
+    def _images(self, positions: Int64Array) -> Int64Array:
+        """The images at these positions of the blocks, one after the other."""
+        images = np.empty(len(positions), np.int64)
+        blocks = np.searchsorted(self.block_ends, positions, side="right")
         needed = dict[int, Int64Array]()
         for block in np.unique(blocks).tolist():
             needed[block] = self._shuffled[block] if block in self._shuffled else self._shuffle(block)
-            here = blocks == block
+            in_block = blocks == block
             begin = self.block_ends[block - 1] if block else 0
-            images[here] = needed[block][places[here] - begin]
+            images[in_block] = needed[block][positions[in_block] - begin]
         self._shuffled = needed  # the next batch mostly takes the same
         return images
 

@@ -63,7 +63,7 @@ class Located(Generic[Request]):
 
     request: Request
     samples: SampleIndices
-    places: Int64Array
+    offsets: Int64Array
 
 
 class SharedRuns:
@@ -85,9 +85,9 @@ class SharedRuns:
         self._uses = Counter[int]()
         self._pool: ThreadPoolExecutor | None = None
 
-    def read(self, place: int, length: int) -> bytes:
-        """The bytes from a place of the memory on."""
-        return self._memory[place : place + length]
+    def read(self, offset: int, length: int) -> bytes:
+        """The bytes from an offset in the memory on."""
+        return self._memory[offset : offset + length]
 
     def read_ahead(self, samples: SampleIndices) -> None:
         """Begin to read the runs of these samples, which stay until `release`."""
@@ -154,7 +154,7 @@ class ReadAhead:
     def __init__(self) -> None:
         self.runs: SharedRuns | None = None
         self.is_decided = False
-        self._places: dict[int, int] = {}
+        self._offsets_in_memory: dict[int, int] = {}
 
     def decide(
         self,
@@ -174,12 +174,12 @@ class ReadAhead:
 
     def use(self, located: Located[Any]) -> None:
         """From now on images of this request are read."""
-        self._places = dict(zip(located.samples.tolist(), located.places.tolist(), strict=True))
+        self._offsets_in_memory = dict(zip(located.samples.tolist(), located.offsets.tolist(), strict=True))
 
     def read(self, sample: int, length: int) -> bytes | None:
         """The header and the bytes of an image; None if they were not read ahead."""
-        place = self._places.get(sample, NOWHERE)
-        return None if place == NOWHERE or self.runs is None else self.runs.read(place, length)
+        offset = self._offsets_in_memory.get(sample, NOWHERE)
+        return None if offset == NOWHERE or self.runs is None else self.runs.read(offset, length)
 
 
 def first_requests(requests: Iterable[tuple[Any, SampleIndices]]) -> Iterator[tuple[Any, SampleIndices]]:
@@ -195,7 +195,7 @@ def first_requests(requests: Iterable[tuple[Any, SampleIndices]]) -> Iterator[tu
 def located_requests(
     shared: SharedRuns, requests: Iterable[tuple[Any, SampleIndices]]
 ) -> Iterator[tuple[Located[Any], SampleIndices]]:
-    """The requests with the places of their samples, whose runs were read while the requests before were handed out."""
+    """The requests with the offsets of their samples, whose runs are read while earlier requests are handed out."""
     waiting, count = deque[tuple[Any, SampleIndices]](), 0
     for request, samples in requests:
         shared.read_ahead(samples)
@@ -204,6 +204,6 @@ def located_requests(
         while count > AHEAD:
             first, of_first = waiting.popleft()
             count -= len(of_first)
-            yield Located(request=first, samples=of_first, places=shared.locate(of_first)), of_first
+            yield Located(request=first, samples=of_first, offsets=shared.locate(of_first)), of_first
     for first, of_first in waiting:
-        yield Located(request=first, samples=of_first, places=shared.locate(of_first)), of_first
+        yield Located(request=first, samples=of_first, offsets=shared.locate(of_first)), of_first

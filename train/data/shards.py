@@ -140,7 +140,7 @@ class ShardSource:
         return torch.from_numpy(pixels)
 
     def read_ahead(self, requests: Iterable[tuple[Any, SampleIndices]]) -> Iterator[tuple[Any, SampleIndices]]:
-        """The requests with the places of their samples in memory that is shared with the workers, which are forked
+        """The requests with the offsets of their samples in memory that is shared with the workers, which are forked
         later. Samples that lie far from each other, as in a balanced order, are read one by one."""
         requests = iter(requests)
         first = list(shard_reading.first_requests(requests))

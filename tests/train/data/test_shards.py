@@ -208,8 +208,10 @@ def photos(tmp_path: Path) -> Path:
     """Class folders with 30 images each, of which all pixels have one value."""
     for number, name in enumerate(("cat", "dog")):
         (tmp_path / "photos" / name).mkdir(parents=True)
-        for place in range(30):
-            (tmp_path / "photos" / name / f"{place}.v1.png").write_bytes(png(100 * number + place, side=16))
+        for number_in_class in range(30):
+            (tmp_path / "photos" / name / f"{number_in_class}.v1.png").write_bytes(
+                png(100 * number + number_in_class, side=16)
+            )
     return tmp_path / "photos"
 
 
