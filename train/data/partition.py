@@ -55,6 +55,8 @@ def partition_samples(
     if groups is not None:
         return _partition_by_group(labels, data, groups, has_validation=has_validation)
     counts = batches.count_splits(len(labels), data, has_validation=has_validation)
+    if not counts.validation and not counts.test:  # sorting millions takes seconds
+        return Partition(validation=np.zeros(len(labels), bool), test=np.zeros(len(labels), bool))
     order = order_by_share(labels)
     rest = order[: len(order) - counts.test]
     first = batches.fold_bounds(len(rest), data.fold)[0] if data.fold is not None else 0
@@ -67,10 +69,11 @@ def partition_samples(
 def order_by_share(labels: Labels) -> npt.NDArray[np.int64]:
     """All samples in an order of which every part holds about the same share of each class."""
     order = rng.permutation(len(labels), rng.SPLIT)
+    _, numbers, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    by_class = order[np.argsort(numbers[order], kind="stable")]
+    of_class = numbers[by_class]
     share = np.empty(len(labels))
-    for label in np.unique(labels):
-        members = order[labels[order] == label]
-        share[members] = (np.arange(len(members)) + 0.5) / len(members)
+    share[by_class] = (np.arange(len(labels)) - (np.cumsum(sizes) - sizes)[of_class] + 0.5) / sizes[of_class]
     return np.argsort(share, kind="stable")
 
 
