@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, Self
 
 # Not loaded where a Failure is made: with no file descriptor left, that would fail too.
@@ -112,6 +113,9 @@ class Failure(Exception):
         """Plain values for another process, which builds the same failure: `Failure(**arguments)`."""
         named = {name: getattr(self, name) for name in ("what", "fix", "found", "expected", "kept", "also")}
         return named | {"code": int(self.code)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Failure, **self.arguments()), ()  # an exception is made from `args` otherwise, the text alone
 
     def as_json(self) -> dict[str, Any]:
         """The same facts for `entrypoint show --json` and `errors/`."""

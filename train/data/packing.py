@@ -12,8 +12,8 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -21,11 +21,12 @@ from typing import Final
 import numpy as np
 from PIL import Image
 
-from entrypoint import ExitCode, Failure, num_usable_cores
+from entrypoint import ExitCode, Failure
 from train import files, rng
 from train.config.schema import DataConfig
 from train.data import decode, registry, shard_index
 from train.data.image_folder import ImageFileSource
+from train.data.process_pool import map_in_processes
 from train.tasks import CLASSIFICATION
 
 PLAN_FILE: Final = "pack.json"
@@ -83,7 +84,7 @@ def pack_images(
     missing = [plan for plan in plans if not plan.path.exists()]
     if len(missing) < len(plans):
         say(f"{len(plans) - len(missing)} of {len(plans)} shards are there already")
-    for name in _write_all(missing, scaling):
+    for name in map_in_processes(partial(write_shard, scaling), missing):
         say(f"{name} is written")
     return shard_index.write_index(output)
 
@@ -140,16 +141,7 @@ def _prepare_output(output: Path, plans: Sequence[ShardPlan], settings: str) -> 
     )
 
 
-def _write_all(plans: Sequence[ShardPlan], scaling: Scaling | None) -> Iterator[str]:
-    workers = min(num_usable_cores(), len(plans))
-    if workers <= 1:
-        yield from (write_shard(plan, scaling) for plan in plans)
-        return
-    with ProcessPoolExecutor(workers) as pool:
-        yield from pool.map(write_shard, plans, [scaling] * len(plans))
-
-
-def write_shard(plan: ShardPlan, scaling: Scaling | None) -> str:
+def write_shard(scaling: Scaling | None, plan: ShardPlan) -> str:
     """Write one shard, and return its name. Raises Failure: for an image that cannot be read, and for a full disk."""
     temporary = plan.path.with_suffix(".part")
     try:
@@ -163,6 +155,10 @@ def write_shard(plan: ShardPlan, scaling: Scaling | None) -> str:
             os.fsync(file.fileno())
         with files.translate_os_errors(plan.path):
             os.replace(temporary, plan.path)
+    except Failure as failure:
+        if failure.code == ExitCode.IO:
+            failure.fix = "free space there, and start the same command again; or give another folder: --output DIR"
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     return plan.path.name

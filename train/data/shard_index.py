@@ -12,7 +12,6 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,9 +20,10 @@ from typing import BinaryIO, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from entrypoint import ExitCode, Failure, num_usable_cores
+from entrypoint import ExitCode, Failure
 from train import files
 from train.data.class_folders import IMAGE_SUFFIXES, TRAINING_FOLDER_NAMES, VALIDATION_FOLDER_NAMES
+from train.data.process_pool import map_in_processes
 
 ENTRIES_FILE: Final = "index.npy"
 FACTS_FILE: Final = "index.json"
@@ -156,14 +156,8 @@ def write_index(folder: Path, processes: int | None = None) -> ShardIndex:
     listed = list_shards(folder)
     for name in (ENTRIES_FILE, FACTS_FILE):
         files.refuse_unusable_file(folder / name, "index", Path(name).suffix)
-    workers = min(processes or num_usable_cores(), len(listed))
-    read = partial(_read_shard, folder)
-    names, numbers = [name for name, _ in listed], range(len(listed))
-    if workers > 1:
-        with ProcessPoolExecutor(workers) as pool:
-            parts = list(pool.map(read, names, numbers))
-    else:
-        parts = list(map(read, names, numbers))
+    numbered = [(number, name) for number, (name, _) in enumerate(listed)]
+    parts = list(map_in_processes(partial(_read_shard, folder), numbered, processes))
     classes, values = _number_labels(folder, sorted({label for part in parts for label in part.labels}))
     for part in parts:
         part.entries["label"] = np.array([values[label] for label in part.labels], np.int32)[part.entries["label"]]
@@ -194,8 +188,9 @@ class _ReadShard:
     labels: list[str]
 
 
-def _read_shard(folder: Path, name: str, number: int) -> _ReadShard:
+def _read_shard(folder: Path, numbered: tuple[int, str]) -> _ReadShard:
     """Raises Failure: DATA, NO_INPUT or IO."""
+    number, name = numbered
     path = folder / name
     with files.translate_os_errors(path, "read"), open(path, "rb", buffering=READ_BYTES) as file:
         status = os.fstat(file.fileno())

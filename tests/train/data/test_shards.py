@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tarfile
@@ -260,7 +261,7 @@ def test_an_image_that_is_gone_leaves_no_half_shard(
         return read(path, scaling)
 
     monkeypatch.setattr(packing, "_read_image", fail)
-    monkeypatch.setattr(packing, "num_usable_cores", lambda: 1)
+    monkeypatch.setattr("train.data.process_pool.num_usable_cores", lambda: 1)
     with pytest.raises(Failure, match="it is gone"):
         packed(photos, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.part"))
@@ -288,3 +289,22 @@ def test_larger_images_are_scaled_to_the_shorter_side(photos: Path, tmp_path: Pa
         assert extracted is not None
         with Image.open(extracted) as image:
             assert (image.size, image.format, member.name.endswith(".jpg")) == ((12, 12), "JPEG", True)
+
+
+def test_a_full_disk_keeps_the_shards_that_are_there_and_says_how_to_go_on(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = packing._add
+
+    def fail(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+        if name.startswith("00000025"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(archive, name, content)
+
+    monkeypatch.setattr("train.data.process_pool.num_usable_cores", lambda: 1)
+    monkeypatch.setattr(packing, "_add", fail)
+    with pytest.raises(Failure, match="cannot write") as caught:
+        packed(photos, tmp_path / "out")
+    assert (caught.value.code, "--output DIR" in caught.value.fix) == (74, True)
+    assert len(list((tmp_path / "out").glob("train-*.tar"))) >= 2
+    assert not list((tmp_path / "out").glob("*.part"))
