@@ -42,12 +42,13 @@ def decode_crop(
         Failure: as `decode.decode_image`.
     """
     try:
-        with decode.open_image(path) as image:
+        file = decode.read_image(path)
+        with decode.open_image(file) as image:
             if preprocessing.decode == "fast" and image.format == "JPEG":
                 reduced = _crop_reduced(image, size, choose_box, preprocessing, channels)
                 if reduced is not None:
                     return decode.as_pixels(reduced, channels)
-            if channels == 3 and (pixels := _decode_plain_jpeg(path, image)) is not None:
+            if channels == 3 and (pixels := _decode_plain_jpeg(file, image)) is not None:
                 return _scale_box(pixels, size, choose_box, preprocessing)
             return crop_image(decode.to_8_bits(image, channels), size, choose_box, preprocessing, channels)
     except decode.DECODE_ERRORS as error:
@@ -73,12 +74,12 @@ def crop_image(
     return decode.as_pixels(scaled, channels)
 
 
-def _decode_plain_jpeg(path: decode.ImageFile, image: Image.Image) -> RgbPixels | None:
+def _decode_plain_jpeg(file: decode.ImageBytes, image: Image.Image) -> RgbPixels | None:
     """uint8 [height, width, 3], until the next call; None if Pillow has to decode it, or to say why it cannot."""
     if (image.format, image.mode) != ("JPEG", "RGB") or decode.exif_transpose(image) is not None:
         return None
     try:
-        return simplejpeg.decode_jpeg(decode.image_bytes(path), buffer=_pixel_memory(image))  # type: ignore[no-any-return]
+        return simplejpeg.decode_jpeg(file.data, buffer=_pixel_memory(image))  # type: ignore[no-any-return]
     except ValueError:  # also for flaws that do not keep Pillow from reading it
         return None
 
