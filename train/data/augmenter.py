@@ -18,9 +18,8 @@ from train.config.schema import DataConfig
 from train.data import mixing
 from train.data.boxes import CropDraws
 from train.data.custom import DatasetSource, are_pil_images
-from train.data.image_folder import ImageFileSource
+from train.data.encoded_images import EncodedImageSource
 from train.data.mixing import LabelMix
-from train.data.shards import ShardSource
 from train.data.splits import DataSplits, SampleSource
 from train.tasks import REGRESSION
 
@@ -140,9 +139,7 @@ def build_augmenter(splits: DataSplits, data: DataConfig, seed: int) -> Augmente
 
 def cropped_reader(source: SampleSource) -> CroppedReader | None:
     """How this source cuts whole images; None if its samples are stored in one size."""
-    is_whole = isinstance(source, ImageFileSource | ShardSource) or (
-        isinstance(source, DatasetSource) and are_pil_images(source)
-    )
+    is_whole = isinstance(source, EncodedImageSource) or (isinstance(source, DatasetSource) and are_pil_images(source))
     return source.read_cropped if is_whole else None  # type: ignore[attr-defined]
 
 

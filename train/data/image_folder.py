@@ -6,9 +6,8 @@ Unread files, misplaced folders and classes that are too small are reported.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +17,11 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import class_folders, decode, decode_crop, grouping, path_list
-from train.data.boxes import CropDraws
+from train.data import class_folders, decode, grouping, path_list
 from train.data.class_folders import FolderLayout
+from train.data.encoded_images import EncodedImageSource
 from train.data.partition import partition_samples
-from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
+from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.data.split_checks import find_layout
 from train.data.splits import DataSplits
@@ -31,46 +30,12 @@ SampleIndices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class ImageFileSource:
-    """Image files and their classes.
+class ImageFileSource(EncodedImageSource):
+    """Image files and their classes. paths: `PackedPaths`, or any sequence from a user's factory."""
 
-    paths: `PackedPaths`, or any sequence from a user's factory. size: to which images are fitted, as data.image_size.
-    channels: 3 for RGB, 1 for gray.
-    """
-
-    paths: Sequence[str]
-    labels: Tensor
-    size: ImageSize
-    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
-    channels: int = 3
-
-    @property
-    def stored(self) -> tuple[int, int, int]:
-        """(height, width, channels) of one image as it is read."""
-        return (*height_and_width(self.size), self.channels)
-
-    def read(self, samples: SampleIndices) -> Tensor:
-        """Decode them, uint8 [n, *stored].
-
-        Raises:
-            Failure: DATA for a damaged image, NO_INPUT for a file that is gone.
-        """
-        pixels = np.empty((len(samples), *self.stored), np.uint8)
-        for index, sample in enumerate(samples):
-            pixels[index] = decode.decode_image(
-                Path(str(self.paths[sample])), self.size, int(sample), self.preprocessing, channels=self.channels
-            )
-        return torch.from_numpy(pixels)
-
-    def read_cropped(self, samples: SampleIndices, draws: CropDraws) -> Tensor:
-        """Decode whole images and cut the drawn boxes out of them, uint8 [n, *stored]. Raises as `read`."""
-        pixels = np.empty((len(samples), *self.stored), np.uint8)
-        for index, sample in enumerate(samples):
-            path = Path(str(self.paths[sample]))
-            pixels[index] = decode_crop.decode_crop(
-                path, self.size, int(sample), partial(draws.box, index), self.preprocessing, channels=self.channels
-            )
-        return torch.from_numpy(pixels)
+    def image(self, sample: int) -> Path:
+        """The file of an image."""
+        return Path(str(self.paths[sample]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

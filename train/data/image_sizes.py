@@ -12,9 +12,8 @@ from torch.nn.functional import interpolate
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data.image_folder import ImageFileSource
+from train.data.encoded_images import EncodedImageSource
 from train.data.shape import ImageSize, Shape, height_and_width
-from train.data.shards import ShardSource
 from train.data.splits import DataSplits, SampleSource
 
 SIZE_STEP: Final = 8  # pixels: networks halve the size up to five times, and few sizes need few kernels
@@ -37,7 +36,7 @@ def with_evaluation_size(splits: DataSplits, size: ImageSize | None) -> DataSpli
 
 
 def _resized(source: SampleSource, size: ImageSize) -> SampleSource:
-    if isinstance(source, ImageFileSource | ShardSource):
+    if isinstance(source, EncodedImageSource):
         return replace(source, size=size)
     raise Failure(
         "eval.image_size reads image files in another size, and these samples are stored in one size",

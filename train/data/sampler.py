@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -120,7 +120,8 @@ class BatchSampler:
 
     def micro_batches(self, first: int) -> Iterator[MicroBatch]:
         """From optimizer step `first` (counted from 0) to the run's end."""
-        ordered, order = -1, cast(Order, EpochOrder(samples=np.empty(0, np.int64)))
+        order: Order = EpochOrder(samples=np.empty(0, np.int64))
+        ordered = -1
         epochs = range(first // self.steps.per_epoch, -(-self.steps.total // self.steps.per_epoch))
         orders = prefetch_epoch_orders(self._draw_epoch, epochs)
         for step in range(first, self.steps.total):

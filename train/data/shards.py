@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, overload
@@ -14,15 +13,14 @@ from typing import Any, Final, overload
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import class_folders, decode, decode_crop, partition, shard_index, shard_reading
-from train.data.boxes import CropDraws
+from train.data import class_folders, decode, partition, shard_index, shard_reading
 from train.data.decode import ImageBytes
-from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
-from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
+from train.data.encoded_images import EncodedImageSource
+from train.data.preprocessing import configured_preprocessing
+from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
 from train.data.shard_index import Entries, ShardIndex
 from train.data.shard_reading import OPEN_SHARDS, Located, ReadAhead
 from train.data.splits import DataSplits, SampleIndices
@@ -95,49 +93,14 @@ class ShardFiles(Sequence[str]):
 
 
 @dataclass(frozen=True, slots=True)
-class ShardSource:
-    """The images of a split in tar shards, and their classes. size, channels: as of `ImageFileSource`."""
+class ShardSource(EncodedImageSource):
+    """The images of a split in tar shards, and their classes."""
 
     paths: ShardFiles
-    labels: Tensor
-    size: ImageSize
-    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
-    channels: int = 3
 
-    @property
-    def stored(self) -> tuple[int, int, int]:
-        """(height, width, channels) of one image as it is read."""
-        return (*height_and_width(self.size), self.channels)
-
-    def read(self, samples: SampleIndices) -> Tensor:
-        """Decode them, uint8 [n, *stored].
-
-        Raises:
-            Failure: DATA for a damaged image or other bytes than were indexed; as `ShardFiles.image`.
-        """
-        return self._decode(
-            samples,
-            lambda row, image, sample: decode.decode_image(
-                image, self.size, sample, self.preprocessing, channels=self.channels
-            ),
-        )
-
-    def read_cropped(self, samples: SampleIndices, draws: CropDraws) -> Tensor:
-        """Decode whole images and cut the drawn boxes out of them, uint8 [n, *stored]. Raises as `read`."""
-        return self._decode(
-            samples,
-            lambda row, image, sample: decode_crop.decode_crop(
-                image, self.size, sample, partial(draws.box, row), self.preprocessing, channels=self.channels
-            ),
-        )
-
-    def _decode(
-        self, samples: SampleIndices, decode_one: Callable[[int, ImageBytes, int], npt.NDArray[np.uint8]]
-    ) -> Tensor:
-        pixels = np.empty((len(samples), *self.stored), np.uint8)
-        for row, sample in enumerate(samples.tolist()):
-            pixels[row] = decode_one(row, self.paths.image(sample), sample)
-        return torch.from_numpy(pixels)
+    def image(self, sample: int) -> ImageBytes:
+        """The bytes of an image. Raises Failure: as `ShardFiles.image`."""
+        return self.paths.image(sample)
 
     def read_ahead(self, requests: Iterable[tuple[Any, SampleIndices]]) -> Iterator[tuple[Any, SampleIndices]]:
         """The requests with the offsets of their samples in memory that is shared with the workers, which are forked

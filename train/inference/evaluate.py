@@ -24,11 +24,11 @@ from train.checkpoint.format import CommittedCheckpoint
 from train.config import resume_rules
 from train.config.schema import RunConfig
 from train.data import augment, path_list, registry, statistics
+from train.data.encoded_images import EncodedImageSource
 from train.data.image_folder import ImageFileSource
 from train.data.image_sizes import with_evaluation_size
 from train.data.loader import BatchLoader, open_loader
 from train.data.preprocessing import Preprocessing
-from train.data.shards import ShardSource
 from train.data.splits import DataSplits, SampleIndices, SampleSource, with_test_as_validation, without_training
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
@@ -62,8 +62,8 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
     """
     training, validation = sets.training, sets.validation
     if sets.task == REGRESSION or not (
-        isinstance(training, ImageFileSource | ShardSource)
-        and isinstance(validation, ImageFileSource | ShardSource)
+        isinstance(training, EncodedImageSource)
+        and isinstance(validation, EncodedImageSource)
         and set(sets.classes) < set(classes)
     ):
         return sets
@@ -81,7 +81,7 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
         sets,
         training=replace(training, labels=map_labels(training.labels)),
         validation=replace(validation, labels=map_labels(validation.labels)),
-        test=replace(test, labels=map_labels(test.labels)) if isinstance(test, ImageFileSource | ShardSource) else test,
+        test=replace(test, labels=map_labels(test.labels)) if isinstance(test, EncodedImageSource) else test,
         classes=tuple(classes),
     )
 
