@@ -38,10 +38,10 @@ SPLIT_NAMES: Final = {"training": "train", "validation": "val", "test": "test"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
-    """A shard to write. members: key, path and label of each image."""
+    """A shard to write. members: key, path, label and number of each image."""
 
     path: Path
-    members: list[tuple[str, str, int]]
+    members: list[tuple[str, str, int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,9 @@ def pack_images(
         if isinstance(source, ImageFileSource) and len(source.labels):
             plans += _plan_split(source, SPLIT_NAMES[split], output, shard_bytes)
     _prepare_output(output, plans, f"{shard_bytes} {scaling}")
-    files.write_atomic(output / shard_index.CLASSES_FILE, "".join(f"{name}\n" for name in splits.classes).encode())
+    files.write_atomic(
+        output / shard_index.CLASSES_FILE, b"".join(os.fsencode(name) + b"\n" for name in splits.classes)
+    )
     missing = [plan for plan in plans if not plan.path.exists()]
     if len(missing) < len(plans):
         say(f"{len(plans) - len(missing)} of {len(plans)} shards are there already")
@@ -91,13 +93,14 @@ def pack_images(
 
 def _plan_split(source: ImageFileSource, name: str, output: Path, shard_bytes: int) -> Iterator[ShardPlan]:
     order = rng.permutation(len(source.labels), rng.SPLIT, len(source.labels))
-    paths, labels = [str(source.paths[sample]) for sample in order.tolist()], source.labels[order].tolist()
-    ends = np.cumsum([_file_size(path, sample) for path, sample in zip(paths, order.tolist(), strict=True)])
+    samples, labels = order.tolist(), source.labels[order].tolist()
+    paths = [str(source.paths[sample]) for sample in samples]
+    ends = np.cumsum([_file_size(path, sample) for path, sample in zip(paths, samples, strict=True)])
     shards = ends // shard_bytes
     bounds = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(paths)]
     for number, (first, end) in enumerate(pairwise(bounds)):
         members = [
-            (_member_key(position, paths[position]), paths[position], labels[position])
+            (_member_key(position, paths[position]), paths[position], labels[position], samples[position])
             for position in range(first, end)
         ]
         yield ShardPlan(path=output / f"{name}-{number:05d}.tar", members=members)
@@ -147,8 +150,8 @@ def write_shard(scaling: Scaling | None, plan: ShardPlan) -> str:
     try:
         with files.translate_os_errors(plan.path), open(temporary, "wb") as file:
             with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-                for key, path, label in plan.members:
-                    suffix, image = _read_image(path, scaling)
+                for key, path, label, sample in plan.members:
+                    suffix, image = _read_image(path, sample, scaling)
                     _add(archive, key + suffix, image)
                     _add(archive, f"{key}.cls", str(label).encode())
             file.flush()
@@ -170,13 +173,13 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(member, io.BytesIO(content))
 
 
-def _read_image(path: str, scaling: Scaling | None) -> tuple[str, bytes]:
+def _read_image(path: str, sample: int, scaling: Scaling | None) -> tuple[str, bytes]:
     """The ending and the bytes of an image: those of the file, or of a scaled copy of a larger one."""
     try:
-        content = Path(path).read_bytes()
+        content = decode.read_image(Path(path)).data
         scaled = None if scaling is None else _scale(content, scaling)
     except decode.DECODE_ERRORS as error:
-        raise decode.unreadable_image_failure(Path(path), 0, error) from error
+        raise decode.unreadable_image_failure(Path(path), sample, error) from error
     return (os.path.splitext(path)[1].lower(), content) if scaled is None else (".jpg", scaled)
 
 

@@ -162,6 +162,14 @@ def write_index(folder: Path, processes: int | None = None) -> ShardIndex:
     for part in parts:
         part.entries["label"] = np.array([values[label] for label in part.labels], np.int32)[part.entries["label"]]
     entries = np.concatenate([part.entries for part in parts])
+    if not any(len(part.entries) for (_, split), part in zip(listed, parts, strict=True) if split == "training"):
+        raise Failure(
+            "the shards hold no image to train on",
+            found=f"{folder.absolute()}: {', '.join(name for name, _ in listed[:3])}",
+            expected="KEY.jpg with KEY.cls, in a shard whose path has no word such as val or test",
+            fix="train data pack SOURCE --output DIR makes such shards",
+            code=ExitCode.NO_INPUT,
+        )
     shards = tuple(
         Shard(name=name, split=split, size=part.size, modified_ns=part.modified_ns, images=len(part.entries))
         for (name, split), part in zip(listed, parts, strict=True)
@@ -312,12 +320,12 @@ def _number_labels(folder: Path, labels: Sequence[str]) -> tuple[list[str], dict
 def _read_class_names(folder: Path) -> list[str] | None:
     path = folder / CLASSES_FILE
     try:
-        text = path.read_text()
+        text = os.fsdecode(files.read_regular_file(path))
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeError) as error:
+    except OSError as error:
         raise _index_failure(folder, f"{path}: {error}") from error
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def _refuse_other_shard(folder: Path, shard: Shard) -> None:

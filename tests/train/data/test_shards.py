@@ -255,10 +255,10 @@ def test_an_image_that_is_gone_leaves_no_half_shard(
 ) -> None:
     read = packing._read_image
 
-    def fail(path: str, scaling: Scaling | None) -> tuple[str, bytes]:
+    def fail(path: str, sample: int, scaling: Scaling | None) -> tuple[str, bytes]:
         if path.endswith("/7.v1.png"):
             Path(path).unlink(missing_ok=True)
-        return read(path, scaling)
+        return read(path, sample, scaling)
 
     monkeypatch.setattr(packing, "_read_image", fail)
     monkeypatch.setattr("train.data.process_pool.num_usable_cores", lambda: 1)
@@ -308,3 +308,22 @@ def test_a_full_disk_keeps_the_shards_that_are_there_and_says_how_to_go_on(
     assert (caught.value.code, "--output DIR" in caught.value.fix) == (74, True)
     assert len(list((tmp_path / "out").glob("train-*.tar"))) >= 2
     assert not list((tmp_path / "out").glob("*.part"))
+
+
+@pytest.mark.parametrize("members", [{}, {"a.txt": b"no image"}], ids=["empty", "no image"])
+def test_shards_without_an_image_to_train_on_are_refused(tmp_path: Path, members: Members) -> None:
+    write_tar(tmp_path / "0.tar", members)
+    write_tar(tmp_path / "val-0.tar", numbered(0, 2))
+    with pytest.raises(Failure, match="no image to train on") as caught:
+        shard_index.write_index(tmp_path, processes=1)
+    assert caught.value.code == 66
+
+
+def test_class_names_are_kept_as_the_folders_have_them(tmp_path: Path) -> None:
+    names = ["Bäume", " spaced", os.fsdecode(b"caf\xe9"), "line\u2028separator"]
+    for name in names:
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(5):
+            (tmp_path / "photos" / name / f"{number}.png").write_bytes(png(number, side=16))
+    packed(tmp_path / "photos", tmp_path / "out")
+    assert registry.open_splits(data_of(tmp_path / "out")).classes == tuple(sorted(names))
