@@ -27,6 +27,7 @@ def main(words: Sequence[str]) -> None:
     arguments = build_parser().parse_args(words)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
+    sources: tuple[list[str], Callable[[DataConfig], DataSplits]]
     if arguments.root:
         name = "shards" if arguments.shards else "folder"
         sources = file_settings(name, arguments.root, arguments.workers), registry.open_splits

@@ -28,6 +28,7 @@ from train.data.splits import DataSplits, with_test_as_validation, without_train
 from train.distributed import shared_memory, sync_batchnorm
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
+from train.distributed.shared_memory import HostRanks
 from train.evaluation import early_stopping
 from train.evaluation.evaluate import max_batch_size, rank_batches, refuse_flips
 from train.evaluation.final_score import read_final_score
@@ -82,7 +83,8 @@ def build_trainer(
 
     heartbeat.beat("data")
     config = replace(config, data=runtime.run_on_rank_zero(lambda: weights.fit_preprocessing(config, earlier)))
-    splits = with_evaluation_size(open_splits(config.data), config.eval.image_size)
+    host = shared_memory.host_ranks(world, runtime.all_gather)
+    splits = with_evaluation_size(open_splits(config.data, host), config.eval.image_size)
     refuse_flips(config.eval, splits)
     config = task_keys.with_task_defaults(config, splits.task)
     dataset = _describe_dataset(config, runtime, splits)
@@ -106,7 +108,7 @@ def build_trainer(
     weight_notes = load_initial_weights(model_config, network, splits.shape, is_new_run=resume_point.step is None)
     runtime.check_initial_weights(network)
 
-    loader = _open_loader(config, runtime, splits, heartbeat)
+    loader = _open_loader(config, runtime, splits, heartbeat, host)
     criterion = loss.build_task_criterion(config.optim, splits).to(runtime.device)
     trial_model = TrialModel(
         config=replace(config, model=model_config, optim=optim),
@@ -190,7 +192,7 @@ def build_trainer(
         class_table=_describe_classes(config, splits),
         start_step=state.step,
         on_first_step=on_first_step if state.step else None,
-        open_test_loader=_test_loader_opener(config, runtime, splits, heartbeat),
+        open_test_loader=_test_loader_opener(config, runtime, splits, heartbeat, host),
         final_score=runtime.run_on_rank_zero(lambda: read_final_score(folder)) if splits.test is not None else None,
         freezing=freezing,
         sample_images=partial(compilation.black_images, count=batches.micro, shape=splits.shape, device=runtime.device),
@@ -208,7 +210,7 @@ def _other_shapes(config: RunConfig, splits: DataSplits) -> list[Shape]:
 
 
 def _test_loader_opener(
-    config: RunConfig, runtime: Runtime, splits: DataSplits, heartbeat: Heartbeat
+    config: RunConfig, runtime: Runtime, splits: DataSplits, heartbeat: Heartbeat, host: HostRanks
 ) -> Callable[[], BatchLoader] | None:
     """Opens the test split in the place of the validation split; None without a test split.
 
@@ -218,7 +220,7 @@ def _test_loader_opener(
         return None
     test = with_test_as_validation(without_training(splits))
     uncached = replace(config, data=replace(config.data, cache=None))
-    return lambda: _open_loader(uncached, runtime, test, heartbeat)
+    return lambda: _open_loader(uncached, runtime, test, heartbeat, host)
 
 
 def _start_usage_recorder(
@@ -254,16 +256,17 @@ def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
     return (*lines, *(f"WARNING: {warning}" for warning in splits.warnings))
 
 
-def _open_loader(config: RunConfig, runtime: Runtime, splits: DataSplits, heartbeat: Heartbeat) -> BatchLoader:
-    host_ranks = shared_memory.host_ranks(runtime.world, runtime.all_gather)
+def _open_loader(
+    config: RunConfig, runtime: Runtime, splits: DataSplits, heartbeat: Heartbeat, host: HostRanks
+) -> BatchLoader:
     return open_loader(
         splits,
         config.data,
         seed=config.run.seed,
         device=runtime.device,
-        cores=host_ranks.cores(),
+        cores=host.cores(),
         pulse=heartbeat,
-        host=host_ranks,
+        host=host,
     )
 
 

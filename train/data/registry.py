@@ -22,6 +22,7 @@ from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
+    from train.distributed.shared_memory import HostRanks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,9 @@ class DataSource:
     """All that is known about one `data.name` before its data is opened.
 
     Functions:
-        open: both splits, reading no more than a few images. Raises Failure: NO_INPUT or DATA, naming the folder, file
-            or sample; USAGE for what the config itself rules out.
+        open: both splits, reading no more than a few images; all ranks call it, and those of one machine may divide the
+            work. Raises Failure: NO_INPUT or DATA, naming the folder, file or sample; USAGE for what the config itself
+            rules out.
         count: the number of training samples; None if counting is slow, or if only opening the data tells: every task
             calls it before a start. Raises Failure: NO_INPUT for missing data, DATA for broken files.
         describe: the summary for `train check`; may walk through all files. Raises Failure: as `count`.
@@ -73,7 +75,7 @@ class DataSource:
         hashes_paths: whether equal digests (`statistics.data_fingerprint`) mean the same files.
     """
 
-    open: Callable[[DataConfig], DataSplits]
+    open: Callable[[DataConfig, HostRanks], DataSplits]
     count: Callable[[DataConfig], int | None]
     describe: Callable[[DataConfig], DataSummary]
     check: Callable[[DataConfig], None] = _accept
@@ -122,9 +124,14 @@ def find_source(name: str) -> DataSource:
     return source
 
 
-def open_splits(data: DataConfig) -> DataSplits:
-    """Open both splits of the data. Raises Failure: as `DataSource.open`."""
-    return find_source(data.name).open(data)
+def open_splits(data: DataConfig, host: HostRanks | None = None) -> DataSplits:
+    """Open both splits of the data. Raises Failure: as `DataSource.open`.
+
+    host: the ranks of this machine, all of which call it; None: this rank alone.
+    """
+    from train.distributed.shared_memory import SINGLE_RANK  # torch
+
+    return find_source(data.name).open(data, host or SINGLE_RANK)
 
 
 def configured_shape(data: DataConfig) -> Shape | None:

@@ -258,7 +258,8 @@ def open_evaluation_data(
             NO_INPUT without images in this split, and as `registry.open_splits`.
     """
     training_facts = checkpoints.training_dataset_facts(chosen)
-    sets = registry.open_splits(checkpoints.without_class_count(config.data, training_facts))
+    host = shared_memory.host_ranks(rank_runtime.world, rank_runtime.all_gather)
+    sets = registry.open_splits(checkpoints.without_class_count(config.data, training_facts), host)
     fingerprint = statistics.data_fingerprint(sets, config.data.root)
     statistics.refuse_different_data(fingerprint, config.data.name, rank_runtime.all_gather)
     facts = DatasetFacts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from images import write_classes, write_image
 from jobs import TINY, trained
 from made_up import pixels
 from processes import python
+from worlds import ALONE
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig, RunConfig
@@ -162,7 +164,7 @@ def test_an_evaluation_whose_ranks_see_different_data_is_refused(photos: Path) -
     before = told(photos)
     renamed(photos)
     trainer = trained(photos.with_name("run"), "data.name=folder", f"data.root={photos}", "train.global_batch_size=8")
-    ready: Any = HostRanks(world_size=2, all_gather=lambda mine: [mine, heard(before)])
+    ready: Any = SimpleNamespace(world=ALONE, all_gather=lambda mine: [mine, heard(before)])
     with pytest.raises(Failure, match="the ranks see different data") as caught:
         evaluate.open_evaluation_data(
             config, checkpoints.choose_checkpoint(str(trainer.loop.checkpoint)), ready, split="validation"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ import pytest
 from checkpoints import plant
 from images import write_classes
 from jobs import trained as train
+from worlds import ALONE
 
 from entrypoint import Failure
 from train.config.schema import DataConfig
-from train.distributed import shared_memory
 from train.inference import checkpoints, evaluate
 from train.inference.checkpoints import DatasetFacts
 
@@ -172,7 +173,7 @@ def test_one_renamed_file_is_found_by_an_evaluation(tmp_path: Path) -> None:
     train(tmp_path / "run", "data.name=folder", f"data.root={photos}")
     found = checkpoints.choose_checkpoint(str(tmp_path / "run"))
     config, _ = checkpoints.load_config(found, None, ())
-    ready: Any = shared_memory.SINGLE_RANK
+    ready: Any = SimpleNamespace(world=ALONE, all_gather=lambda mine: [mine])
     assert evaluate.open_evaluation_data(config, found, ready, split="validation").notes == ()
     (photos / "ant/007.png").rename(photos / "ant/100.png")
     (said,) = evaluate.open_evaluation_data(config, found, ready, split="validation").notes

@@ -13,15 +13,16 @@ from train.tasks import AUTO, CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
+    from train.distributed.shared_memory import HostRanks
 
 
-def open_npz(data: DataConfig) -> DataSplits:
+def open_npz(data: DataConfig, host: HostRanks) -> DataSplits:
     from train.data import arrays  # torch
 
     return arrays.open_arrays(data, channels_first=False)
 
 
-def open_tensor(data: DataConfig) -> DataSplits:
+def open_tensor(data: DataConfig, host: HostRanks) -> DataSplits:
     from train.data import arrays  # torch
 
     return arrays.open_arrays(data, channels_first=True)

@@ -10,9 +10,10 @@ from train.tasks import AUTO, CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
+    from train.distributed.shared_memory import HostRanks
 
 
-def open_splits(data: DataConfig) -> DataSplits:
+def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
     from train.data import custom  # torch
 
     return custom.open_custom(data)

@@ -17,6 +17,7 @@ from train.files import shorten_name
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
+    from train.distributed.shared_memory import HostRanks
 
 MAX_LISTED_CLASSES: Final = 5
 
@@ -125,7 +126,7 @@ def _small_class_warnings(counts: Mapping[str, int], data: DataConfig) -> tuple[
     return class_folders.missing_validation_warnings([*counts], training.tolist(), validation.tolist())
 
 
-def open_splits(data: DataConfig) -> DataSplits:
+def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
     from train.data import image_folder  # torch
 
     return image_folder.open_image_folder(data)

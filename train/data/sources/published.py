@@ -13,6 +13,7 @@ from train.data.shape import height_and_width
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
+    from train.distributed.shared_memory import HostRanks
 
 
 def published_source(class_name: str, *, training: int, classes: int, channels: int, mirror: bool = True) -> DataSource:
@@ -22,7 +23,7 @@ def published_source(class_name: str, *, training: int, classes: int, channels: 
         class_name: in torchvision.datasets. training: images of the published training set. mirror: as in `DataSplits`.
     """
 
-    def open_splits(data: DataConfig) -> DataSplits:
+    def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
         from train.data import torchvision_sets  # torch
 
         return torchvision_sets.open_torchvision_set(data, class_name, mirror=mirror)

@@ -11,9 +11,10 @@ from train.data.registry import DataSource, DataSummary, describe_test
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
+    from train.distributed.shared_memory import HostRanks
 
 
-def open_splits(data: DataConfig) -> DataSplits:
+def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
     from train.data import synthetic  # torch
 
     return synthetic.open_synthetic(data)

@@ -13,11 +13,12 @@ from train.tasks import CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
+    from train.distributed.shared_memory import HostRanks
 
 MAX_LISTED_CLASSES: Final = 5
 
 
-def open_splits(data: DataConfig) -> DataSplits:
+def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
     from train.data import image_table  # torch
 
     return image_table.open_image_table(data)
