@@ -24,7 +24,7 @@ from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memo
 from train.data.registry import open_splits
 from train.data.sampler import BatchSampler
 from train.data.shape import Shape
-from train.data.splits import DataSplits, with_test_as_validation, without_training
+from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
 from train.distributed import shared_memory, sync_batchnorm
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
@@ -115,7 +115,7 @@ def build_trainer(
         classes=num_classes,
         shape=splits.shape,
         criterion=criterion,
-        label=torch.zeros_like(splits.training.labels[0]),
+        label=torch.zeros_like(as_targets(splits.training.labels[0])),
     )
     batches, micro_batch = batch_size.find_micro_batch(trial_model, runtime, batches, micro_batch_cache, heartbeat)
     loader.augmenter.refuse_odd_micro_batch(batches.micro)

@@ -64,9 +64,10 @@ def with_source(config: RunConfig, command: str, source: str) -> RunConfig:
 
 
 def _describe(index: ShardIndex) -> str:
-    from train.data.shard_index import SPLITS
+    from train.data.shard_index import SPLITS, count_images
 
-    counts = ", ".join(f"{index.count(split):,} for {split}" for split in SPLITS if index.count(split))
+    images = {split: count_images(index.shards, split) for split in SPLITS}
+    counts = ", ".join(f"{count:,} for {split}" for split, count in images.items() if count)
     size = files.format_bytes(sum(shard.size for shard in index.shards))
     shards = f"{len(index.shards):,} tar file{'s' * (len(index.shards) != 1)}"
     return f"shards         {shards} of {size}, {len(index.classes):,} classes, images: {counts}"

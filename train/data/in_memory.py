@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from entrypoint import Failure, Heartbeat
-from train.data.splits import SampleIndices
+from train.data.splits import SampleIndices, as_targets
 from train.data.workers import PixelBatch, Request, Split, in_blocks, to_device
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
@@ -240,11 +240,11 @@ def _raise_first_failure(reports: Sequence[_ReadReport]) -> None:
 
 def _merge_reports(split: Split, reports: Sequence[_ReadReport]) -> tuple[Tensor, npt.NDArray[np.bool_] | None]:
     """Labels, and which rows hold an image."""
-    labels, readable = split.source.labels.clone(), np.ones(len(split.source.labels), bool)
+    labels, readable = as_targets(split.source.labels).clone(), np.ones(len(split.source.labels), bool)
     for report in reports:
         split.ledger.add(split.name, report.bad)
         readable[report.missing] = False
-        labels[list(report.moved)] = split.source.labels[list(report.moved.values())]
+        labels[list(report.moved)] = as_targets(split.source.labels[list(report.moved.values())])
     return labels, None if readable.all() else readable
 
 

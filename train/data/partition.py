@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from train import rng
 from train.config import batches, schema
+from train.config.batches import SplitCounts
 from train.config.schema import DataConfig
 from train.data import grouping
 
@@ -57,13 +59,19 @@ def partition_samples(
     counts = batches.count_splits(len(labels), data, has_validation=has_validation)
     if not counts.validation and not counts.test:  # sorting millions takes seconds
         return Partition(validation=np.zeros(len(labels), bool), test=np.zeros(len(labels), bool))
-    order = order_by_share(labels)
+    validation, test = np.zeros(len(labels), bool), np.zeros(len(labels), bool)
+    for mask, chosen in zip((validation, test), split_order(order_by_share(labels), data, counts), strict=True):
+        mask[chosen] = True
+    return Partition(validation=validation, test=test)
+
+
+def split_order(
+    order: npt.NDArray[Any], data: DataConfig, counts: SplitCounts
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The parts of `order_by_share` that are for validation and for the test."""
     rest = order[: len(order) - counts.test]
     first = batches.fold_bounds(len(rest), data.fold)[0] if data.fold is not None else 0
-    validation, test = np.zeros(len(labels), bool), np.zeros(len(labels), bool)
-    validation[rest[first : first + counts.validation]] = True
-    test[order[len(rest) :]] = True
-    return Partition(validation=validation, test=test)
+    return rest[first : first + counts.validation], order[len(rest) :]
 
 
 def order_by_share(labels: Labels) -> npt.NDArray[np.int64]:

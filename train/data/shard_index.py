@@ -1,7 +1,9 @@
 """The index of a folder of tar shards: where each image lies, its label and its crc32.
 
-Two files beside the shards: index.npy has an entry of 24 bytes for each image and is mapped into memory; index.json
-names shards and classes. `train data index` writes them in one pass over the shards. This module does not import torch.
+Files beside the shards: index.npy has an entry of 24 bytes for each image, runs.npy the first entry of each run of
+about 1 MiB, and order.npy the order from which validation and test images are taken, 4 bytes for each image. They are
+mapped into memory. index.json names shards and classes. `train data index` writes all in one pass over the shards. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,28 +17,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from entrypoint import ExitCode, Failure
 from train import files
+from train.data import partition
 from train.data.class_folders import IMAGE_SUFFIXES, TRAINING_FOLDER_NAMES, VALIDATION_FOLDER_NAMES
 from train.data.process_pool import map_in_processes
+from train.data.shard_runs import Entries, Int64Array, cut_into_runs
 
 ENTRIES_FILE: Final = "index.npy"
+RUNS_FILE: Final = "runs.npy"
+ORDER_FILE: Final = "order.npy"
 FACTS_FILE: Final = "index.json"
+ARRAY_FILES: Final = (ENTRIES_FILE, RUNS_FILE, ORDER_FILE)
 CLASSES_FILE: Final = "classes.txt"  # a class name on each line, for labels that are numbers
-VERSION: Final = 1
-ENTRY: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("shard", "<u4"), ("label", "<i4"), ("crc32", "<u4")])
+VERSION: Final = 2
+ENTRY: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("label", "<i8")])
+MAX_UINT32: Final = 2**32 - 1
 READ_BYTES: Final = 4 * 2**20
 BLOCK: Final = tarfile.BLOCKSIZE
 LABEL_SUFFIXES: Final = (".cls", ".json", ".txt")  # the first that is there counts
 LABEL_KEYS: Final = ("label", "cls", "class")  # of a .json
 Split = Literal["training", "validation", "test"]
 SPLITS: Final[tuple[Split, ...]] = ("training", "validation", "test")
-Entries = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,22 +61,21 @@ class Shard:
 class ShardIndex:
     """An index that fits the shards. The shards of a split follow each other, and so do their entries.
 
-    entries: ENTRY [images], mapped into memory.
+    entries: ENTRY [images]. run_starts: the first entry of each run, and the end, int64 [runs + 1]. order: of the
+    images to train on, as `partition.order_by_share`, uint32 or int64 [n]. They are mapped.
     """
 
     folder: Path
     shards: tuple[Shard, ...]
     classes: tuple[str, ...]
     entries: Entries
+    run_starts: Int64Array
+    order: npt.NDArray[np.uint32 | np.int64]
 
-    def count(self, split: Split) -> int:
-        """The images of a split."""
-        return count_images(self.shards, split)
-
-    def part(self, split: Split) -> Entries:
-        """The entries of a split."""
-        first = sum(self.count(before) for before in SPLITS[: SPLITS.index(split)])
-        return self.entries[first : first + self.count(split)]
+    def bounds(self, split: Split) -> tuple[int, int]:
+        """The first entry of a split, and the end."""
+        before = sum(count_images(self.shards, other) for other in SPLITS[: SPLITS.index(split)])
+        return before, before + count_images(self.shards, split)
 
 
 def count_images(shards: Sequence[Shard], split: Split) -> int:
@@ -78,10 +84,10 @@ def count_images(shards: Sequence[Shard], split: Split) -> int:
 
 
 def read_facts(folder: Path) -> tuple[tuple[Shard, ...], tuple[str, ...]]:
-    """The shards and the class names, if the index fits the shards that are there.
+    """The shards and the class names, which `refuse_other_shards` compares with the shards that are there.
 
     Raises:
-        Failure: NO_INPUT without an index; DATA for an index of other shards.
+        Failure: NO_INPUT without an index; DATA for a damaged one.
     """
     try:
         facts = files.read_json(folder / FACTS_FILE)
@@ -93,24 +99,41 @@ def read_facts(folder: Path) -> tuple[tuple[Shard, ...], tuple[str, ...]]:
         raise _index_failure(folder, f"{folder / FACTS_FILE}: {error}") from error
     if version != VERSION:
         raise _index_failure(folder, f"{folder / FACTS_FILE} has version {version}, not {VERSION}")
+    return shards, classes
+
+
+def refuse_other_shards(folder: Path, shards: Sequence[Shard]) -> None:
+    """Compare the shards of an index with the files: sizes, and times of the last change.
+
+    Raises:
+        Failure: NO_INPUT for a missing shard; DATA for others than those that were indexed.
+    """
     for shard in shards:
         _refuse_other_shard(folder, shard)
     names = {shard.name for shard in shards}
     if others := sorted(name for name, _ in list_shards(folder) if name not in names):
         raise _index_failure(folder, f"{len(others)} shards are not in the index: {', '.join(others[:3])}")
-    return shards, classes
 
 
 def read_index(folder: Path) -> ShardIndex:
     """Map the index. Raises Failure: as `read_facts`."""
     shards, classes = read_facts(folder)
+    entries, run_starts, order = (_map_array(folder, name) for name in ARRAY_FILES)
+    count, training = sum(shard.images for shard in shards), count_images(shards, "training")
+    if entries.dtype != ENTRY or (len(entries), run_starts[-1], len(order)) != (count, count, training):
+        raise _index_failure(folder, f"{', '.join(ARRAY_FILES)} and {FACTS_FILE} do not belong together")
+    return ShardIndex(
+        folder=folder, shards=shards, classes=classes, entries=entries, run_starts=run_starts, order=order
+    )
+
+
+def _map_array(folder: Path, name: str) -> npt.NDArray[Any]:
     try:
-        entries = np.load(folder / ENTRIES_FILE, mmap_mode="r", allow_pickle=False)
+        # Copy on write: torch asks for memory that may be written, and nothing is written.
+        array: npt.NDArray[Any] = np.load(folder / name, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise _index_failure(folder, f"{folder / ENTRIES_FILE}: {error}") from error
-    if entries.dtype != ENTRY or len(entries) != sum(shard.images for shard in shards):
-        raise _index_failure(folder, f"{ENTRIES_FILE} and {FACTS_FILE} do not belong together")
-    return ShardIndex(folder=folder, shards=shards, classes=classes, entries=entries)
+        raise _index_failure(folder, f"{folder / name}: {error}") from error
+    return array.view(np.ndarray)
 
 
 def list_shards(folder: Path) -> list[tuple[str, Split]]:
@@ -154,13 +177,12 @@ def write_index(folder: Path, processes: int | None = None) -> ShardIndex:
         Failure: NO_INPUT without shards; DATA for a damaged shard, and for images without a label; what writing raises.
     """
     listed = list_shards(folder)
-    for name in (ENTRIES_FILE, FACTS_FILE):
+    for name in (*ARRAY_FILES, FACTS_FILE):
         files.refuse_unusable_file(folder / name, "index", Path(name).suffix)
-    numbered = [(number, name) for number, (name, _) in enumerate(listed)]
-    parts = list(map_in_processes(partial(_read_shard, folder), numbered, processes))
+    parts = list(map_in_processes(partial(_read_shard, folder), [name for name, _ in listed], processes))
     classes, values = _number_labels(folder, sorted({label for part in parts for label in part.labels}))
     for part in parts:
-        part.entries["label"] = np.array([values[label] for label in part.labels], np.int32)[part.entries["label"]]
+        part.entries["label"] = np.array([values[label] for label in part.labels], np.int64)[part.entries["label"]]
     entries = np.concatenate([part.entries for part in parts])
     if not any(len(part.entries) for (_, split), part in zip(listed, parts, strict=True) if split == "training"):
         raise Failure(
@@ -174,16 +196,44 @@ def write_index(folder: Path, processes: int | None = None) -> ShardIndex:
         Shard(name=name, split=split, size=part.size, modified_ns=part.modified_ns, images=len(part.entries))
         for (name, split), part in zip(listed, parts, strict=True)
     )
-    temporary = folder / f"{ENTRIES_FILE}.part"
-    with files.translate_os_errors(folder / ENTRIES_FILE):
+    first_entries = np.cumsum([0, *(len(part.entries) for part in parts)])
+    runs = [first + cut_into_runs(part.entries["offset"]) for first, part in zip(first_entries, parts, strict=False)]
+    run_starts = np.concatenate([*runs, first_entries[-1:]])
+    index = ShardIndex(
+        folder=folder,
+        shards=shards,
+        classes=tuple(classes),
+        entries=entries,
+        run_starts=run_starts,
+        order=order_training_images(shards, entries),
+    )
+    write_files(index)
+    return index
+
+
+def order_training_images(shards: Sequence[Shard], entries: Entries) -> npt.NDArray[np.uint32 | np.int64]:
+    """The order of `ShardIndex`."""
+    count = count_images(shards, "training")
+    order = partition.order_by_share(entries["label"][:count])
+    return order.astype(np.uint32) if count <= MAX_UINT32 else order
+
+
+def write_files(index: ShardIndex) -> None:
+    """Write all files of an index. Raises Failure: IO, OUTPUT."""
+    for name, array in zip(ARRAY_FILES, (index.entries, index.run_starts, index.order), strict=True):
+        _write_array(index.folder / name, array)
+    facts = {"version": VERSION, "classes": index.classes, "shards": [asdict(shard) for shard in index.shards]}
+    files.write_json(index.folder / FACTS_FILE, facts)
+
+
+def _write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    temporary = path.with_name(f"{path.name}.part")
+    with files.translate_os_errors(path):
         with open(temporary, "wb") as file:
-            np.save(file, entries)
+            np.save(file, array)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, folder / ENTRIES_FILE)
-    facts = {"version": VERSION, "classes": classes, "shards": [asdict(shard) for shard in shards]}
-    files.write_json(folder / FACTS_FILE, facts)
-    return ShardIndex(folder=folder, shards=shards, classes=tuple(classes), entries=entries)
+        os.replace(temporary, path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,9 +246,8 @@ class _ReadShard:
     labels: list[str]
 
 
-def _read_shard(folder: Path, numbered: tuple[int, str]) -> _ReadShard:
+def _read_shard(folder: Path, name: str) -> _ReadShard:
     """Raises Failure: DATA, NO_INPUT or IO."""
-    number, name = numbered
     path = folder / name
     with files.translate_os_errors(path, "read"), open(path, "rb", buffering=READ_BYTES) as file:
         status = os.fstat(file.fileno())
@@ -213,7 +262,7 @@ def _read_shard(folder: Path, numbered: tuple[int, str]) -> _ReadShard:
                     code=ExitCode.DATA,
                 )
             label_number = labels.setdefault(label, len(labels))
-            rows.append((image.offset_data, image.size, number, label_number, _checksum(file, image)))
+            rows.append((image.offset_data, image.size, _checksum(file, image), label_number))
     return _ReadShard(
         size=status.st_size, modified_ns=status.st_mtime_ns, entries=np.array(rows, ENTRY), labels=[*labels]
     )

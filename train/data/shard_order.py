@@ -18,24 +18,45 @@ from train import rng
 from train.config.checks import num_readers
 from train.config.schema import RunConfig
 from train.data.sampler import EpochOrder
-from train.data.shard_runs import Int64Array, ShardRuns, cut_into_runs
+from train.data.shard_runs import Int64Array, RemainingEntries, ShardLayout
 from train.data.shards import ShardSource
 from train.data.splits import SampleSource
 
 WINDOW: Final = 8  # shards that a reader mixes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingRuns:
+    """The runs of the shards to train on.
+
+    starts: the first entry of each run, and the end of the last, int64 [runs + 1], mapped into memory. first_of_shard:
+    the first run of each shard, and the end, int64 [shards + 1]. images: those of the split.
+    """
+
+    starts: Int64Array
+    first_of_shard: Int64Array
+    images: RemainingEntries
+
+    def lengths(self, shard: int) -> Int64Array:
+        """How many images each run of a shard holds, int64 [runs]."""
+        first, end = self.first_of_shard[shard : shard + 2]
+        return np.diff(self.images.count_before(self.starts[first : end + 1]))
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class ShardOrder:
     """The order of one epoch.
 
-    runs: sorted by block. block_ends: int64 [blocks], how many images the blocks up to each hold; run_ends: how many
-    runs. readers: divides the global batch.
+    shards: in the order in which they are read, `window` of them side by side. first_blocks: of each such group, and
+    the end, int64 [groups + 1]. block_ends: how many images the blocks up to each hold, int64 [blocks]. readers:
+    divides the global batch.
     """
 
-    runs: ShardRuns
+    runs: TrainingRuns
+    shards: Int64Array
+    window: int
+    first_blocks: Int64Array
     block_ends: Int64Array
-    run_ends: Int64Array
     readers: int
     global_batch_size: int
     key: tuple[int, int]
@@ -43,24 +64,23 @@ class ShardOrder:
 
     @classmethod
     def draw(
-        cls, runs: ShardRuns, *, readers: int, global_batch_size: int, seed: int, epoch: int, window: int = WINDOW
+        cls, runs: TrainingRuns, *, readers: int, global_batch_size: int, seed: int, epoch: int, window: int = WINDOW
     ) -> ShardOrder:
         """The order of this epoch."""
-        positions = np.empty(int(runs.shards.max()) + 1, np.int64)
-        positions[rng.permutation(len(positions), rng.ORDER, seed, epoch)] = np.arange(len(positions))
-        group, in_group = np.divmod(positions[runs.shards], window)
-        order = np.lexsort((in_group, runs.numbers, group))
-        chosen = ShardRuns(
-            firsts=runs.firsts[order],
-            lengths=runs.lengths[order],
-            shards=runs.shards[order],
-            numbers=runs.numbers[order],
-        )
-        ends = np.flatnonzero(np.diff(group[order], append=-1) | np.diff(chosen.numbers, append=-1)) + 1
+        counts = np.diff(runs.first_of_shard)
+        shards = rng.permutation(len(counts), rng.ORDER, seed, epoch)
+        blocks = np.maximum.reduceat(counts[shards], np.arange(0, len(shards), window))  # of each group
+        first_blocks = np.append(0, np.cumsum(blocks))
+        sizes = np.zeros(int(first_blocks[-1]), np.int64)
+        for position, shard in enumerate(shards.tolist()):
+            block = first_blocks[position // window]
+            sizes[block : block + counts[shard]] += runs.lengths(shard)
         return cls(
-            runs=chosen,
-            block_ends=np.cumsum(chosen.lengths)[ends - 1],
-            run_ends=ends,
+            runs=runs,
+            shards=shards,
+            window=window,
+            first_blocks=first_blocks,
+            block_ends=np.cumsum(sizes),
             readers=readers,
             global_batch_size=global_batch_size,
             key=(seed, epoch),
@@ -88,10 +108,13 @@ class ShardOrder:
         return images
 
     def _shuffle(self, block: int) -> Int64Array:
-        runs = slice(self.run_ends[block - 1] if block else 0, self.run_ends[block])
-        firsts, lengths = self.runs.firsts[runs], self.runs.lengths[runs]
-        before = np.cumsum(lengths) - lengths
-        images = np.arange(int(lengths.sum())) + np.repeat(firsts - before, lengths)
+        group = int(np.searchsorted(self.first_blocks, block, side="right")) - 1
+        number = block - int(self.first_blocks[group])
+        shards = self.shards[group * self.window : (group + 1) * self.window]
+        runs = self.runs.first_of_shard[shards] + number
+        runs = runs[runs < self.runs.first_of_shard[shards + 1]]
+        firsts, ends = (self.runs.images.count_before(self.runs.starts[each]) for each in (runs, runs + 1))
+        images = np.concatenate([np.arange(first, end) for first, end in zip(firsts, ends, strict=True)])
         shuffled: Int64Array = images[rng.permutation(len(images), rng.ORDER, *self.key, block + 1)]
         return shuffled
 
@@ -100,6 +123,17 @@ def draw_orders(training: SampleSource, config: RunConfig) -> Callable[[int], Sh
     """Draws the order of each epoch of tar shards; None for other samples."""
     if not isinstance(training, ShardSource):
         return None
-    runs = cut_into_runs(training.paths.entries["shard"], training.paths.entries["offset"])
+    runs = training_runs(training.paths.layout)
     readers, size, seed = num_readers(config), config.train.global_batch_size, config.run.seed
     return lambda epoch: ShardOrder.draw(runs, readers=readers, global_batch_size=size, seed=seed, epoch=epoch)
+
+
+def training_runs(layout: ShardLayout) -> TrainingRuns:
+    """The runs of a training split, whose shards are the first ones of the index."""
+    images = layout.selection
+    assert isinstance(images, RemainingEntries)
+    shards = int(np.searchsorted(layout.shard_starts, images.count))
+    first_of_shard = np.searchsorted(layout.run_starts, layout.shard_starts[: shards + 1])
+    return TrainingRuns(
+        starts=layout.run_starts[: first_of_shard[-1] + 1], first_of_shard=first_of_shard, images=images
+    )

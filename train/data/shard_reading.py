@@ -18,8 +18,8 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from train.data.shard_index import BLOCK, Entries
-from train.data.shard_runs import cut_into_runs
+from train.data.shard_index import BLOCK
+from train.data.shard_runs import ShardLayout
 from train.data.splits import SampleIndices
 
 MAX_OPEN_SHARDS: Final = 512  # of a thread
@@ -69,15 +69,8 @@ class Located(Generic[Request]):
 class SharedRuns:
     """The runs that were read ahead. Made before the workers are forked; only the process that made it may fill it."""
 
-    def __init__(self, folder: os.PathLike[str], shards: tuple[str, ...], entries: Entries, slots: int) -> None:
-        runs = cut_into_runs(entries["shard"], entries["offset"])
-        lasts = runs.firsts + runs.lengths - 1
-        self._folder, self._shards = folder, shards
-        self._offsets = entries["offset"]
-        self._firsts = runs.firsts
-        self._run_shards = entries["shard"][runs.firsts].astype(np.int64)
-        self._begins = entries["offset"][runs.firsts].astype(np.int64) - BLOCK
-        self._ends = (entries["offset"][lasts] + entries["length"][lasts]).astype(np.int64)
+    def __init__(self, layout: ShardLayout, slots: int) -> None:
+        self._layout = layout
         self._memory = mmap.mmap(-1, slots * SLOT_BYTES)
         self._free = list(range(slots))
         self._slots: OrderedDict[int, int] = OrderedDict()  # of each run, the least recently used first
@@ -97,7 +90,7 @@ class SharedRuns:
             self._uses[run] += 1
             if run in self._slots:
                 self._slots.move_to_end(run)
-            elif self._ends[run] - self._begins[run] <= SLOT_BYTES and (slot := self._take_slot()) is not None:
+            elif self._fits(run) and (slot := self._take_slot()) is not None:
                 self._slots[run] = slot
                 self._pending[run] = self._pool.submit(self._fill, run, slot)
 
@@ -108,10 +101,11 @@ class SharedRuns:
             if run in self._pending and not self._pending.pop(run).result():
                 self._free.append(self._slots.pop(run))  # reading the image says why
             slot = self._slots.get(run)
-            of_run[run] = NOWHERE if slot is None else slot * SLOT_BYTES - int(self._begins[run])
-        runs = np.searchsorted(self._firsts, samples, side="right") - 1
-        shifts = np.array([of_run[run] for run in runs.tolist()], np.int64)
-        return np.where(shifts == NOWHERE, NOWHERE, self._offsets[samples].astype(np.int64) - BLOCK + shifts)
+            of_run[run] = NOWHERE if slot is None else slot * SLOT_BYTES - self._bounds(run)[0]
+        layout = self._layout
+        shifts = np.array([of_run[run] for run in layout.runs_of(samples).tolist()], np.int64)
+        offsets = layout.entries["offset"][layout.selection.entries(samples)].astype(np.int64)
+        return np.where(shifts == NOWHERE, NOWHERE, offsets - BLOCK + shifts)
 
     def release(self, samples: SampleIndices) -> None:
         """These samples have been decoded."""
@@ -128,8 +122,17 @@ class SharedRuns:
         self._pool, self._pending, self._uses = None, {}, Counter()
 
     def _runs(self, samples: SampleIndices) -> list[int]:
-        runs: list[int] = np.unique(np.searchsorted(self._firsts, samples, side="right") - 1).tolist()
+        runs: list[int] = np.unique(self._layout.runs_of(samples)).tolist()
         return runs
+
+    def _bounds(self, run: int) -> tuple[int, int]:
+        """Where the header of a run's first image begins in its shard, and where its last image ends."""
+        first, end = self._layout.run_bytes(run)
+        return first - BLOCK, end
+
+    def _fits(self, run: int) -> bool:
+        begin, end = self._bounds(run)
+        return end - begin <= SLOT_BYTES
 
     def _take_slot(self) -> int | None:
         if self._free:
@@ -139,11 +142,12 @@ class SharedRuns:
 
     def _fill(self, run: int, slot: int) -> bool:
         """Whether all bytes could be read."""
-        begin, count = int(self._begins[run]), int(self._ends[run] - self._begins[run])
+        begin, end = self._bounds(run)
+        shard = self._layout.shard_of(int(self._layout.run_starts[run]))
         try:
-            handle = OPEN_SHARDS.handle(os.path.join(self._folder, self._shards[self._run_shards[run]]))
-            with memoryview(self._memory)[slot * SLOT_BYTES : slot * SLOT_BYTES + count] as target:
-                return os.preadv(handle, [target], begin) == count
+            handle = OPEN_SHARDS.handle(os.path.join(self._layout.folder, shard))
+            with memoryview(self._memory)[slot * SLOT_BYTES : slot * SLOT_BYTES + end - begin] as target:
+                return os.preadv(handle, [target], begin) == end - begin
         except OSError:
             return False
 
@@ -156,21 +160,14 @@ class ReadAhead:
         self.is_decided = False
         self._offsets_in_memory: dict[int, int] = {}
 
-    def decide(
-        self,
-        folder: os.PathLike[str],
-        shards: tuple[str, ...],
-        entries: Entries,
-        requests: Sequence[tuple[Any, SampleIndices]],
-    ) -> None:
+    def decide(self, layout: ShardLayout, requests: Sequence[tuple[Any, SampleIndices]]) -> None:
         """Make the shared memory, if the first requests are of samples near each other: for twice as many runs as
         these need, since the next ones are read while they are used."""
         self.is_decided = True
         samples = np.concatenate([samples for _, samples in requests])
-        firsts = cut_into_runs(entries["shard"], entries["offset"]).firsts
-        needed = len(np.unique(np.searchsorted(firsts, samples, side="right")))
+        needed = len(np.unique(layout.runs_of(samples)))
         if len(samples) >= MIN_USES * needed:
-            self.runs = SharedRuns(folder, shards, entries, min(2 * needed + 16, MAX_BYTES // SLOT_BYTES))
+            self.runs = SharedRuns(layout, min(2 * needed + 16, MAX_BYTES // SLOT_BYTES))
 
     def use(self, located: Located[Any]) -> None:
         """From now on images of this request are read."""

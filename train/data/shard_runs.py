@@ -1,43 +1,106 @@
-"""Cuts tar shards into runs of images, which are read at once."""
+"""Where the images of a split lie in tar shards, and the runs in which they are read.
+
+The index of many millions of images is mapped into memory, which all processes of a machine share. So nothing is kept
+here that takes memory for each image: what a batch needs is computed from the numbers of its images.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 RUN_BYTES: Final = 2**20
 Int64Array = npt.NDArray[np.int64]
+Entries = npt.NDArray[np.void]
+
+
+def cut_into_runs(offsets: npt.ArrayLike, run_bytes: int = RUN_BYTES) -> Int64Array:
+    """The first image of each run, int64 [runs]: a run ends wherever an offset passes a multiple of `run_bytes`.
+
+    offsets: [images], of the images of one shard in their order.
+    """
+    return np.flatnonzero(np.diff(np.asarray(offsets, np.int64) // run_bytes, prepend=-1))
+
+
+class Selection(Protocol):
+    """The images of a split, which have the numbers from 0 on, and their entries in the index."""
+
+    def __len__(self) -> int: ...
+
+    def entries(self, numbers: npt.ArrayLike) -> Int64Array:
+        """The entries of images, in the same shape as their numbers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenEntries:
+    """These entries, int64 [n]."""
+
+    chosen: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def entries(self, numbers: npt.ArrayLike) -> Int64Array:
+        """As `Selection.entries`."""
+        entries: Int64Array = self.chosen[np.asarray(numbers)]
+        return entries
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemainingEntries:
+    """The first `count` entries of the index without some: only those that are left out take memory.
+
+    left_out: sorted, int64 [n]. numbers: of the image that follows each of them, int64 [n].
+    """
+
+    count: int
+    left_out: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    numbers: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return self.count - len(self.left_out)
+
+    def entries(self, numbers: npt.ArrayLike) -> Int64Array:
+        """As `Selection.entries`."""
+        entries: Int64Array = np.asarray(numbers) + np.searchsorted(self.numbers, numbers, side="right")
+        return entries
+
+    def count_before(self, entries: npt.ArrayLike) -> Int64Array:
+        """How many images come before each of these entries."""
+        counts: Int64Array = np.asarray(entries) - np.searchsorted(self.left_out, entries)
+        return counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShardRuns:
-    """Images that follow each other in a shard. Each int64 [runs].
+class ShardLayout:
+    """Where the images of a split lie.
 
-    firsts, lengths: the number of the first image, and how many there are. shards: counted from 0 without gaps.
-    numbers: of the run in its shard.
+    shards: the names of all shards, relative to the folder. entries: of the whole index, ENTRY [images], mapped.
+    shard_starts: the first entry of each shard, and the end, int64 [shards + 1]. run_starts: the first entry of each
+    run, and the end, int64 [runs + 1], mapped; no run has images of two shards. selection: the images of the split.
     """
 
-    firsts: Int64Array
-    lengths: Int64Array
-    shards: Int64Array
-    numbers: Int64Array
+    folder: Path
+    shards: tuple[str, ...]
+    entries: Entries
+    shard_starts: Int64Array
+    run_starts: Int64Array
+    selection: Selection
 
+    def shard_of(self, entry: int) -> str:
+        """The name of the shard that holds an entry."""
+        return self.shards[int(np.searchsorted(self.shard_starts, entry, side="right")) - 1]
 
-def cut_into_runs(shards: npt.ArrayLike, offsets: npt.ArrayLike, run_bytes: int = RUN_BYTES) -> ShardRuns:
-    """Cut wherever a shard ends, or its offset passes a multiple of `run_bytes`.
+    def runs_of(self, numbers: Int64Array) -> Int64Array:
+        """The run that holds each of these images of the split, int64 [n]."""
+        runs: Int64Array = np.searchsorted(self.run_starts, self.selection.entries(numbers), side="right") - 1
+        return runs
 
-    shards, offsets: [images], of each image; the images of a shard follow each other by their offsets.
-    """
-    shards, parts = np.asarray(shards, np.int64), np.asarray(offsets, np.int64) // run_bytes
-    firsts = np.flatnonzero(np.diff(shards, prepend=-1) | np.diff(parts, prepend=-1))
-    _, of_shard = np.unique(shards[firsts], return_inverse=True)
-    first_runs = np.flatnonzero(np.diff(of_shard, prepend=-1))
-    return ShardRuns(
-        firsts=firsts,
-        lengths=np.diff(firsts, append=len(shards)),
-        shards=of_shard.astype(np.int64),
-        numbers=np.arange(len(firsts)) - first_runs[of_shard],
-    )
+    def run_bytes(self, run: int) -> tuple[int, int]:
+        """Where in its shard the data of a run's first image begin, and where those of its last image end."""
+        first, last = (self.entries[int(self.run_starts[run + step]) - step] for step in (0, 1))
+        return int(first["offset"]), int(last["offset"]) + int(last["length"])

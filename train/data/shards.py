@@ -15,15 +15,19 @@ import numpy.typing as npt
 import torch
 
 from entrypoint import ExitCode, Failure
+from train.config import batches
+from train.config.batches import SplitCounts
 from train.config.schema import DataConfig
 from train.data import class_folders, decode, partition, shard_index, shard_reading
 from train.data.decode import ImageBytes
 from train.data.encoded_images import EncodedImageSource
 from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
-from train.data.shard_index import Entries, ShardIndex
+from train.data.shard_index import ShardIndex
 from train.data.shard_reading import OPEN_SHARDS, Located, ReadAhead
+from train.data.shard_runs import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout
 from train.data.splits import DataSplits, SampleIndices
+from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
 NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
 
@@ -32,16 +36,14 @@ NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
 class ShardFiles(Sequence[str]):
     """The names of images as SHARD:MEMBER, for messages and tables. They are read from the shards: the index has none.
 
-    entries: ENTRY [images]. ahead: what was read ahead of them.
+    ahead: what was read ahead of them.
     """
 
-    folder: Path
-    shards: tuple[str, ...]
-    entries: Entries
+    layout: ShardLayout
     ahead: ReadAhead = field(default_factory=ReadAhead)
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self.layout.selection)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -51,11 +53,16 @@ class ShardFiles(Sequence[str]):
 
     def __getitem__(self, index: int | slice) -> str | ShardFiles:
         if isinstance(index, slice):
-            return replace(self, entries=self.entries[index], ahead=ReadAhead())
+            chosen = ChosenEntries(self.layout.selection.entries(np.arange(len(self))[index]))
+            return ShardFiles(replace(self.layout, selection=chosen))
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        shard, entry = self._locate(index)
         try:
-            return self._name(index, self._read(index, 0))
+            return _member_name(shard, self._read(shard, entry, 0))
         except OSError:
-            return f"{self._shard(index)}:image {index}"
+            return f"{shard}:image {index}"
 
     def image(self, index: int) -> ImageBytes:
         """The bytes of an image, as they were indexed.
@@ -63,38 +70,41 @@ class ShardFiles(Sequence[str]):
         Raises:
             Failure: DATA for other bytes; NO_INPUT or IO if the shard cannot be read.
         """
-        length, crc32 = int(self.entries[index]["length"]), int(self.entries[index]["crc32"])
+        shard, entry = self._locate(index)
+        folder, length = self.layout.folder, int(entry["length"])
         try:
-            block = self.ahead.read(index, shard_index.BLOCK + length) or self._read(index, length)
+            block = self.ahead.read(index, shard_index.BLOCK + length) or self._read(shard, entry, length)
         except OSError as error:
-            raise decode.unreadable_image_failure(self.folder / self._shard(index), index, error) from error
-        name, data = self._name(index, block), block[shard_index.BLOCK :]
-        if zlib.crc32(data) != crc32:
+            raise decode.unreadable_image_failure(folder / shard, index, error) from error
+        name, data = _member_name(shard, block), block[shard_index.BLOCK :]
+        if zlib.crc32(data) != int(entry["crc32"]):
             raise Failure(
                 f"image {index} is not what was indexed",
-                found=f"{self.folder / name}: {'cut short' if len(data) < length else 'its bytes have another crc32'}",
-                fix=f"copy the shard again; or, if it is right: train data index {self.folder}; or skip the image with "
+                found=f"{folder / name}: {'cut short' if len(data) < length else 'its bytes have another crc32'}",
+                fix=f"copy the shard again; or, if it is right: train data index {folder}; or skip the image with "
                 "data.max_bad_images=1",
                 code=ExitCode.DATA,
             )
-        return ImageBytes(str(self.folder / name), data)
+        return ImageBytes(str(folder / name), data)
 
-    def _shard(self, index: int) -> str:
-        return self.shards[int(self.entries[index]["shard"])]
+    def _locate(self, index: int) -> tuple[str, np.void]:
+        """The shard that holds an image, and its entry."""
+        entry = int(self.layout.selection.entries(index))
+        return self.layout.shard_of(entry), self.layout.entries[entry]
 
-    def _read(self, index: int, length: int) -> bytes:
+    def _read(self, shard: str, entry: np.void, length: int) -> bytes:
         """The header of an image, and so many bytes of it."""
-        offset = int(self.entries[index]["offset"])
-        handle = OPEN_SHARDS.handle(str(self.folder / self._shard(index)))
-        return os.pread(handle, shard_index.BLOCK + length, offset - shard_index.BLOCK)
+        handle = OPEN_SHARDS.handle(str(self.layout.folder / shard))
+        return os.pread(handle, shard_index.BLOCK + length, int(entry["offset"]) - shard_index.BLOCK)
 
-    def _name(self, index: int, block: bytes) -> str:
-        return f"{self._shard(index)}:{os.fsdecode(block[:NAME_BYTES].split(bytes(1), 1)[0])}"
+
+def _member_name(shard: str, block: bytes) -> str:
+    return f"{shard}:{os.fsdecode(block[:NAME_BYTES].split(bytes(1), 1)[0])}"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSource(EncodedImageSource):
-    """The images of a split in tar shards, and their classes."""
+    """The images of a split in tar shards, and their classes, as integers of any width."""
 
     paths: ShardFiles
 
@@ -108,7 +118,7 @@ class ShardSource(EncodedImageSource):
         requests = iter(requests)
         first = list(shard_reading.first_requests(requests))
         if not self.paths.ahead.is_decided:
-            self.paths.ahead.decide(self.paths.folder, self.paths.shards, self.paths.entries, first)
+            self.paths.ahead.decide(self.paths.layout, first)
         requests = chain(first, requests)
         runs = self.paths.ahead.runs
         return requests if runs is None else shard_reading.located_requests(runs, requests)
@@ -124,7 +134,7 @@ class ShardSource(EncodedImageSource):
             self.paths.ahead.runs.release(located.samples)
 
 
-def open_shards(data: DataConfig) -> DataSplits:
+def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK) -> DataSplits:
     """All splits. Raises Failure: as `shard_index.read_index`; DATA for another number of classes."""
     index = shard_index.read_index(Path(data.root))
     if data.classes not in (len(index.classes), DataConfig().classes):
@@ -135,44 +145,71 @@ def open_shards(data: DataConfig) -> DataSplits:
             fix=f"set data.classes to {len(index.classes)}, or leave it out",
             code=ExitCode.DATA,
         )
-    training, warnings = _source(index, index.part("training"), data), tuple[str, ...]()
-    validation = _source(index, index.part("validation"), data)
-    test = _source(index, index.part("test"), data) if index.count("test") else None
-    labels = training.labels.numpy()
-    parts = partition.partition_samples(labels, data, has_validation=index.count("validation") > 0)
-    if parts.test.any():
-        test = _select(training, parts.test)
-    if not index.count("validation"):
-        validation = _select(training, parts.validation)
-        counts = (
-            np.bincount(labels[mask], minlength=len(index.classes)) for mask in (parts.training, parts.validation)
+    ends = [index.bounds(split)[1] for split in shard_index.SPLITS]
+    validation, test = np.arange(ends[0], ends[1]), np.arange(ends[1], ends[2])
+    training, labels = RemainingEntries(ends[0]), index.entries["label"][: ends[0]]
+    counts = batches.count_splits(ends[0], data, has_validation=len(validation) > 0)
+    warnings = tuple[str, ...]()
+    if counts.validation or counts.test:
+        training, labels, chosen = _split_training(index, data, counts, host)
+        validation = chosen[0] if counts.validation else validation
+        test = chosen[1] if counts.test else test
+    layout = ShardLayout(
+        folder=index.folder,
+        shards=tuple(shard.name for shard in index.shards),
+        entries=index.entries,
+        shard_starts=np.cumsum([0, *(shard.images for shard in index.shards)]),
+        run_starts=index.run_starts,
+        selection=training,
+    )
+
+    def open_source(selection: Selection, labels: npt.NDArray[np.integer[Any]]) -> ShardSource:
+        return ShardSource(
+            ShardFiles(replace(layout, selection=selection)),
+            torch.from_numpy(labels),
+            data.image_size,
+            configured_preprocessing(data),
+            COLOR_CHANNELS[data.color],
         )
-        if parts.validation.any():
-            warnings = class_folders.missing_validation_warnings(index.classes, *(each.tolist() for each in counts))
-    if not parts.training.all():
-        training = _select(training, parts.training)
+
+    def open_chosen(entries: Int64Array) -> ShardSource:
+        return open_source(ChosenEntries(entries), index.entries["label"][entries].astype(_label_dtype(index)))
+
+    sources = open_source(training, labels), open_chosen(validation)
+    if counts.validation:
+        per_class = (np.bincount(source.labels.numpy(), minlength=len(index.classes)).tolist() for source in sources)
+        warnings = class_folders.missing_validation_warnings(index.classes, *per_class)
     return DataSplits(
-        training=training,
-        validation=validation,
-        test=test,
+        training=sources[0],
+        validation=sources[1],
+        test=open_chosen(test) if len(test) else None,
         classes=index.classes,
         shape=Shape(channels=COLOR_CHANNELS[data.color], size=height_and_width(data.image_size)),
-        notes=parts.notes,
         warnings=warnings,
     )
 
 
-def _source(index: ShardIndex, entries: Entries, data: DataConfig) -> ShardSource:
-    return ShardSource(
-        ShardFiles(index.folder, tuple(shard.name for shard in index.shards), entries),
-        torch.from_numpy(entries["label"].astype(np.int64)),
-        data.image_size,
-        configured_preprocessing(data),
-        COLOR_CHANNELS[data.color],
-    )
+def _label_dtype(index: ShardIndex) -> np.dtype[np.integer[Any]]:
+    """Labels of a split that was chosen are kept in memory, and those of all images in the index."""
+    return np.dtype(np.int16 if len(index.classes) <= np.iinfo(np.int16).max else np.int64)
 
 
-def _select(source: ShardSource, chosen: npt.NDArray[np.bool_]) -> ShardSource:
-    rows = np.flatnonzero(chosen)
-    paths = replace(source.paths, entries=source.paths.entries[rows], ahead=ReadAhead())
-    return replace(source, paths=paths, labels=source.labels[torch.from_numpy(rows)])
+def _split_training(
+    index: ShardIndex, data: DataConfig, counts: SplitCounts, host: HostRanks
+) -> tuple[RemainingEntries, npt.NDArray[np.integer[Any]], list[Int64Array]]:
+    """The entries to train on, their labels, and the entries for validation and for the test, sorted.
+
+    The ranks of a machine share the memory of the labels.
+    """
+    validation, test = partition.split_order(index.order, data, counts)
+    left_out = np.sort(np.concatenate([validation, test]).astype(np.int64))
+    labels = host.array((counts.training,), _label_dtype(index))
+    numbers = left_out - np.arange(len(left_out))
+    training = RemainingEntries(len(index.order), left_out=left_out, numbers=numbers)
+
+    def gather() -> None:
+        labels.content[:] = np.delete(index.entries["label"][: len(index.order)], left_out)
+
+    host.fill([labels], gather)
+    chosen = [left_out if len(each) == len(left_out) else np.sort(each.astype(np.int64)) for each in (validation, test)]
+    return training, labels.content, chosen

@@ -26,10 +26,15 @@ class SampleSource(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """int64 [count], the class of each; of other tasks 0 or 1 as float32 [count, classes], or numbers [count]."""
+        """Integers [count], the class of each; of other tasks float32: 0 or 1 [count, classes], or numbers [count]."""
 
     def read(self, samples: SampleIndices) -> Tensor:
         """[n, *shape.stored], bytes (uint8) or float32. Raises Failure (DATA, NO_INPUT) naming the sample."""
+
+
+def as_targets(labels: Tensor) -> Tensor:
+    """Labels as the losses take them: classes as int64, in whatever width a source keeps them."""
+    return labels if labels.is_floating_point() else labels.long()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

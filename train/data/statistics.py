@@ -38,7 +38,7 @@ ClassWeights = Literal["none", "balanced"] | list[float]
 
 
 def class_counts(labels: Tensor, classes: int) -> ClassCounts:
-    """Samples of each class, int64 [classes], from labels int64 [n]."""
+    """Samples of each class, int64 [classes], from labels, integers [n]."""
     return np.bincount(labels.numpy(), minlength=classes)
 
 
@@ -119,14 +119,14 @@ def labels_to_balance(data: DataConfig, splits: DataSplits) -> npt.NDArray[np.in
     labels = splits.training.labels
     if data.sampling == "uniform":
         return None
-    if labels.ndim != 1 or labels.dtype != torch.int64:
+    if labels.ndim != 1 or labels.is_floating_point():
         raise Failure(
             "data.sampling: balanced needs one class for each image",
             found=f"labels of the form {list(labels.shape)}, {labels.dtype}",
             fix="leave data.sampling out",
             code=ExitCode.USAGE,
         )
-    array: npt.NDArray[np.int64] = labels.numpy()
+    array: npt.NDArray[np.int64] = labels.long().numpy()
     return array
 
 
@@ -205,6 +205,7 @@ def _and_more(number: int) -> str:
 
 DIFFERENT_CONTENT: Final = ": others, or in another order"
 NUM_HASHED_SAMPLES: Final = 64  # of an array
+HASHED_AT_A_TIME: Final = 2**20  # labels: millions in another form would take much memory
 MAX_LISTED_RANKS: Final = 4
 DIFFERENT_DATA_FIXES: Final = {
     True: "let it give every process the same: sort what os.listdir, glob and set() give, and draw from a generator "
@@ -276,12 +277,17 @@ def _list_ranks(ranks: list[str]) -> str:
 
 def _split_digest(source: SampleSource, root: str) -> str:
     dtype = "<f4" if source.labels.is_floating_point() else "<i8"
-    digest = hashlib.sha256(np.ascontiguousarray(source.labels.numpy(), dtype).data)
+    digest = hashlib.sha256()
+    for part in torch.split(source.labels, HASHED_AT_A_TIME):
+        digest.update(np.ascontiguousarray(part.numpy(), dtype).data)
     if isinstance(source, ImageFileSource):
         for piece in _relative_paths(source, root).pieces():
             digest.update(piece)
     if isinstance(source, ShardSource):
-        digest.update(np.ascontiguousarray(source.paths.entries["crc32"]).data)
+        layout, count = source.paths.layout, len(source.labels)
+        for first in range(0, count, HASHED_AT_A_TIME):
+            entries = layout.selection.entries(np.arange(first, min(first + HASHED_AT_A_TIME, count)))
+            digest.update(layout.entries["crc32"][entries].data)
     if isinstance(source, ArraySource) and len(source.rows):
         few = source.rows[torch.linspace(0, len(source.rows) - 1, NUM_HASHED_SAMPLES).long()]
         digest.update(source.pixels[few].contiguous().view(torch.uint8).numpy().data)

@@ -29,7 +29,7 @@ from train import rng
 from train.data.augmenter import Augmenter
 from train.data.shard_reading import Located
 from train.data.shards import ShardSource
-from train.data.splits import SampleIndices, SampleSource
+from train.data.splits import SampleIndices, SampleSource, as_targets
 
 SampleReader = Callable[[SampleIndices], Tensor]
 Item = TypeVar("Item")
@@ -250,7 +250,7 @@ class WorkerLoader:
                     request = request.request
                 self.split.ledger.add(self.split.name, bad)
                 if pixels is not None:
-                    labels = self.split.source.labels[samples]
+                    labels = as_targets(self.split.source.labels[samples])
                     yield request, (pixels.to(self.device, non_blocking=True), None, to_device(labels, self.device))
         except Exception:
             self._kept.clear()  # drop the loader too, which would keep the workers

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -91,6 +94,24 @@ class HostRanks:
             else HostMemory(ranks=(self.rank,))
         )
 
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostArray:
+        """An array that all ranks of this machine share if they can, to be filled with `fill`. All ranks call it."""
+        area = self.area(math.prod(shape) * dtype.itemsize)
+        if area.memory is None:
+            return HostArray(content=np.empty(shape, dtype), is_shared=False)
+        return HostArray(content=area.memory.numpy().view(dtype).reshape(shape), is_shared=True)
+
+    def fill(self, arrays: Sequence[HostArray], compute: Callable[[], None]) -> None:
+        """Let `compute` fill these arrays once on each machine, or on each rank that shares nothing. All ranks call it.
+
+        Raises:
+            Failure: as `first`.
+        """
+        is_shared = all(array.is_shared for array in arrays)
+        self.first(compute if is_shared else lambda: None)
+        if not is_shared:
+            compute()
+
 
 SINGLE_RANK: Final = HostRanks()
 
@@ -109,6 +130,14 @@ def host_ranks(
         if len(set(marks)) > len({number for number, _ in marks}):
             node = [each for _, each in marks].index(mark)
     return HostRanks(node=node, rank=world.rank, world_size=world.world_size, all_gather=all_gather)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostArray:
+    """An array, and whether all ranks of the machine share its memory."""
+
+    content: npt.NDArray[Any]
+    is_shared: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

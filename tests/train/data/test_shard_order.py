@@ -7,19 +7,31 @@ import pytest
 
 from train.config.batches import compute_batch_sizes, count_steps
 from train.data.sampler import BatchSampler
-from train.data.shard_order import WINDOW, ShardOrder
-from train.data.shard_runs import ShardRuns, cut_into_runs
+from train.data.shard_order import WINDOW, ShardOrder, TrainingRuns
+from train.data.shard_runs import RemainingEntries, cut_into_runs
 
 IMAGES_PER_SHARD = 500
 SHARDS = 40
 IMAGES = SHARDS * IMAGES_PER_SHARD
 BATCH, READERS = 64, 16
-# Of 10 images; all shards are sorted by class, two for each.
-RUNS = cut_into_runs(np.repeat(np.arange(SHARDS), IMAGES_PER_SHARD), np.tile(np.arange(IMAGES_PER_SHARD), SHARDS), 10)
-CLASSES = np.arange(IMAGES) * 20 // IMAGES
+RUN = 10  # images
+CLASSES = np.arange(IMAGES) * 20 // IMAGES  # all shards are sorted by class, two for each
 
 
-def draw(runs: ShardRuns = RUNS, *, epoch: int = 0, seed: int = 7, readers: int = READERS) -> ShardOrder:
+def runs_of(shards: int, images_per_shard: int, left_out: list[int] | None = None) -> TrainingRuns:
+    entries = np.array(left_out or [], np.int64)
+    images = RemainingEntries(shards * images_per_shard, left_out=entries, numbers=entries - np.arange(len(entries)))
+    return TrainingRuns(
+        starts=np.arange(0, images.count + 1, RUN),
+        first_of_shard=np.arange(shards + 1) * (images_per_shard // RUN),
+        images=images,
+    )
+
+
+RUNS = runs_of(SHARDS, IMAGES_PER_SHARD)
+
+
+def draw(runs: TrainingRuns = RUNS, *, epoch: int = 0, seed: int = 7, readers: int = READERS) -> ShardOrder:
     return ShardOrder.draw(runs, readers=readers, global_batch_size=BATCH, seed=seed, epoch=epoch)
 
 
@@ -27,12 +39,20 @@ def batches(order: ShardOrder, count: int = IMAGES // BATCH) -> np.ndarray:
     return order.part(0, count * BATCH).samples.reshape(count, BATCH)
 
 
-def test_a_run_ends_with_its_shard_and_after_so_many_bytes() -> None:
-    runs = cut_into_runs([0, 0, 0, 4, 4], [0, 90, 110, 0, 90], 100)
-    assert runs.firsts.tolist() == [0, 2, 3]
-    assert runs.lengths.tolist() == [2, 1, 2]
-    assert runs.shards.tolist() == [0, 0, 1]
-    assert runs.numbers.tolist() == [0, 1, 0]
+def test_a_run_ends_after_so_many_bytes() -> None:
+    assert cut_into_runs([0, 90, 110, 310, 320], 100).tolist() == [0, 2, 3]
+
+
+def test_images_that_are_left_out_are_not_drawn_and_the_others_have_numbers_without_gaps() -> None:
+    left_out = [0, 3, 4, *range(500, 520), 999]
+    runs = runs_of(2, 500, left_out)
+    numbers = np.arange(len(runs.images))
+    entries = runs.images.entries(numbers)
+    assert np.array_equal(entries, np.setdiff1d(np.arange(1000), left_out))
+    assert np.array_equal(runs.images.count_before(entries), numbers)
+    drawn = draw(runs).part(0, 15 * BATCH).samples
+    assert len(np.unique(drawn)) == len(drawn)
+    assert drawn.max() < len(numbers)
 
 
 def test_an_epoch_has_no_image_twice_and_leaves_out_fewer_than_a_batch_and_the_readers() -> None:
@@ -71,14 +91,14 @@ def test_the_batches_are_the_same_on_any_number_of_ranks(ranks: int) -> None:
 def test_a_rank_reads_the_shards_of_its_readers_only(ranks: int) -> None:
     share = BATCH // ranks
     of_first_rank = batches(draw())[:, :share].ravel()
-    runs = np.unique(np.searchsorted(RUNS.firsts, of_first_rank, side="right"))
-    assert len(runs) <= len(RUNS.firsts) / ranks + READERS * WINDOW
+    runs = np.unique(np.searchsorted(RUNS.starts[:-1], of_first_rank, side="right"))
+    assert len(runs) <= len(RUNS.starts[:-1]) / ranks + READERS * WINDOW
 
 
 def test_the_images_of_a_reader_lie_in_a_few_runs_at_a_time() -> None:
     share = BATCH // READERS
     of_reader = batches(draw())[:, :share].ravel()[:80]  # a block
-    assert len(np.unique(np.searchsorted(RUNS.firsts, of_reader, side="right"))) <= 2 * WINDOW
+    assert len(np.unique(np.searchsorted(RUNS.starts[:-1], of_reader, side="right"))) <= 2 * WINDOW
 
 
 def test_batches_of_shards_that_are_sorted_by_class_hold_nearly_as_many_classes_as_shuffled_ones() -> None:
@@ -88,6 +108,5 @@ def test_batches_of_shards_that_are_sorted_by_class_hold_nearly_as_many_classes_
 
 
 def test_fewer_shards_than_readers_are_divided_between_them() -> None:
-    runs = cut_into_runs(np.repeat([0, 1], 320), np.tile(np.arange(320), 2), 10)
-    images = batches(draw(runs), 10).ravel()
+    images = batches(draw(runs_of(2, 320)), 10).ravel()
     assert len(np.unique(images)) == 640

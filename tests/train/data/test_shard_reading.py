@@ -25,8 +25,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardSource:
     """Four shards of 30 images, in runs of about six, and two batches ahead."""
     for number in range(4):
         write_tar(tmp_path / f"{number}.tar", numbered(30 * number, 30))
-    shard_index.write_index(tmp_path, processes=1)
     monkeypatch.setattr(shard_runs.cut_into_runs, "__defaults__", (10_000,))
+    shard_index.write_index(tmp_path, processes=1)
     monkeypatch.setattr("train.data.shard_reading.AHEAD", 16)
     training = registry.open_splits(data_of(tmp_path, val_fraction=0.0)).training
     assert isinstance(training, ShardSource)
@@ -71,7 +71,7 @@ def test_workers_find_the_runs_in_the_memory_that_they_share(source: ShardSource
 def test_images_far_from_each_other_are_read_alone(
     source: ShardSource, single_reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_runs.cut_into_runs, "__defaults__", (1,))
+    monkeypatch.setattr("train.data.shard_reading.MIN_USES", 6.0)
     order = np.random.default_rng(0).permutation(IMAGES)
     assert read(source, order) == order.tolist()
     assert len(single_reads) == IMAGES
@@ -79,14 +79,14 @@ def test_images_far_from_each_other_are_read_alone(
 
 def test_images_are_read_alone_where_the_memory_has_no_room(source: ShardSource, single_reads: list[int]) -> None:
     source.paths.ahead.is_decided = True
-    source.paths.ahead.runs = runs = SharedRuns(source.paths.folder, source.paths.shards, source.paths.entries, 1)
+    source.paths.ahead.runs = runs = SharedRuns(source.paths.layout, 1)
     assert read(source, np.arange(IMAGES)) == list(range(IMAGES))
     assert 0 < len(single_reads) < IMAGES
     assert len(runs._slots) == 1
 
 
 def test_a_run_keeps_its_place_until_its_images_are_decoded(source: ShardSource) -> None:
-    runs = SharedRuns(source.paths.folder, source.paths.shards, source.paths.entries, 1)
+    runs = SharedRuns(source.paths.layout, 1)
     first, last = np.arange(4), np.arange(IMAGES - 4, IMAGES)
     runs.read_ahead(first)
     runs.read_ahead(last)
@@ -99,7 +99,7 @@ def test_a_run_keeps_its_place_until_its_images_are_decoded(source: ShardSource)
 
 
 def test_a_shard_that_is_gone_is_named_by_the_image_that_needs_it(source: ShardSource) -> None:
-    (source.paths.folder / "3.tar").unlink()
+    (source.paths.layout.folder / "3.tar").unlink()
     with pytest.raises(shards.Failure, match=r"3\.tar: it is gone") as caught:
         read(source, np.arange(IMAGES))
     assert caught.value.code == 66

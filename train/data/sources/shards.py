@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
     from train.data import shards  # torch
 
-    _refuse_second_split(data)
-    return shards.open_shards(data)
+    host.first(lambda: _compare_shards(data))  # once on each machine: on a parallel file system, a call for each shard
+    _summarize(data)
+    return shards.open_shards(data, host)
 
 
 def count(data: DataConfig) -> int:
-    return _refuse_second_split(data).training or 0
+    return describe(data).training or 0
 
 
 def describe(data: DataConfig) -> DataSummary:
-    return _refuse_second_split(data)
+    _compare_shards(data)
+    return _summarize(data)
 
 
 def has_validation(data: DataConfig) -> bool:
@@ -36,7 +38,14 @@ def has_validation(data: DataConfig) -> bool:
     return shard_index.count_images(shard_index.read_facts(Path(data.root))[0], "validation") > 0
 
 
-def _refuse_second_split(data: DataConfig) -> DataSummary:
+def _compare_shards(data: DataConfig) -> None:
+    """Raises Failure: as `shard_index.read_facts` and `shard_index.refuse_other_shards`."""
+    from train.data import shard_index
+
+    shard_index.refuse_other_shards(Path(data.root), shard_index.read_facts(Path(data.root))[0])
+
+
+def _summarize(data: DataConfig) -> DataSummary:
     """The summary; refuses a split that has shards and is asked for by a key.
 
     Raises:
