@@ -10,7 +10,7 @@ import mmap
 import os
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -35,11 +35,24 @@ Int64Array = npt.NDArray[np.int64]
 Request = TypeVar("Request")
 
 
+class _OpenFile:
+    """A file that is closed when nothing refers to it, as when its thread has ended. Raises OSError."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, path: str) -> None:
+        self.handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the end of Python `os` may be gone
+        if hasattr(self, "handle"):
+            close(self.handle)
+
+
 class OpenShards(threading.local):
     """The shards that this thread has open, the least recently used first. A forked worker opens its own."""
 
     def __init__(self) -> None:
-        self._handles: OrderedDict[str, int] = OrderedDict()
+        self._handles: OrderedDict[str, _OpenFile] = OrderedDict()
         self._process = os.getpid()
 
     def handle(self, path: str) -> int:
@@ -47,11 +60,11 @@ class OpenShards(threading.local):
         if self._process != os.getpid():
             self._handles, self._process = OrderedDict(), os.getpid()
         if path not in self._handles:
-            self._handles[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._handles[path] = _OpenFile(path)
             if len(self._handles) > MAX_OPEN_SHARDS:
-                os.close(self._handles.popitem(last=False)[1])
+                self._handles.popitem(last=False)
         self._handles.move_to_end(path)
-        return self._handles[path]
+        return self._handles[path].handle
 
 
 OPEN_SHARDS: Final = OpenShards()
