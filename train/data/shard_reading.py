@@ -6,9 +6,11 @@ finds the bytes of its images in memory that it has inherited.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import threading
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,6 +33,7 @@ MIN_USES: Final = (
     1.5  # images of a run that batches near each other take: below it, reading runs would waste most bytes
 )
 NOWHERE: Final = -1
+LOOK_FOR_COPY_S: Final = 2.0  # between two looks for the copy of an open shard: no system call for each image
 Int64Array = npt.NDArray[np.int64]
 Request = TypeVar("Request")
 
@@ -53,18 +56,34 @@ class OpenShards(threading.local):
 
     def __init__(self) -> None:
         self._handles: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._next_looks: dict[str, float] = {}  # when to look for the copy of a shard; never, once it is open
         self._process = os.getpid()
 
-    def handle(self, path: str) -> int:
-        """Raises OSError."""
+    def handle(self, path: str, copy: str | None = None) -> int:
+        """The open file of a shard, until the next call in this thread.
+
+        copy: where a complete copy of it may appear at any time (data.stage), which is then read instead.
+
+        Raises:
+            OSError: neither can be opened.
+        """
         if self._process != os.getpid():
-            self._handles, self._process = OrderedDict(), os.getpid()
+            self._handles, self._next_looks, self._process = OrderedDict(), {}, os.getpid()
+        if copy is not None and time.monotonic() >= self._next_looks.get(path, 0.0):
+            self._look_for_copy(path, copy)
         if path not in self._handles:
             self._handles[path] = _OpenFile(path)
-            if len(self._handles) > MAX_OPEN_SHARDS:
-                self._handles.popitem(last=False)
         self._handles.move_to_end(path)
+        if len(self._handles) > MAX_OPEN_SHARDS:
+            closed, _ = self._handles.popitem(last=False)
+            self._next_looks.pop(closed, None)
         return self._handles[path].handle
+
+    def _look_for_copy(self, path: str, copy: str) -> None:
+        try:
+            self._handles[path], self._next_looks[path] = _OpenFile(copy), math.inf
+        except OSError:  # not copied yet, or not at all
+            self._next_looks[path] = time.monotonic() + LOOK_FOR_COPY_S
 
 
 OPEN_SHARDS: Final = OpenShards()
@@ -80,12 +99,22 @@ class Located(Generic[Request]):
 
 
 class SharedRuns:
-    """The runs that were read ahead. Made before the workers are forked; only the process that made it may fill it."""
+    """The runs that were read ahead. Made before the workers are forked; only the process that made it may fill it.
 
-    def __init__(self, folder: os.PathLike[str], shards: tuple[str, ...], entries: Entries, slots: int) -> None:
+    copies: the folder in which copies of the shards appear, with data.stage.
+    """
+
+    def __init__(
+        self,
+        folder: os.PathLike[str],
+        shards: tuple[str, ...],
+        entries: Entries,
+        slots: int,
+        copies: os.PathLike[str] | None = None,
+    ) -> None:
         runs = cut_into_runs(entries["shard"], entries["offset"])
         lasts = runs.firsts + runs.lengths - 1
-        self._folder, self._shards = folder, shards
+        self._folder, self._shards, self._copies = folder, shards, copies
         self._offsets = entries["offset"]
         self._firsts = runs.firsts
         self._run_shards = entries["shard"][runs.firsts].astype(np.int64)
@@ -154,7 +183,9 @@ class SharedRuns:
         """Whether all bytes could be read."""
         begin, count = int(self._begins[run]), int(self._ends[run] - self._begins[run])
         try:
-            handle = OPEN_SHARDS.handle(os.path.join(self._folder, self._shards[self._run_shards[run]]))
+            name = self._shards[self._run_shards[run]]
+            copy = None if self._copies is None else os.path.join(self._copies, name)
+            handle = OPEN_SHARDS.handle(os.path.join(self._folder, name), copy)
             with memoryview(self._memory)[slot * SLOT_BYTES : slot * SLOT_BYTES + count] as target:
                 return os.preadv(handle, [target], begin) == count
         except OSError:
@@ -175,6 +206,7 @@ class ReadAhead:
         shards: tuple[str, ...],
         entries: Entries,
         requests: Sequence[tuple[Any, SampleIndices]],
+        copies: os.PathLike[str] | None = None,
     ) -> None:
         """Make the shared memory, if the first requests are of samples near each other: for twice as many runs as
         these need, since the next ones are read while they are used."""
@@ -183,7 +215,7 @@ class ReadAhead:
         firsts = cut_into_runs(entries["shard"], entries["offset"]).firsts
         needed = len(np.unique(np.searchsorted(firsts, samples, side="right")))
         if len(samples) >= MIN_USES * needed:
-            self.runs = SharedRuns(folder, shards, entries, min(2 * needed + 16, MAX_BYTES // SLOT_BYTES))
+            self.runs = SharedRuns(folder, shards, entries, min(2 * needed + 16, MAX_BYTES // SLOT_BYTES), copies)
 
     def use(self, located: Located[Any]) -> None:
         """From now on images of this request are read."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, print_message
 from train.config.schema import DataConfig
 from train.data import class_folders, decode, partition, shard_index, shard_reading
 from train.data.decode import ImageBytes
@@ -23,7 +25,7 @@ from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
 from train.data.shard_index import Entries, ShardIndex
 from train.data.shard_reading import OPEN_SHARDS, Located, ReadAhead
-from train.data.splits import DataSplits, SampleIndices
+from train.data.splits import DataSplits, SampleIndices, SampleSource
 
 NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
 
@@ -32,13 +34,15 @@ NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
 class ShardFiles(Sequence[str]):
     """The names of images as SHARD:MEMBER, for messages and tables. They are read from the shards: the index has none.
 
-    entries: ENTRY [images]. ahead: what was read ahead of them.
+    entries: ENTRY [images]. ahead: what was read ahead of them. copies: the folder in which copies of the shards
+    appear, with data.stage.
     """
 
     folder: Path
     shards: tuple[str, ...]
     entries: Entries
     ahead: ReadAhead = field(default_factory=ReadAhead)
+    copies: Path | None = None
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -66,10 +70,16 @@ class ShardFiles(Sequence[str]):
         length, crc32 = int(self.entries[index]["length"]), int(self.entries[index]["crc32"])
         try:
             block = self.ahead.read(index, shard_index.BLOCK + length) or self._read(index, length)
+            is_intact = zlib.crc32(block[shard_index.BLOCK :]) == crc32
+            if not is_intact and self.copies is not None:
+                block = self._read_original(index, length)
+                is_intact = zlib.crc32(block[shard_index.BLOCK :]) == crc32
+                if is_intact:
+                    self._remove_damaged_copy(self.copies / self._shard(index))
         except OSError as error:
             raise decode.unreadable_image_failure(self.folder / self._shard(index), index, error) from error
         name, data = self._name(index, block), block[shard_index.BLOCK :]
-        if zlib.crc32(data) != crc32:
+        if not is_intact:
             raise Failure(
                 f"image {index} is not what was indexed",
                 found=f"{self.folder / name}: {'cut short' if len(data) < length else 'its bytes have another crc32'}",
@@ -83,10 +93,29 @@ class ShardFiles(Sequence[str]):
         return self.shards[int(self.entries[index]["shard"])]
 
     def _read(self, index: int, length: int) -> bytes:
-        """The header of an image, and so many bytes of it."""
-        offset = int(self.entries[index]["offset"])
-        handle = OPEN_SHARDS.handle(str(self.folder / self._shard(index)))
-        return os.pread(handle, shard_index.BLOCK + length, offset - shard_index.BLOCK)
+        """The header of an image, and so many bytes of it. Raises OSError."""
+        name, offset = self._shard(index), int(self.entries[index]["offset"])
+        copy = None if self.copies is None else str(self.copies / name)
+        try:
+            handle = OPEN_SHARDS.handle(str(self.folder / name), copy)
+            return os.pread(handle, shard_index.BLOCK + length, offset - shard_index.BLOCK)
+        except OSError:
+            if copy is None:
+                raise
+            return self._read_original(index, length)
+
+    def _read_original(self, index: int, length: int) -> bytes:
+        """As `_read`, from data.root: the node's own disk may damage a copy. Raises OSError."""
+        with open(self.folder / self._shard(index), "rb", buffering=0) as file:
+            offset = int(self.entries[index]["offset"])
+            return os.pread(file.fileno(), shard_index.BLOCK + length, offset - shard_index.BLOCK)
+
+    def _remove_damaged_copy(self, copy: Path) -> None:
+        """Let nobody open this copy again. The process that removes it, one of all, says so."""
+        with suppress(OSError):
+            copy.unlink()
+            line = f"warning: data.stage: {copy} is damaged; its images are read from {self.folder} from now on"
+            print_message(line, sys.stderr)
 
     def _name(self, index: int, block: bytes) -> str:
         return f"{self._shard(index)}:{os.fsdecode(block[:NAME_BYTES].split(bytes(1), 1)[0])}"
@@ -108,7 +137,8 @@ class ShardSource(EncodedImageSource):
         requests = iter(requests)
         first = list(shard_reading.first_requests(requests))
         if not self.paths.ahead.is_decided:
-            self.paths.ahead.decide(self.paths.folder, self.paths.shards, self.paths.entries, first)
+            paths = self.paths
+            paths.ahead.decide(paths.folder, paths.shards, paths.entries, first, paths.copies)
         requests = chain(first, requests)
         runs = self.paths.ahead.runs
         return requests if runs is None else shard_reading.located_requests(runs, requests)
@@ -159,6 +189,21 @@ def open_shards(data: DataConfig) -> DataSplits:
         shape=Shape(channels=COLOR_CHANNELS[data.color], size=height_and_width(data.image_size)),
         notes=parts.notes,
         warnings=warnings,
+    )
+
+
+def with_copies(splits: DataSplits, copies: Path) -> DataSplits:
+    """The same splits of shards, read from the copies in this folder as soon as these appear."""
+
+    def read_copies(source: SampleSource) -> SampleSource:
+        assert isinstance(source, ShardSource)
+        return replace(source, paths=replace(source.paths, ahead=ReadAhead(), copies=copies))
+
+    return replace(
+        splits,
+        training=read_copies(splits.training),
+        validation=read_copies(splits.validation),
+        test=None if splits.test is None else read_copies(splits.test),
     )
 
 
