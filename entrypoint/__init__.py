@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from entrypoint.children import die_with_parent
     from entrypoint.console import print_help_text, print_message, protect_output_streams
     from entrypoint.doctor.preflight import run_preflight
+    from entrypoint.doctor.reading import filesystem_type, free_memory_mib
     from entrypoint.errors import ExitCode, Failure, resource_limit_failure
     from entrypoint.hang import HangTimeouts, SupervisionPolicy
     from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S, TRACE_SIGNAL, Heartbeat, attach_heartbeat
@@ -43,6 +44,8 @@ __all__ = [
     "add_launch_arguments",
     "attach_heartbeat",
     "die_with_parent",
+    "filesystem_type",
+    "free_memory_mib",
     "gauges",
     "is_ephemeral_path",
     "job_info_from_environ",
@@ -74,6 +77,10 @@ EXPORTS_BY_MODULE = {
         "protect_output_streams",
     ),
     "doctor.preflight": ("run_preflight",),
+    "doctor.reading": (
+        "filesystem_type",
+        "free_memory_mib",
+    ),
     "errors": (
         "ExitCode",
         "Failure",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -17,14 +18,15 @@ from train.batch_size import NO_CACHE, MicroBatchCache, TrialModel
 from train.compilation import Compiled, SampleImages
 from train.config import checks, task_keys
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
-from train.config.schema import RunConfig
-from train.data import shard_order, statistics
+from train.config.schema import DataConfig, RunConfig
+from train.data import shard_order, shards, staging, statistics
 from train.data.image_sizes import ProgressiveSize, with_evaluation_size
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
 from train.data.registry import open_splits
 from train.data.sampler import BatchSampler
 from train.data.shape import Shape
 from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
+from train.data.workers import WorkerLoader
 from train.distributed import shared_memory, sync_batchnorm
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
@@ -85,6 +87,9 @@ def build_trainer(
     config = replace(config, data=runtime.run_on_rank_zero(lambda: weights.fit_preprocessing(config, earlier)))
     host = shared_memory.host_ranks(world, runtime.all_gather)
     splits = with_evaluation_size(open_splits(config.data, host), config.eval.image_size)
+    copies = None if config.data.stage is None else host.first(partial(staging.make_folder, config.data))
+    if copies is not None:
+        splits = shards.with_copies(splits, copies)
     refuse_flips(config.eval, splits)
     config = task_keys.with_task_defaults(config, splits.task)
     dataset = _describe_dataset(config, runtime, splits)
@@ -148,6 +153,7 @@ def build_trainer(
     notes = (
         *splits.notes,
         *loader.notes,
+        *(() if copies is None else _start_staging(config.data, loader, host, copies)),
         *weight_notes,
         *resume_notes,
         *runtime.clock_skew_notes(),
@@ -268,6 +274,17 @@ def _open_loader(
         pulse=heartbeat,
         host=host,
     )
+
+
+def _start_staging(data: DataConfig, loader: BatchLoader, host: HostRanks, copies: Path) -> tuple[str, ...]:
+    """Begin to copy shards on the first rank of each node; a note about the node that copies fewest."""
+    if not isinstance(loader.training, WorkerLoader):
+        return ("data.stage does nothing here: all images are decoded into memory at the start",)
+    plan = host.first(partial(staging.start_copying, data, copies))
+    plans = host.all_gather(plan)
+    fewest = min(plans, key=lambda each: each.shards)
+    is_same = all(each.shards == fewest.shards for each in plans)
+    return (fewest.describe(str(data.stage), is_same_everywhere=is_same),)
 
 
 def _refuse_small_shared_memory(

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -139,8 +140,11 @@ class BlockProgress(Progress):
 def open_trainer(
     config: RunConfig, world: World, environ: MutableMapping[str, str], folder: Path, heartbeat: Heartbeat
 ) -> Iterator[Trainer]:
-    """Build the trainer of a session, but without the folder's lock and record, and without resuming."""
-    train = config.train
+    """Build the trainer of a session, but without the folder's lock and record, and without resuming.
+
+    Shards are not copied to data.stage: there may be no parent process that would remove the copies.
+    """
+    config, train = replace(config, data=replace(config.data, stage=None)), config.train
     batches = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, world.world_size)
     rank_runtime = runtime.start(config, world, environ, accumulation=batches.accumulation)
     try:

@@ -35,7 +35,7 @@ from train.checkpoint import store
 from train.config import checks, environment, models
 from train.config.batches import BatchSizes, StepCounts, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, EvalConfig, RunConfig
-from train.data import download, registry
+from train.data import download, registry, staging
 from train.metrics import METRICS
 from train.optim import schedule
 from train.run import exit_file
@@ -241,12 +241,13 @@ def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, s
     """Refuse what a task can check before it starts or writes anything. Ranks check the rest.
 
     Raises:
-        Failure: as `check_config` and `environment.refuse_contradicting_variables`.
+        Failure: as `check_config`, `staging.refuse_unusable_stage` and `environment.refuse_contradicting_variables`.
     """
     checks.refuse_multiple_ranks(config.train.parallel, plan.world.world_size)
     checks.refuse_cpu_sync_batchnorm(config.train, plan.device, plan.world.world_size)
     checks.refuse_cpu_precision(config.train, plan.device)
     batch = check_config(config, plan.world.world_size)
+    staging.refuse_unusable_stage(config.data)
     auto = None if plan.device == "cuda" else "fp32"
     precision = auto if config.train.precision == "auto" else config.train.precision
     environment.refuse_contradicting_variables(

@@ -17,7 +17,7 @@ from train.cli import launch
 from train.config import load
 from train.config.load import keep_last_overrides
 from train.config.schema import RunConfig
-from train.data import download
+from train.data import download, staging
 from train.data.download import StatusLine
 from train.run import exit_file, lock, record, requeue, time_limit
 from train.run.folder import choose_writable_folder, refuse_symlinks, run_folder
@@ -92,9 +92,13 @@ def _fetch_and_start_ranks(
 ) -> int:
     if config.data.download:
         download.ensure_downloaded(config.data, StatusLine(sys.stderr))
-    return launch.start_ranks(
-        plan, words, environ, folder=folder, config=config, failed=failed, stop_signals=stop_signals
-    )
+    try:
+        return launch.start_ranks(
+            plan, words, environ, folder=folder, config=config, failed=failed, stop_signals=stop_signals
+        )
+    finally:
+        if config.data.stage is not None:
+            staging.remove_left_folders(Path(config.data.stage))
 
 
 def _write_missing_exit(run_lock: RunLock, code: int, cause: str) -> None:

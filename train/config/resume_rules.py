@@ -27,6 +27,7 @@ KEYS_THAT_MAY_DIFFER: dict[str, str] = {
     "data.mirror": "where they were fetched from",
     "data.max_bad_images": "how many broken files are tolerated, not which",
     "data.cache": "a faster copy of the same images",
+    "data.stage": "so is this",
     "data.loader": "who reads the images: randomness belongs to the sample, not to the reader",
     "data.workers": "how many read the images",
     "train.epochs": "more epochs continue a run",

@@ -66,9 +66,10 @@ class DataConfig:
     (synthetic). images: the folder of the images that a table lists; columns: what the table calls
     its columns; task: what the labels are. progressive_size: {start: pixels, epochs: number}, in which
     images grow to image_size; empty: they do not. mirror: the address from which data.download fetches
-    published files. readers: the parts into which an epoch of shards is cut, a power of two. fit,
-    decode, crop_ratio, interpolation, normalize: the `Preprocessing` of images; auto: that of the
-    weights, or the default. color: the channels that image files get.
+    published files. readers: the parts into which an epoch of shards is cut, a power of two. stage:
+    a folder on a disk of each node, to which shards are copied. fit, decode, crop_ratio,
+    interpolation, normalize: the `Preprocessing` of images; auto: that of the weights, or the
+    default. color: the channels that image files get.
     """
 
     name: str = "synthetic"
@@ -93,6 +94,7 @@ class DataConfig:
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
     readers: int | Auto = "auto"
+    stage: str | None = None
     cache: str | None = None
     fit: Literal["auto", "crop", "pad", "stretch"] = "auto"
     color: Literal["rgb", "gray"] = "rgb"
@@ -318,6 +320,12 @@ PATH = Rule(
     expected="a path that is not empty, without ~",
     suggest=lambda path: os.path.expanduser(path) if os.path.expanduser(path) != path else None,
 )
+# It often depends on the job: a $TMPDIR that no shell has replaced would become a folder of that name.
+STAGE_PATH = Rule(
+    holds=lambda path: PATH.holds(path) and "$" not in path,
+    expected="a path without ~ and $: only a shell replaces variables (data.stage=$TMPDIR on its command line)",
+    suggest=PATH.suggest,
+)
 # config.yaml and logs contain the address, so it must hold no password. File names are appended to it,
 # so it cannot have a query string.
 URL = Rule(
@@ -500,6 +508,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.fold": FOLD,
     "data.repeats": between(1, 64),
     "data.readers": Rule(holds=lambda number: number in READERS, expected=f"1, 2, 4, ... {READERS[-1]}"),
+    "data.stage": STAGE_PATH,
     "data.group": REGEX,
     "data.crop_ratio": Rule(holds=lambda value: 0.1 <= value <= 1, expected="from 0.1 to 1"),
     "data.normalize": NORMALIZATION,

@@ -107,6 +107,7 @@ OPTIONAL_KEYS: Final = (
     "cache",
     "color",
     "readers",
+    "stage",
 )
 # The fix for a key that is set and does nothing. Other such keys are refused, or compared with the data.
 UNUSED_KEY_FIXES: Final = {
@@ -174,7 +175,7 @@ def refuse_inapplicable_keys(data: DataConfig) -> None:
         Failure: USAGE.
     """
     _refuse_other_tasks(data)
-    for key in ("imbalance", "frames", "images", "columns", "test_fraction", "fold", "color", "readers"):
+    for key in ("imbalance", "frames", "images", "columns", "test_fraction", "fold", "color", "readers", "stage"):
         refuse_unused_key(data, key)
     split_checks.refuse_conflicting_keys(data)
     refuse_cut_border(data)

@@ -6,11 +6,13 @@ finds the bytes of its images in memory that it has inherited.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import threading
+import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -31,27 +33,57 @@ MIN_USES: Final = (
     1.5  # images of a run that batches near each other take: below it, reading runs would waste most bytes
 )
 NOWHERE: Final = -1
+LOOK_FOR_COPY_S: Final = 2.0  # between two looks for the copy of an open shard: no system call for each image
 Int64Array = npt.NDArray[np.int64]
 Request = TypeVar("Request")
+
+
+class _OpenFile:
+    """A file that is closed when nothing refers to it, as when its thread has ended. Raises OSError."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, path: str) -> None:
+        self.handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the end of Python `os` may be gone
+        if hasattr(self, "handle"):
+            close(self.handle)
 
 
 class OpenShards(threading.local):
     """The shards that this thread has open, the least recently used first. A forked worker opens its own."""
 
     def __init__(self) -> None:
-        self._handles: OrderedDict[str, int] = OrderedDict()
+        self._handles: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._next_looks: dict[str, float] = {}  # when to look for the copy of a shard; never, once it is open
         self._process = os.getpid()
 
-    def handle(self, path: str) -> int:
-        """Raises OSError."""
+    def handle(self, path: str, copy: str | None = None) -> int:
+        """The open file of a shard, until the next call in this thread.
+
+        copy: where a complete copy of it may appear at any time (data.stage), which is then read instead.
+
+        Raises:
+            OSError: neither can be opened.
+        """
         if self._process != os.getpid():
-            self._handles, self._process = OrderedDict(), os.getpid()
+            self._handles, self._next_looks, self._process = OrderedDict(), {}, os.getpid()
+        if copy is not None and time.monotonic() >= self._next_looks.get(path, 0.0):
+            self._look_for_copy(path, copy)
         if path not in self._handles:
-            self._handles[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            if len(self._handles) > MAX_OPEN_SHARDS:
-                os.close(self._handles.popitem(last=False)[1])
+            self._handles[path] = _OpenFile(path)
         self._handles.move_to_end(path)
-        return self._handles[path]
+        if len(self._handles) > MAX_OPEN_SHARDS:
+            closed, _ = self._handles.popitem(last=False)
+            self._next_looks.pop(closed, None)
+        return self._handles[path].handle
+
+    def _look_for_copy(self, path: str, copy: str) -> None:
+        try:
+            self._handles[path], self._next_looks[path] = _OpenFile(copy), math.inf
+        except OSError:  # not copied yet, or not at all
+            self._next_looks[path] = time.monotonic() + LOOK_FOR_COPY_S
 
 
 OPEN_SHARDS: Final = OpenShards()
@@ -145,7 +177,7 @@ class SharedRuns:
         begin, end = self._bounds(run)
         shard = self._layout.shard_of(int(self._layout.run_starts[run]))
         try:
-            handle = OPEN_SHARDS.handle(os.path.join(self._layout.folder, shard))
+            handle = OPEN_SHARDS.handle(*self._layout.paths(shard))
             with memoryview(self._memory)[slot * SLOT_BYTES : slot * SLOT_BYTES + end - begin] as target:
                 return os.preadv(handle, [target], begin) == end - begin
         except OSError:

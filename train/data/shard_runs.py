@@ -82,6 +82,7 @@ class ShardLayout:
     shards: the names of all shards, relative to the folder. entries: of the whole index, ENTRY [images], mapped.
     shard_starts: the first entry of each shard, and the end, int64 [shards + 1]. run_starts: the first entry of each
     run, and the end, int64 [runs + 1], mapped; no run has images of two shards. selection: the images of the split.
+    copies: the folder in which copies of the shards appear, with data.stage.
     """
 
     folder: Path
@@ -90,6 +91,11 @@ class ShardLayout:
     shard_starts: Int64Array
     run_starts: Int64Array
     selection: Selection
+    copies: Path | None = None
+
+    def paths(self, shard: str) -> tuple[str, str | None]:
+        """The path of a shard, and where a complete copy of it may appear at any time, which is then read instead."""
+        return str(self.folder / shard), None if self.copies is None else str(self.copies / shard)
 
     def shard_of(self, entry: int) -> str:
         """The name of the shard that holds an entry."""

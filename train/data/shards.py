@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, print_message
 from train.config import batches
 from train.config.batches import SplitCounts
 from train.config.schema import DataConfig
@@ -26,7 +28,7 @@ from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
 from train.data.shard_index import ShardIndex
 from train.data.shard_reading import OPEN_SHARDS, Located, ReadAhead
 from train.data.shard_runs import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout
-from train.data.splits import DataSplits, SampleIndices
+from train.data.splits import DataSplits, SampleIndices, SampleSource
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
 NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
@@ -74,10 +76,16 @@ class ShardFiles(Sequence[str]):
         folder, length = self.layout.folder, int(entry["length"])
         try:
             block = self.ahead.read(index, shard_index.BLOCK + length) or self._read(shard, entry, length)
+            is_intact = _is_intact(block, entry)
+            if not is_intact and self.layout.copies is not None:
+                block = self._read_original(shard, entry, length)
+                is_intact = _is_intact(block, entry)
+                if is_intact:
+                    self._remove_damaged_copy(self.layout.copies / shard)
         except OSError as error:
             raise decode.unreadable_image_failure(folder / shard, index, error) from error
         name, data = _member_name(shard, block), block[shard_index.BLOCK :]
-        if zlib.crc32(data) != int(entry["crc32"]):
+        if not is_intact:
             raise Failure(
                 f"image {index} is not what was indexed",
                 found=f"{folder / name}: {'cut short' if len(data) < length else 'its bytes have another crc32'}",
@@ -93,9 +101,34 @@ class ShardFiles(Sequence[str]):
         return self.layout.shard_of(entry), self.layout.entries[entry]
 
     def _read(self, shard: str, entry: np.void, length: int) -> bytes:
-        """The header of an image, and so many bytes of it."""
-        handle = OPEN_SHARDS.handle(str(self.layout.folder / shard))
-        return os.pread(handle, shard_index.BLOCK + length, int(entry["offset"]) - shard_index.BLOCK)
+        """The header of an image, and so many bytes of it. Raises OSError."""
+        path, copy = self.layout.paths(shard)
+        try:
+            return _read_at(OPEN_SHARDS.handle(path, copy), entry, length)
+        except OSError:
+            if copy is None:
+                raise
+            return self._read_original(shard, entry, length)
+
+    def _read_original(self, shard: str, entry: np.void, length: int) -> bytes:
+        """As `_read`, from data.root: the node's own disk may damage a copy. Raises OSError."""
+        with open(self.layout.folder / shard, "rb", buffering=0) as file:
+            return _read_at(file.fileno(), entry, length)
+
+    def _remove_damaged_copy(self, copy: Path) -> None:
+        """Let nobody open this copy again. The process that removes it, one of all, says so."""
+        with suppress(OSError):
+            copy.unlink()
+            line = f"warning: data.stage: {copy} is damaged; its images are read from {self.layout.folder} from now on"
+            print_message(line, sys.stderr)
+
+
+def _read_at(handle: int, entry: np.void, length: int) -> bytes:
+    return os.pread(handle, shard_index.BLOCK + length, int(entry["offset"]) - shard_index.BLOCK)
+
+
+def _is_intact(block: bytes, entry: np.void) -> bool:
+    return zlib.crc32(block[shard_index.BLOCK :]) == int(entry["crc32"])
 
 
 def _member_name(shard: str, block: bytes) -> str:
@@ -186,6 +219,21 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK) -> DataSplits:
         classes=index.classes,
         shape=Shape(channels=COLOR_CHANNELS[data.color], size=height_and_width(data.image_size)),
         warnings=warnings,
+    )
+
+
+def with_copies(splits: DataSplits, copies: Path) -> DataSplits:
+    """The same splits of shards, read from the copies in this folder as soon as these appear."""
+
+    def read_copies(source: SampleSource) -> SampleSource:
+        assert isinstance(source, ShardSource)
+        return replace(source, paths=ShardFiles(replace(source.paths.layout, copies=copies)))
+
+    return replace(
+        splits,
+        training=read_copies(splits.training),
+        validation=read_copies(splits.validation),
+        test=None if splits.test is None else read_copies(splits.test),
     )
 
 

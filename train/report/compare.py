@@ -67,7 +67,7 @@ CONFIG_DEFAULTS: Final = resume_rules.flatten_config(asdict(RunConfig()))
 # They differ between any two runs and mean nothing.
 IGNORED_KEYS: Final = ("run.name", "run.output_dir")
 # They say where and how a run is computed, not what it learns.
-ENVIRONMENT_KEYS: Final = ("data.workers", "data.loader", "data.cache", "data.download")
+ENVIRONMENT_KEYS: Final = ("data.workers", "data.loader", "data.cache", "data.stage", "data.download")
 ENVIRONMENT_SECTIONS: Final = ("launch.", "log.", "checkpoint.", "profile.")
 NO_EFFECT: Final = "no effect"
 CPU_LABEL: Final = "CPU"

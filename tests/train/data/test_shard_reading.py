@@ -64,6 +64,18 @@ def test_images_in_order_are_read_in_runs(source: ShardSource, single_reads: lis
     assert single_reads == []
 
 
+def test_shards_are_closed_when_the_threads_that_read_them_end(source: ShardSource) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    source.read_ahead(in_batches(np.arange(IMAGES)))
+    runs = source.paths.ahead.runs
+    assert runs is not None
+    runs.read_ahead(np.arange(IMAGES))
+    assert (runs.locate(np.arange(IMAGES)) != NOWHERE).all()
+    assert len(os.listdir("/proc/self/fd")) > before
+    runs.stop()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_workers_find_the_runs_in_the_memory_that_they_share(source: ShardSource) -> None:
     assert read(source, np.arange(IMAGES), workers=2) == list(range(IMAGES))
 
