@@ -18,7 +18,9 @@ from PIL import Image
 
 from train.data import shard_index
 from train.data.shard_index import ENTRY, Shard, ShardIndex
+from train.data.shard_labels import LabelKind
 from train.data.shard_runs import cut_into_runs
+from train.tasks import CLASSIFICATION
 
 IMAGES_PER_SHARD = 10_000
 IMAGE_BYTES = 95_000  # a small JPEG and zeros, which end it
@@ -56,14 +58,15 @@ def write_index(folder: Path, images: int) -> None:
         Shard(name=name, split="training", size=status.st_size, modified_ns=status.st_mtime_ns, images=IMAGES_PER_SHARD)
         for name in names
     ]
+    labels = LabelKind(task=CLASSIFICATION, classes=tuple(map(str, range(CLASSES))))
     shard_index.write_files(
         ShardIndex(
             folder=folder,
             shards=tuple(each),
-            classes=tuple(map(str, range(CLASSES))),
+            labels=labels,
             entries=entries,
             run_starts=np.append(starts, len(entries)),
-            order=shard_index.order_training_images(each, entries),
+            order=shard_index.order_training_images(each, entries, labels),
         )
     )
 

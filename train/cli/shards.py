@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from entrypoint import ExitCode, Failure, print_message
 from train import files
 from train.config.schema import RunConfig
+from train.tasks import TASKS
 
 if TYPE_CHECKING:
     from train.data.shard_index import ShardIndex
@@ -21,7 +22,7 @@ def index_shards(config: RunConfig) -> str:
     """Index the shards in data.root. Raises Failure: as `shard_index.write_index`."""
     from train.data import shard_index  # numpy
 
-    return _describe(shard_index.write_index(Path(config.data.root)))
+    return _describe(shard_index.write_index(Path(config.data.root), task=config.data.task))
 
 
 def pack_shards(config: RunConfig, output: str | None, size: int | None, quality: int | None, console: TextIO) -> str:
@@ -69,5 +70,6 @@ def _describe(index: ShardIndex) -> str:
     images = {split: count_images(index.shards, split) for split in SPLITS}
     counts = ", ".join(f"{count:,} for {split}" for split, count in images.items() if count)
     size = files.format_bytes(sum(shard.size for shard in index.shards))
+    outputs = TASKS[index.labels.task].describe_outputs(index.labels.classes)
     shards = f"{len(index.shards):,} tar file{'s' * (len(index.shards) != 1)}"
-    return f"shards         {shards} of {size}, {len(index.classes):,} classes, images: {counts}"
+    return f"shards         {shards} of {size}, {outputs}, images: {counts}"

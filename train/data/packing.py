@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import re
 import tarfile
@@ -27,7 +28,7 @@ from train.config.schema import DataConfig
 from train.data import decode, registry, shard_index
 from train.data.image_folder import ImageFileSource
 from train.data.process_pool import map_in_processes
-from train.tasks import CLASSIFICATION
+from train.data.shard_labels import CLASSES_FILE
 
 PLAN_FILE: Final = "pack.json"
 SHARD_BYTES: Final = 10**9
@@ -38,10 +39,10 @@ SPLIT_NAMES: Final = {"training": "train", "validation": "val", "test": "test"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
-    """A shard to write. members: key, path, label and number of each image."""
+    """A shard to write. members: key, path, label and number of each image. label: as `SampleSource.labels`."""
 
     path: Path
-    members: list[tuple[str, str, int, int]]
+    members: list[tuple[str, str, int | float | list[float], int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +69,12 @@ def pack_images(
     """
     splits = registry.open_splits(data)
     sources = {"training": splits.training, "validation": splits.validation, "test": splits.test}
-    if splits.task != CLASSIFICATION or not isinstance(splits.training, ImageFileSource):
+    if not isinstance(splits.training, ImageFileSource) or splits.weights is not None:
+        weights = "" if splits.weights is None else ", with a weight for each image"
         raise Failure(
-            "only image files with one class each can be packed",
-            found=f"data.name: {data.name}, data.task: {splits.task}",
-            fix="pack a folder of class folders, or a table with one label for each image",
+            "only image files with labels can be packed",
+            found=f"data.name: {data.name}{weights}",
+            fix="pack a folder of class folders, or a table of paths and labels without a column of weights",
             code=ExitCode.USAGE,
         )
     plans = list[ShardPlan]()
@@ -80,15 +82,13 @@ def pack_images(
         if isinstance(source, ImageFileSource) and len(source.labels):
             plans += _plan_split(source, SPLIT_NAMES[split], output, shard_bytes)
     _prepare_output(output, plans, f"{shard_bytes} {scaling}")
-    files.write_atomic(
-        output / shard_index.CLASSES_FILE, b"".join(os.fsencode(name) + b"\n" for name in splits.classes)
-    )
+    files.write_atomic(output / CLASSES_FILE, b"".join(os.fsencode(name) + b"\n" for name in splits.classes))
     missing = [plan for plan in plans if not plan.path.exists()]
     if len(missing) < len(plans):
         say(f"{len(plans) - len(missing)} of {len(plans)} shards are there already")
     for name in map_in_processes(partial(write_shard, scaling), missing):
         say(f"{name} is written")
-    return shard_index.write_index(output)
+    return shard_index.write_index(output, task=splits.task)
 
 
 def _plan_split(source: ImageFileSource, name: str, output: Path, shard_bytes: int) -> Iterator[ShardPlan]:
@@ -153,7 +153,7 @@ def write_shard(scaling: Scaling | None, plan: ShardPlan) -> str:
                 for key, path, label, sample in plan.members:
                     suffix, image = _read_image(path, sample, scaling)
                     _add(archive, key + suffix, image)
-                    _add(archive, f"{key}.cls", str(label).encode())
+                    _add(archive, *_label_member(key, label))
             file.flush()
             os.fsync(file.fileno())
         with files.translate_os_errors(plan.path):
@@ -165,6 +165,15 @@ def write_shard(scaling: Scaling | None, plan: ShardPlan) -> str:
     finally:
         temporary.unlink(missing_ok=True)
     return plan.path.name
+
+
+def _label_member(key: str, label: int | float | list[float]) -> tuple[str, bytes]:
+    """The name and the content of the member with a label: the number of its class, or JSON."""
+    if isinstance(label, int):
+        return f"{key}.cls", str(label).encode()
+    has_labels = isinstance(label, list)
+    content = {"labels": [*np.flatnonzero(label).tolist()]} if has_labels else {"target": label}
+    return f"{key}.json", json.dumps(content).encode()
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -8,13 +8,12 @@ module does not import torch.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
@@ -27,21 +26,21 @@ from train import files
 from train.data import partition
 from train.data.class_folders import IMAGE_SUFFIXES, TRAINING_FOLDER_NAMES, VALIDATION_FOLDER_NAMES
 from train.data.process_pool import map_in_processes
+from train.data.shard_labels import LABEL_SUFFIXES, Label, LabelKind, number_labels, parse_label
 from train.data.shard_runs import Entries, Int64Array, cut_into_runs
+from train.tasks import AUTO, MULTI_LABEL
 
 ENTRIES_FILE: Final = "index.npy"
 RUNS_FILE: Final = "runs.npy"
 ORDER_FILE: Final = "order.npy"
+SETS_FILE: Final = "label_sets.npy"  # only of several labels per image
 FACTS_FILE: Final = "index.json"
 ARRAY_FILES: Final = (ENTRIES_FILE, RUNS_FILE, ORDER_FILE)
-CLASSES_FILE: Final = "classes.txt"  # a class name on each line, for labels that are numbers
 VERSION: Final = 2
 ENTRY: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("label", "<i8")])
 MAX_UINT32: Final = 2**32 - 1
 READ_BYTES: Final = 4 * 2**20
 BLOCK: Final = tarfile.BLOCKSIZE
-LABEL_SUFFIXES: Final = (".cls", ".json", ".txt")  # the first that is there counts
-LABEL_KEYS: Final = ("label", "cls", "class")  # of a .json
 Split = Literal["training", "validation", "test"]
 SPLITS: Final[tuple[Split, ...]] = ("training", "validation", "test")
 
@@ -67,7 +66,7 @@ class ShardIndex:
 
     folder: Path
     shards: tuple[Shard, ...]
-    classes: tuple[str, ...]
+    labels: LabelKind
     entries: Entries
     run_starts: Int64Array
     order: npt.NDArray[np.uint32 | np.int64]
@@ -83,8 +82,8 @@ def count_images(shards: Sequence[Shard], split: Split) -> int:
     return sum(shard.images for shard in shards if shard.split == split)
 
 
-def read_facts(folder: Path) -> tuple[tuple[Shard, ...], tuple[str, ...]]:
-    """The shards and the class names, which `refuse_other_shards` compares with the shards that are there.
+def read_facts(folder: Path) -> tuple[tuple[Shard, ...], LabelKind]:
+    """The shards, which `refuse_other_shards` compares with the files, and what the labels are; the sets are not read.
 
     Raises:
         Failure: NO_INPUT without an index; DATA for a damaged one.
@@ -92,14 +91,14 @@ def read_facts(folder: Path) -> tuple[tuple[Shard, ...], tuple[str, ...]]:
     try:
         facts = files.read_json(folder / FACTS_FILE)
         version, shards = facts["version"], tuple(Shard(**shard) for shard in facts["shards"])
-        classes = tuple(map(str, facts["classes"]))
+        labels = LabelKind(task=facts["task"], classes=tuple(map(str, facts["classes"])))
     except FileNotFoundError:
         raise _missing_index_failure(folder) from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _index_failure(folder, f"{folder / FACTS_FILE}: {error}") from error
     if version != VERSION:
         raise _index_failure(folder, f"{folder / FACTS_FILE} has version {version}, not {VERSION}")
-    return shards, classes
+    return shards, labels
 
 
 def refuse_other_shards(folder: Path, shards: Sequence[Shard]) -> None:
@@ -117,14 +116,14 @@ def refuse_other_shards(folder: Path, shards: Sequence[Shard]) -> None:
 
 def read_index(folder: Path) -> ShardIndex:
     """Map the index. Raises Failure: as `read_facts`."""
-    shards, classes = read_facts(folder)
+    shards, labels = read_facts(folder)
+    if labels.task == MULTI_LABEL:
+        labels = replace(labels, sets=_map_array(folder, SETS_FILE))
     entries, run_starts, order = (_map_array(folder, name) for name in ARRAY_FILES)
     count, training = sum(shard.images for shard in shards), count_images(shards, "training")
     if entries.dtype != ENTRY or (len(entries), run_starts[-1], len(order)) != (count, count, training):
         raise _index_failure(folder, f"{', '.join(ARRAY_FILES)} and {FACTS_FILE} do not belong together")
-    return ShardIndex(
-        folder=folder, shards=shards, classes=classes, entries=entries, run_starts=run_starts, order=order
-    )
+    return ShardIndex(folder=folder, shards=shards, labels=labels, entries=entries, run_starts=run_starts, order=order)
 
 
 def _map_array(folder: Path, name: str) -> npt.NDArray[Any]:
@@ -170,19 +169,24 @@ def _split_of(name: str) -> Split:
     return "validation" if is_validation else "training"
 
 
-def write_index(folder: Path, processes: int | None = None) -> ShardIndex:
+def write_index(folder: Path, processes: int | None = None, task: str = AUTO) -> ShardIndex:
     """Read all shards once, one behind the other in each of so many processes, and write their index.
 
+    task: as data.task.
+
     Raises:
-        Failure: NO_INPUT without shards; DATA for a damaged shard, and for images without a label; what writing raises.
+        Failure: NO_INPUT without shards; DATA for a damaged shard, for images without a label, and as `number_labels`;
+            what writing raises.
     """
     listed = list_shards(folder)
     for name in (*ARRAY_FILES, FACTS_FILE):
         files.refuse_unusable_file(folder / name, "index", Path(name).suffix)
     parts = list(map_in_processes(partial(_read_shard, folder), [name for name, _ in listed], processes))
-    classes, values = _number_labels(folder, sorted({label for part in parts for label in part.labels}))
+    written = sorted({label for part in parts for label in part.labels}, key=str)
+    labels, values = number_labels(folder, written, task)
+    of_label = dict(zip(written, values.tolist(), strict=True))
     for part in parts:
-        part.entries["label"] = np.array([values[label] for label in part.labels], np.int64)[part.entries["label"]]
+        part.entries["label"] = np.array([of_label[each] for each in part.labels], np.int64)[part.entries["label"]]
     entries = np.concatenate([part.entries for part in parts])
     if not any(len(part.entries) for (_, split), part in zip(listed, parts, strict=True) if split == "training"):
         raise Failure(
@@ -202,19 +206,21 @@ def write_index(folder: Path, processes: int | None = None) -> ShardIndex:
     index = ShardIndex(
         folder=folder,
         shards=shards,
-        classes=tuple(classes),
+        labels=labels,
         entries=entries,
         run_starts=run_starts,
-        order=order_training_images(shards, entries),
+        order=order_training_images(shards, entries, labels),
     )
     write_files(index)
     return index
 
 
-def order_training_images(shards: Sequence[Shard], entries: Entries) -> npt.NDArray[np.uint32 | np.int64]:
+def order_training_images(
+    shards: Sequence[Shard], entries: Entries, labels: LabelKind
+) -> npt.NDArray[np.uint32 | np.int64]:
     """The order of `ShardIndex`."""
     count = count_images(shards, "training")
-    order = partition.order_by_share(entries["label"][:count])
+    order = partition.order_by_share(labels.strata(entries["label"][:count]))
     return order.astype(np.uint32) if count <= MAX_UINT32 else order
 
 
@@ -222,7 +228,14 @@ def write_files(index: ShardIndex) -> None:
     """Write all files of an index. Raises Failure: IO, OUTPUT."""
     for name, array in zip(ARRAY_FILES, (index.entries, index.run_starts, index.order), strict=True):
         _write_array(index.folder / name, array)
-    facts = {"version": VERSION, "classes": index.classes, "shards": [asdict(shard) for shard in index.shards]}
+    if index.labels.sets is not None:
+        _write_array(index.folder / SETS_FILE, index.labels.sets)
+    facts = {
+        "version": VERSION,
+        "task": index.labels.task,
+        "classes": index.labels.classes,
+        "shards": [asdict(shard) for shard in index.shards],
+    }
     files.write_json(index.folder / FACTS_FILE, facts)
 
 
@@ -238,12 +251,12 @@ def _write_array(path: Path, array: npt.NDArray[Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReadShard:
-    """labels: the texts of the labels, each once; the entries have their numbers in this list."""
+    """labels: each once, as they are written; the entries have their numbers in this list."""
 
     size: int
     modified_ns: int
     entries: Entries
-    labels: list[str]
+    labels: list[Label]
 
 
 def _read_shard(folder: Path, name: str) -> _ReadShard:
@@ -251,7 +264,7 @@ def _read_shard(folder: Path, name: str) -> _ReadShard:
     path = folder / name
     with files.translate_os_errors(path, "read"), open(path, "rb", buffering=READ_BYTES) as file:
         status = os.fstat(file.fileno())
-        rows, labels = [], dict[str, int]()
+        rows, labels = [], dict[Label, int]()
         for key, image, label in _samples(path, file, status.st_size):
             if label is None:
                 raise Failure(
@@ -268,7 +281,7 @@ def _read_shard(folder: Path, name: str) -> _ReadShard:
     )
 
 
-def _samples(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, tarfile.TarInfo, str | None]]:
+def _samples(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, tarfile.TarInfo, Label | None]]:
     """Key, image and label of each sample: the members with one key follow each other.
 
     The key is the name up to the first dot behind the last slash.
@@ -280,7 +293,7 @@ def _samples(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, tarfi
         key, suffix = (f"{above}/{stem}" if above else stem), (dot + suffix).lower()
         if key != current:
             if image is not None:
-                yield current, image, _label_text(texts)
+                yield current, image, parse_label(texts)
             current, image, texts = key, None, {}
         if image is None and suffix.endswith(IMAGE_SUFFIXES):
             image = member
@@ -288,7 +301,7 @@ def _samples(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, tarfi
             file.seek(member.offset_data)
             texts[suffix] = file.read(member.size).decode(errors="replace")
     if image is not None:
-        yield current, image, _label_text(texts)
+        yield current, image, parse_label(texts)
 
 
 def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tarfile.TarInfo]:
@@ -313,68 +326,6 @@ def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tarfile.TarInfo]
 def _checksum(file: BinaryIO, member: tarfile.TarInfo) -> int:
     file.seek(member.offset_data)
     return zlib.crc32(file.read(member.size))
-
-
-def _label_text(texts: dict[str, str]) -> str | None:
-    """The label of the first of LABEL_SUFFIXES that has one."""
-    for suffix in LABEL_SUFFIXES:
-        if (text := texts.get(suffix)) is None:
-            continue
-        if suffix != ".json":
-            return text.strip()
-        try:
-            content = json.loads(text)
-        except ValueError:
-            continue
-        value = (
-            next((content[key] for key in LABEL_KEYS if key in content), None) if isinstance(content, dict) else None
-        )
-        if isinstance(value, int | str):
-            return str(value).strip()
-    return None
-
-
-def _number_labels(folder: Path, labels: Sequence[str]) -> tuple[list[str], dict[str, int]]:
-    """The names of the classes, and the number of each label: its own, or its place among the names.
-
-    Raises:
-        Failure: DATA for labels of both kinds, and for labels that are not in classes.txt.
-    """
-    names, numeric = _read_class_names(folder), [label for label in labels if label.isdecimal()]
-    if len(numeric) == len(labels):
-        values = {label: int(label) for label in labels}
-        names = names or [str(number) for number in range(max(values.values(), default=-1) + 1)]
-        missing = [label for label, number in values.items() if number >= len(names)]
-    elif names is None and numeric:
-        raise Failure(
-            "some labels of the shards are numbers, and others are names",
-            found=f"{numeric[0]!r} and {next(label for label in labels if label not in numeric)!r}",
-            fix=f"write numbers only, and their names into {folder / CLASSES_FILE}, one on each line",
-            code=ExitCode.DATA,
-        )
-    else:
-        names = names or [*labels]
-        values = {name: number for number, name in enumerate(names)}
-        missing = [label for label in labels if label not in values]
-    if missing:
-        raise Failure(
-            f"a label of the shards is not in {CLASSES_FILE}",
-            found=f"{missing[0]!r}, and {len(names)} names in {folder / CLASSES_FILE}",
-            fix="write a name for each class, one on each line",
-            code=ExitCode.DATA,
-        )
-    return names, values
-
-
-def _read_class_names(folder: Path) -> list[str] | None:
-    path = folder / CLASSES_FILE
-    try:
-        text = os.fsdecode(files.read_regular_file(path))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _index_failure(folder, f"{path}: {error}") from error
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def _refuse_other_shard(folder: Path, shard: Shard) -> None:

@@ -23,14 +23,18 @@ from train.config.schema import DataConfig
 from train.data import class_folders, decode, partition, shard_index, shard_reading
 from train.data.decode import ImageBytes
 from train.data.encoded_images import EncodedImageSource
+from train.data.labels import number_scale
 from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
 from train.data.shard_index import ShardIndex
+from train.data.shard_labels import LabelKind
 from train.data.shard_reading import OPEN_SHARDS, Located, ReadAhead
 from train.data.shard_runs import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout
 from train.data.splits import DataSplits, SampleIndices, SampleSource
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
+from train.tasks import AUTO, CLASSIFICATION, REGRESSION, TargetScale
 
+GATHERED_AT_A_TIME: Final = 2**20  # labels
 NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
 
 
@@ -170,21 +174,21 @@ class ShardSource(EncodedImageSource):
 def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK) -> DataSplits:
     """All splits. Raises Failure: as `shard_index.read_index`; DATA for another number of classes."""
     index = shard_index.read_index(Path(data.root))
-    if data.classes not in (len(index.classes), DataConfig().classes):
+    _refuse_other_task(data, index.labels)
+    if index.labels.task != REGRESSION and data.classes not in (len(index.labels.classes), DataConfig().classes):
         raise Failure(
             "data.classes is not the number of classes of the shards",
-            found=f"{len(index.classes)} classes in {index.folder / shard_index.FACTS_FILE}",
+            found=f"{len(index.labels.classes)} classes in {index.folder / shard_index.FACTS_FILE}",
             expected=f"data.classes: {data.classes}",
-            fix=f"set data.classes to {len(index.classes)}, or leave it out",
+            fix=f"set data.classes to {len(index.labels.classes)}, or leave it out",
             code=ExitCode.DATA,
         )
     ends = [index.bounds(split)[1] for split in shard_index.SPLITS]
     validation, test = np.arange(ends[0], ends[1]), np.arange(ends[1], ends[2])
-    training, labels = RemainingEntries(ends[0]), index.entries["label"][: ends[0]]
+    training = RemainingEntries(ends[0])
     counts = batches.count_splits(ends[0], data, has_validation=len(validation) > 0)
-    warnings = tuple[str, ...]()
     if counts.validation or counts.test:
-        training, labels, chosen = _split_training(index, data, counts, host)
+        training, chosen = _split_training(index, data, counts)
         validation = chosen[0] if counts.validation else validation
         test = chosen[1] if counts.test else test
     layout = ShardLayout(
@@ -196,7 +200,7 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK) -> DataSplits:
         selection=training,
     )
 
-    def open_source(selection: Selection, labels: npt.NDArray[np.integer[Any]]) -> ShardSource:
+    def open_source(selection: Selection, labels: npt.NDArray[Any]) -> ShardSource:
         return ShardSource(
             ShardFiles(replace(layout, selection=selection)),
             torch.from_numpy(labels),
@@ -206,20 +210,53 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK) -> DataSplits:
         )
 
     def open_chosen(entries: Int64Array) -> ShardSource:
-        return open_source(ChosenEntries(entries), index.entries["label"][entries].astype(_label_dtype(index)))
+        return open_source(ChosenEntries(entries), index.labels.values(index.entries["label"][entries]))
 
-    sources = open_source(training, labels), open_chosen(validation)
-    if counts.validation:
-        per_class = (np.bincount(source.labels.numpy(), minlength=len(index.classes)).tolist() for source in sources)
-        warnings = class_folders.missing_validation_warnings(index.classes, *per_class)
+    sources = open_source(training, _training_labels(index, training, host)), open_chosen(validation)
     return DataSplits(
         training=sources[0],
         validation=sources[1],
         test=open_chosen(test) if len(test) else None,
-        classes=index.classes,
+        classes=index.labels.classes,
         shape=Shape(channels=COLOR_CHANNELS[data.color], size=height_and_width(data.image_size)),
-        warnings=warnings,
+        warnings=_missing_validation_warnings(index, sources) if counts.validation else (),
+        task=index.labels.task,
+        target=_target_scale(index, sources[0]) if index.labels.task == REGRESSION else None,
     )
+
+
+def _refuse_other_task(data: DataConfig, labels: LabelKind) -> None:
+    if data.task not in (AUTO, labels.task):
+        raise Failure(
+            "the shards were indexed for another task",
+            found=f"data.task: {data.task}, and an index for {labels.task}",
+            fix=f"leave data.task out, or index them again: train data index {data.root} data.task={data.task}",
+            code=ExitCode.USAGE,
+        )
+
+
+def _missing_validation_warnings(index: ShardIndex, sources: Sequence[ShardSource]) -> tuple[str, ...]:
+    """A warning of the classes or labels that no validation image has."""
+    if index.labels.task == REGRESSION:
+        return ()
+    classes, labels = index.labels.classes, [source.labels.numpy() for source in sources]
+    counts = [
+        np.bincount(each, minlength=len(classes)) if each.ndim == 1 else each.sum(axis=0, dtype=np.int64)
+        for each in labels
+    ]
+    return class_folders.missing_validation_warnings(classes, *(each.tolist() for each in counts))
+
+
+def _target_scale(index: ShardIndex, training: ShardSource) -> TargetScale:
+    scale = number_scale(training.labels.numpy())
+    if scale is None:
+        raise Failure(
+            "all images to train on have the same number",
+            found=f"{training.labels[0].item():g} in {index.folder}",
+            fix="give the training images different numbers, or another data.val_fraction",
+            code=ExitCode.DATA,
+        )
+    return scale
 
 
 def with_copies(splits: DataSplits, copies: Path) -> DataSplits:
@@ -237,27 +274,28 @@ def with_copies(splits: DataSplits, copies: Path) -> DataSplits:
     )
 
 
-def _label_dtype(index: ShardIndex) -> np.dtype[np.integer[Any]]:
-    """Labels of a split that was chosen are kept in memory, and those of all images in the index."""
-    return np.dtype(np.int16 if len(index.classes) <= np.iinfo(np.int16).max else np.int64)
-
-
 def _split_training(
-    index: ShardIndex, data: DataConfig, counts: SplitCounts, host: HostRanks
-) -> tuple[RemainingEntries, npt.NDArray[np.integer[Any]], list[Int64Array]]:
-    """The entries to train on, their labels, and the entries for validation and for the test, sorted.
+    index: ShardIndex, data: DataConfig, counts: SplitCounts
+) -> tuple[RemainingEntries, list[Int64Array]]:
+    """The entries to train on, and those for validation and for the test, sorted."""
+    splits = partition.split_order(index.order, data, counts)
+    left_out = np.sort(np.concatenate(splits).astype(np.int64))
+    training = RemainingEntries(len(index.order), left_out=left_out, numbers=left_out - np.arange(len(left_out)))
+    return training, [left_out if len(each) == len(left_out) else np.sort(each.astype(np.int64)) for each in splits]
 
-    The ranks of a machine share the memory of the labels.
-    """
-    validation, test = partition.split_order(index.order, data, counts)
-    left_out = np.sort(np.concatenate([validation, test]).astype(np.int64))
-    labels = host.array((counts.training,), _label_dtype(index))
-    numbers = left_out - np.arange(len(left_out))
-    training = RemainingEntries(len(index.order), left_out=left_out, numbers=numbers)
+
+def _training_labels(index: ShardIndex, training: RemainingEntries, host: HostRanks) -> npt.NDArray[Any]:
+    """As `SampleSource.labels`: those of the mapped index, or in memory that the ranks of a machine share."""
+    column = index.entries["label"]
+    if index.labels.task == CLASSIFICATION and len(training) == training.count:
+        return column[: training.count]
+    no_values = index.labels.values(column[:0])
+    labels = host.array((len(training), *no_values.shape[1:]), no_values.dtype)
 
     def gather() -> None:
-        labels.content[:] = np.delete(index.entries["label"][: len(index.order)], left_out)
+        for first in range(0, len(training), GATHERED_AT_A_TIME):
+            part = slice(first, min(first + GATHERED_AT_A_TIME, len(training)))
+            labels.content[part] = index.labels.values(column[training.entries(np.arange(part.start, part.stop))])
 
     host.fill([labels], gather)
-    chosen = [left_out if len(each) == len(left_out) else np.sort(each.astype(np.int64)) for each in (validation, test)]
-    return training, labels.content, chosen
+    return labels.content

@@ -16,7 +16,7 @@ from tars import Members, data_of, numbered, png, write_tar
 
 from entrypoint import Failure
 from train.config.schema import DataConfig
-from train.data import packing, registry, shard_index, shards
+from train.data import packing, registry, shard_index, shard_labels, shards
 from train.data.packing import Scaling
 from train.data.splits import SampleSource
 
@@ -81,18 +81,18 @@ def test_labels_may_be_written_in_several_ways(tmp_path: Path, suffix: str, text
     write_tar(tmp_path / "0.tar", members | {"x/b.png": png(2)})
     index = shard_index.write_index(tmp_path, processes=1)
     assert index.entries["label"].tolist() == [3, 1]
-    assert index.classes == ("0", "1", "2", "3")
+    assert index.labels.classes == ("0", "1", "2", "3")
 
 
 def test_labels_may_be_names(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", {"a.png": png(1), "a.cls": b"dog", "b.png": png(2), "b.cls": b"cat"})
     index = shard_index.write_index(tmp_path, processes=1)
-    assert (index.classes, index.entries["label"].tolist()) == (("cat", "dog"), [1, 0])
+    assert (index.labels.classes, index.entries["label"].tolist()) == (("cat", "dog"), [1, 0])
 
 
 def test_numbers_get_their_names_from_classes_txt(folder: Path) -> None:
-    (folder / shard_index.CLASSES_FILE).write_text("cat\ndog\n")
-    assert shard_index.write_index(folder, processes=1).classes == ("cat", "dog")
+    (folder / shard_labels.CLASSES_FILE).write_text("cat\ndog\n")
+    assert shard_index.write_index(folder, processes=1).labels.classes == ("cat", "dog")
 
 
 def test_several_processes_write_the_same_index(folder: Path) -> None:

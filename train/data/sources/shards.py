@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.registry import DataSource, DataSummary, describe_test
+from train.tasks import CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -53,7 +54,7 @@ def _summarize(data: DataConfig) -> DataSummary:
     """
     from train.data import shard_index
 
-    shards, classes = shard_index.read_facts(Path(data.root))
+    shards, labels = shard_index.read_facts(Path(data.root))
     training, validation, test = (shard_index.count_images(shards, split) for split in shard_index.SPLITS)
     if validation:
         split_checks.refuse_second_validation_split(data, f"validation shards in {data.root}")
@@ -61,14 +62,16 @@ def _summarize(data: DataConfig) -> DataSummary:
         split_checks.refuse_second_test_split(data, f"test shards in {data.root}")
     sizes = count_splits(training, data, has_validation=validation > 0)
     validation = validation or sizes.validation
-    images = f"{sum(shard.images for shard in shards):,} images in {len(classes):,} classes"
+    images = f"{sum(shard.images for shard in shards):,} images, {TASKS[labels.task].describe_outputs(labels.classes)}"
     rest = f"{sizes.training:,} for training, {validation:,} for validation{describe_test(test or sizes.test)}"
+    facts: dict[str, Any] = {"classes": [*labels.classes], "training": sizes.training, "held_out": validation}
     files = f"{len(shards):,} tar file{'s' * (len(shards) != 1)}"
     return DataSummary(
         description=f"shards ({data.root}), {files}, {data.image_size} pixels, {images}: {rest}",
         training=sizes.training,
-        outputs=len(classes),
-        facts={"classes": [*classes], "training": sizes.training, "held_out": validation},
+        outputs=len(labels.classes),
+        facts=facts if labels.task == CLASSIFICATION else facts | {"task": labels.task},
+        task=labels.task,
     )
 
 
@@ -83,4 +86,5 @@ SHARDS: Final = DataSource(
     has_class_names=True,
     hashes_paths=True,
     resizes=True,
+    tasks=tuple(TASKS),
 )

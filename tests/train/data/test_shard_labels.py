@@ -1,0 +1,121 @@
+"""What the labels in tar shards become: a class, several labels, or a number for each image."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jobs import trained
+from label_tables import rows, write_table
+from tars import data_of, png, write_tar
+
+from entrypoint import Failure
+from train.config.schema import DataConfig
+from train.data import packing, registry, shard_index
+from train.data.splits import DataSplits
+
+
+def indexed(folder: Path, contents: list[Any], task: str = "auto") -> Path:
+    """A shard of images with a .json of these contents."""
+    members = {}
+    for number, content in enumerate(contents):
+        members |= {f"{number:03d}.png": png(number), f"{number:03d}.json": json.dumps(content).encode()}
+    write_tar(folder / "0.tar", members)
+    shard_index.write_index(folder, processes=1, task=task)
+    return folder
+
+
+def opened(folder: Path, **values: object) -> DataSplits:
+    return registry.open_splits(data_of(folder, val_fraction=0.0, **values))
+
+
+def test_a_list_is_several_labels(tmp_path: Path) -> None:
+    splits = opened(indexed(tmp_path, [{"labels": ["dog", "cat"]}, {"labels": []}, {"label": "sofa"}]))
+    assert (splits.task, splits.classes) == ("multi_label", ("cat", "dog", "sofa"))
+    assert splits.training.labels.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    assert splits.training.labels.dtype == torch.float32
+
+
+def test_a_number_with_a_fraction_is_a_number_to_predict(tmp_path: Path) -> None:
+    splits = opened(indexed(tmp_path, [{"target": 1.5}, {"target": -2}, {"target": 30}]))
+    assert (splits.task, splits.classes, splits.training.labels.tolist()) == ("regression", ("target",), [1.5, -2, 30])
+    assert splits.target is not None
+    assert splits.target.mean == pytest.approx(29.5 / 3)
+
+
+def test_integers_are_numbers_to_predict_if_the_index_is_asked_for_that(tmp_path: Path) -> None:
+    splits = opened(indexed(tmp_path, [{"label": 3}, {"label": 7}], task="regression"))
+    assert (splits.task, splits.training.labels.tolist()) == ("regression", [3, 7])
+
+
+@pytest.mark.parametrize(
+    ("contents", "task", "says"),
+    [
+        ([{"labels": ["a", "b"]}, {"label": "a"}], "classification", "an image has several labels"),
+        ([{"label": 1.5}, {"label": "a"}], "regression", "a label is no number"),
+    ],
+)
+def test_labels_of_another_kind_than_asked_for_are_refused(
+    tmp_path: Path, contents: list[Any], task: str, says: str
+) -> None:
+    with pytest.raises(Failure, match=says) as caught:
+        indexed(tmp_path, contents, task)
+    assert caught.value.code == 65
+
+
+def test_an_index_for_another_task_is_refused_with_the_command(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="indexed for another task") as caught:
+        opened(indexed(tmp_path, [{"label": 3}, {"label": 7}]), task="regression")
+    assert (caught.value.code, f"train data index {tmp_path} data.task=regression" in caught.value.fix) == (64, True)
+
+
+def test_numbers_that_are_all_equal_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="the same number"):
+        opened(indexed(tmp_path, [{"target": 1.5}, {"target": 1.5}]))
+
+
+TABLES = {
+    "multi_label": [["cat; dog", "dog", "", "cat|sofa"][number % 4] for number in range(40)],
+    "regression": [str(number / 4 - 3) for number in range(40)],
+}
+
+
+@pytest.mark.parametrize("task", TABLES)
+def test_a_packed_table_keeps_the_labels_of_its_images_and_its_splits(tmp_path: Path, task: str) -> None:
+    table = write_table(tmp_path, rows(TABLES[task]))
+    data = DataConfig(name="table", root=str(table), image_size=8, task=task, val_fraction=0.25)
+    packing.pack_images(data, tmp_path / "shards", scaling=None, say=lambda line: None)
+    of_table, of_shards = registry.open_splits(data), opened(tmp_path / "shards")
+    assert (of_shards.task, of_shards.classes) == (of_table.task, of_table.classes)
+    for name in ("training", "validation"):
+        known, read = (getattr(splits, name).labels.numpy() for splits in (of_table, of_shards))
+        assert np.array_equal(np.sort(known, axis=0), np.sort(read, axis=0))
+
+
+@pytest.mark.parametrize("task", TABLES)
+def test_a_share_of_shards_validates_and_every_image_keeps_its_label(tmp_path: Path, task: str) -> None:
+    values = [number / 4 for number in range(40)]
+    labels = [{"target": value} if task == "regression" else {"labels": [str(int(value))]} for value in values]
+    splits = registry.open_splits(data_of(indexed(tmp_path, labels, task), val_fraction=0.25))
+    for source in (splits.training, splits.validation):
+        images = source.read(np.arange(len(source.labels)))[:, 0, 0, 0].numpy() / 4
+        expected = images if task == "regression" else np.eye(10)[images.astype(int)]
+        assert np.array_equal(source.labels.numpy(), expected)
+    assert len(splits.validation.labels) == 10
+
+
+@pytest.mark.parametrize(("task", "metric"), [("multi_label", "map"), ("regression", "mae")])
+def test_a_training_on_shards_learns_other_tasks_too(tmp_path: Path, task: str, metric: str) -> None:
+    table = write_table(tmp_path, rows(TABLES[task]))
+    data = DataConfig(name="table", root=str(table), image_size=8, task=task, val_fraction=0.25)
+    packing.pack_images(data, tmp_path / "shards", scaling=None, say=lambda line: None)
+    trainer = trained(
+        tmp_path / "run", "data.name=shards", f"data.root={tmp_path / 'shards'}", "data.classes=3", "train.global_batch_size=8"
+    )
+    evaluated = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert trainer.state.step > 0
+    assert any(metric in event for event in evaluated if event["event"] == "eval")

@@ -1,0 +1,188 @@
+"""Reads the labels of images in tar shards, and keeps each in the eight bytes that an index has for it.
+
+A class is kept as its number, a number to predict as the bits of its float64, and several labels as the number of a set
+of labels. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from entrypoint import ExitCode, Failure
+from train import files
+from train.data.labels import strata_of_numbers
+from train.data.shard_runs import Int64Array
+from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION
+
+LABEL_SUFFIXES: Final = (".cls", ".json", ".txt")  # the first that is there counts
+LABEL_KEYS: Final = ("label", "labels", "cls", "class", "target")  # of a .json
+CLASSES_FILE: Final = "classes.txt"  # a class name on each line, for labels that are numbers
+Label = str | tuple[str, ...]  # as it is written: one, or any number of them
+UInt8Array = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelKind:
+    """What the labels of an index are.
+
+    classes: the names of the model's outputs. sets: of several labels per image, which of them each set has: bits,
+    uint8 [sets, (classes + 7) // 8].
+    """
+
+    task: str
+    classes: tuple[str, ...]
+    sets: UInt8Array | None = None
+
+    def values(self, column: Int64Array) -> npt.NDArray[Any]:
+        """The labels of images as `SampleSource.labels`, from the `label` of their entries."""
+        if self.sets is not None:
+            return np.unpackbits(self.sets[column], axis=1, count=len(self.classes)).astype(np.float32)
+        if self.task == REGRESSION:
+            return np.ascontiguousarray(column).view(np.float64).astype(np.float32)
+        return column.astype(np.int16 if len(self.classes) <= np.iinfo(np.int16).max else np.int64)
+
+    def strata(self, column: Int64Array) -> Int64Array:
+        """A number for each image: a split takes the same share of each."""
+        if self.sets is not None:
+            members = np.unpackbits(self.sets, axis=1, count=len(self.classes))
+            counts = np.bincount(column, minlength=len(members)) @ members
+            rarity = np.where(members > 0, counts, np.inf)
+            return np.where(members.any(axis=1), rarity.argmin(axis=1), len(self.classes))[column]
+        return strata_of_numbers(self.values(column)) if self.task == REGRESSION else column
+
+
+def parse_label(texts: Mapping[str, str]) -> Label | None:
+    """The label of a sample: of the first of LABEL_SUFFIXES that has one. texts: the members with these endings."""
+    for suffix in LABEL_SUFFIXES:
+        if (text := texts.get(suffix)) is None:
+            continue
+        label = _parse_json(text) if suffix == ".json" else text.strip()
+        if label is not None:
+            return label
+    return None
+
+
+def _parse_json(text: str) -> Label | None:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(content, dict):
+        return None
+    value = next((content[key] for key in LABEL_KEYS if key in content), None)
+    if isinstance(value, list) and all(isinstance(each, int | str) for each in value):
+        return tuple(sorted({str(each).strip() for each in value}))
+    return str(value).strip() if isinstance(value, int | float | str) else None
+
+
+def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[LabelKind, Int64Array]:
+    """What these different labels are, and what an index keeps of each, int64 [labels].
+
+    task: as data.task. By itself several labels in any sample, or a number with a fraction, tell the task.
+
+    Raises:
+        Failure: DATA for labels of two kinds, of another task, or not in classes.txt.
+    """
+    task = _infer_task(labels) if task == AUTO else task
+    if task == REGRESSION:
+        return _number_numbers(folder, labels)
+    texts = sorted({text for label in labels for text in ((label,) if isinstance(label, str) else label)})
+    names, numbers = _number_names(folder, texts)
+    if task == MULTI_LABEL:
+        members = np.zeros((len(labels), len(names)), bool)
+        for row, label in enumerate(labels):
+            members[row, [numbers[text] for text in ((label,) if isinstance(label, str) else label)]] = True
+        return LabelKind(task=task, classes=names, sets=np.packbits(members, axis=1)), np.arange(len(labels))
+    if several := [label for label in labels if not isinstance(label, str)]:
+        raise _kind_failure("an image has several labels", repr(several[0]), "data.task=multi_label")
+    return LabelKind(task=task, classes=names), np.array([numbers[str(label)] for label in labels], np.int64)
+
+
+def _infer_task(labels: Sequence[Label]) -> str:
+    if any(not isinstance(label, str) for label in labels):
+        return MULTI_LABEL
+    numbers = [_parse_number(label) for label in labels]
+    values = [number for number in numbers if number is not None]
+    is_number = len(values) == len(labels) and not all(value.is_integer() for value in values)
+    return REGRESSION if is_number else CLASSIFICATION
+
+
+def _number_numbers(folder: Path, labels: Sequence[Label]) -> tuple[LabelKind, Int64Array]:
+    numbers = [_parse_number(label) for label in labels]
+    if None in numbers:
+        raise _kind_failure("a label is no number", repr(labels[numbers.index(None)]), "data.task=classification")
+    names = _read_class_names(folder) or []
+    name = names[0] if len(names) == 1 else "target"
+    return LabelKind(task=REGRESSION, classes=(name,)), np.array(numbers, np.float64).view(np.int64)
+
+
+def _parse_number(label: Label) -> float | None:
+    try:
+        number = float(label) if isinstance(label, str) else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The names of the classes, and the number of each label: its own, or its position among the names.
+
+    Raises:
+        Failure: DATA for labels of both kinds, and for labels that are not in classes.txt.
+    """
+    names, numeric = _read_class_names(folder), [label for label in labels if label.isdecimal()]
+    if len(numeric) == len(labels):
+        values = {label: int(label) for label in labels}
+        names = names or [str(number) for number in range(max(values.values(), default=-1) + 1)]
+        missing = [label for label, number in values.items() if number >= len(names)]
+    elif names is None and numeric:
+        raise Failure(
+            "some labels of the shards are numbers, and others are names",
+            found=f"{numeric[0]!r} and {next(label for label in labels if label not in numeric)!r}",
+            fix=f"write numbers only, and their names into {folder / CLASSES_FILE}, one on each line",
+            code=ExitCode.DATA,
+        )
+    else:
+        names = names or [*labels]
+        values = {name: number for number, name in enumerate(names)}
+        missing = [label for label in labels if label not in values]
+    if missing:
+        raise Failure(
+            f"a label of the shards is not in {CLASSES_FILE}",
+            found=f"{missing[0]!r}, and {len(names)} names in {folder / CLASSES_FILE}",
+            fix="write a name for each class, one on each line",
+            code=ExitCode.DATA,
+        )
+    return tuple(names), values
+
+
+def _read_class_names(folder: Path) -> list[str] | None:
+    """Raises Failure: IO."""
+    path = folder / CLASSES_FILE
+    try:
+        with files.translate_os_errors(path, "read"):
+            text = os.fsdecode(files.read_regular_file(path))
+    except Failure:
+        if path.exists():
+            raise
+        return None
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+
+
+def _kind_failure(what: str, label: str, setting: str) -> Failure:
+    return Failure(
+        f"{what} in the shards, and others are of another kind",
+        found=label,
+        expected="in all samples a class, or a list of labels, or a number to predict",
+        fix=f"if all may be read in one way, say so: train data index DIR {setting}",
+        code=ExitCode.DATA,
+    )
