@@ -18,7 +18,7 @@ from pathlib import Path
 from train.config.models import SMALLEST_TIMM_MODELS, SMALLEST_TORCHVISION_MODELS, TIMM_PREFIX, TORCHVISION_MODELS
 
 # Seconds of processor time, which other work on the machine does not use up, and gigabytes of memory.
-CPU_LIMIT_S, MEMORY_LIMIT_GIB = 200, 8
+CPU_LIMIT_S, MEMORY_LIMIT_GIB = 200, 19
 SIZE = 64  # pixels; a model that does not take them is stepped at its own size
 TORCHVISION_SIZE = 224
 CLASSES = 5
