@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,13 +60,14 @@ class HostRanks:
         """Run `action` on the first rank of each machine; returns its result on all ranks there. All ranks call it.
 
         Raises:
-            Failure: on all ranks, if `action` raises one on any machine.
+            Failure: on all ranks, if `action` raises one on any machine; of several machines it names that one.
         """
         if self.world_size == 1:
             return action()
         nodes = self.all_gather(self.node)
         leads = nodes.index(self.node) == self.rank
-        results = self.all_gather(_result_or_failure(action) if leads else (None, None))
+        machine = socket.gethostname() if len(set(nodes)) > 1 else None
+        results = self.all_gather(_result_or_failure(action, machine) if leads else (None, None))
         for _, failure in results:
             if failure is not None:
                 raise Failure(**failure)
@@ -148,11 +150,14 @@ class HostMemory:
     memory: Tensor | None = None
 
 
-def _result_or_failure(action: Callable[[], T]) -> tuple[T | None, dict[str, Any] | None]:
+def _result_or_failure(action: Callable[[], T], machine: str | None) -> tuple[T | None, dict[str, Any] | None]:
     try:
         return action(), None
     except Failure as failure:
-        return None, failure.arguments()
+        arguments = failure.arguments()
+        if machine is not None:
+            arguments["found"] = f"{failure.found or failure.what} (on {machine})"
+        return None, arguments
 
 
 def _create_memory_file(size: int) -> int | None:

@@ -114,7 +114,11 @@ def test_a_training_on_shards_learns_other_tasks_too(tmp_path: Path, task: str, 
     data = DataConfig(name="table", root=str(table), image_size=8, task=task, val_fraction=0.25)
     packing.pack_images(data, tmp_path / "shards", scaling=None, say=lambda line: None)
     trainer = trained(
-        tmp_path / "run", "data.name=shards", f"data.root={tmp_path / 'shards'}", "data.classes=3", "train.global_batch_size=8"
+        tmp_path / "run",
+        "data.name=shards",
+        f"data.root={tmp_path / 'shards'}",
+        "data.classes=3",
+        "train.global_batch_size=8",
     )
     evaluated = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert trainer.state.step > 0

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import socket
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hosts import together
 from PIL import Image
 from tars import Members, data_of, numbered, png, write_tar
 
@@ -19,6 +22,7 @@ from train.config.schema import DataConfig
 from train.data import packing, registry, shard_index, shard_labels, shards
 from train.data.packing import Scaling
 from train.data.splits import SampleSource
+from train.distributed.shared_memory import HostRanks
 
 
 @pytest.fixture
@@ -184,6 +188,20 @@ def test_an_index_that_does_not_fit_the_shards_is_refused(folder: Path, change, 
     change(folder)
     failure = refusal(folder)
     assert (failure.code, says in str(failure)) == (code, True), str(failure)
+
+
+def test_a_shard_that_is_missing_on_one_machine_is_refused_on_all_and_names_that_machine(folder: Path) -> None:
+    other = folder.with_name("other")
+    shutil.copytree(folder, other)
+    (other / "a-01.tar").unlink()
+
+    def open_on(host: HostRanks) -> tuple[int, str]:
+        with pytest.raises(Failure) as caught:
+            registry.open_splits(data_of((folder, other)[host.node]), host)
+        return caught.value.code, caught.value.found or ""
+
+    said = f"{other / 'a-01.tar'}: No such file or directory (on {socket.gethostname()})"
+    assert together(open_on, [0, 0, 1, 1]) == [(66, said)] * 4
 
 
 def test_a_flipped_byte_is_found_and_named(folder: Path) -> None:
