@@ -90,14 +90,14 @@ def read_facts(folder: Path) -> tuple[tuple[Shard, ...], LabelKind]:
     """
     try:
         facts = files.read_json(folder / FACTS_FILE)
-        version, shards = facts["version"], tuple(Shard(**shard) for shard in facts["shards"])
+        if facts["version"] != VERSION:
+            raise ValueError(f"it has version {facts['version']}, not {VERSION}")
+        shards = tuple(Shard(**shard) for shard in facts["shards"])
         labels = LabelKind(task=facts["task"], classes=tuple(map(str, facts["classes"])))
     except FileNotFoundError:
         raise _missing_index_failure(folder) from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _index_failure(folder, f"{folder / FACTS_FILE}: {error}") from error
-    if version != VERSION:
-        raise _index_failure(folder, f"{folder / FACTS_FILE} has version {version}, not {VERSION}")
     return shards, labels
 
 

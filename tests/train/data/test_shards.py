@@ -169,6 +169,12 @@ def index_of_others(folder: Path) -> None:
     (folder / "index.json").write_text(json.dumps(facts))
 
 
+def earlier_version(folder: Path) -> None:
+    facts = json.loads((folder / "index.json").read_text())
+    facts = {key: value for key, value in facts.items() if key != "task"} | {"version": 1}
+    (folder / "index.json").write_text(json.dumps(facts))
+
+
 def broken_index(folder: Path) -> None:
     (folder / "index.npy").write_bytes(b"nothing")
 
@@ -182,6 +188,7 @@ def broken_index(folder: Path) -> None:
         (add, 65, "not in the index: a-02.tar"),
         (index_of_others, 65, "another size"),
         (broken_index, 65, "index.npy"),
+        (earlier_version, 65, "index.json: it has version 1, not 2"),
     ],
 )
 def test_an_index_that_does_not_fit_the_shards_is_refused(folder: Path, change, code: int, says: str) -> None:
