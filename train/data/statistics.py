@@ -29,6 +29,7 @@ from train.data.splits import DataSplits, SampleSource
 from train.files import one_line
 from train.tasks import CLASSIFICATION
 
+LABELS_AT_A_TIME: Final = 2**20  # a hundred million labels in another form would take much memory
 MAX_EVEN_RATIO: Final = 1.5  # largest / smallest class; beyond it a table follows
 MAX_TABLE_CLASSES: Final = 20  # of more classes the table shows NUM_EXTREME_CLASSES at each end
 NUM_EXTREME_CLASSES: Final = 5
@@ -39,7 +40,10 @@ ClassWeights = Literal["none", "balanced"] | list[float]
 
 def class_counts(labels: Tensor, classes: int) -> ClassCounts:
     """Samples of each class, int64 [classes], from labels, integers [n]."""
-    return np.bincount(labels.numpy(), minlength=classes)
+    counts = np.zeros(classes, np.int64)
+    for part in torch.split(labels, LABELS_AT_A_TIME):
+        counts += np.bincount(part.numpy(), minlength=classes)
+    return counts
 
 
 def balanced_class_weights(counted: Sequence[int] | ClassCounts, names: Sequence[str] = ()) -> list[float]:
@@ -205,7 +209,6 @@ def _and_more(number: int) -> str:
 
 DIFFERENT_CONTENT: Final = ": others, or in another order"
 NUM_HASHED_SAMPLES: Final = 64  # of an array
-HASHED_AT_A_TIME: Final = 2**20  # labels: millions in another form would take much memory
 MAX_LISTED_RANKS: Final = 4
 DIFFERENT_DATA_FIXES: Final = {
     True: "let it give every process the same: sort what os.listdir, glob and set() give, and draw from a generator "
@@ -278,15 +281,15 @@ def _list_ranks(ranks: list[str]) -> str:
 def _split_digest(source: SampleSource, root: str) -> str:
     dtype = "<f4" if source.labels.is_floating_point() else "<i8"
     digest = hashlib.sha256()
-    for part in torch.split(source.labels, HASHED_AT_A_TIME):
+    for part in torch.split(source.labels, LABELS_AT_A_TIME):
         digest.update(np.ascontiguousarray(part.numpy(), dtype).data)
     if isinstance(source, ImageFileSource):
         for piece in _relative_paths(source, root).pieces():
             digest.update(piece)
     if isinstance(source, ShardSource):
         layout, count = source.paths.layout, len(source.labels)
-        for first in range(0, count, HASHED_AT_A_TIME):
-            entries = layout.selection.entries(np.arange(first, min(first + HASHED_AT_A_TIME, count)))
+        for first in range(0, count, LABELS_AT_A_TIME):
+            entries = layout.selection.entries(np.arange(first, min(first + LABELS_AT_A_TIME, count)))
             digest.update(layout.entries["crc32"][entries].data)
     if isinstance(source, ArraySource) and len(source.rows):
         few = source.rows[torch.linspace(0, len(source.rows) - 1, NUM_HASHED_SAMPLES).long()]

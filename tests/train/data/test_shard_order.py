@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
+
+import made_index
 import numpy as np
 import pytest
+from tars import data_of
 
 from train.config.batches import compute_batch_sizes, count_steps
+from train.data import registry
 from train.data.sampler import BatchSampler
-from train.data.shard_order import WINDOW, ShardOrder, TrainingRuns
+from train.data.shard_order import WINDOW, ShardOrder, TrainingRuns, training_runs
 from train.data.shard_runs import RemainingEntries, cut_into_runs
+from train.data.shards import ShardSource
 
 IMAGES_PER_SHARD = 500
 SHARDS = 40
@@ -105,6 +112,19 @@ def test_batches_of_shards_that_are_sorted_by_class_hold_nearly_as_many_classes_
     shuffled = np.random.default_rng(0).permutation(IMAGES)[: IMAGES // BATCH * BATCH].reshape(-1, BATCH)
     ours, best = (np.mean([len(np.unique(CLASSES[batch])) for batch in each]) for each in (batches(draw()), shuffled))
     assert ours > 0.9 * best
+
+
+def test_an_index_takes_no_memory_of_a_rank_for_each_image(tmp_path: Path) -> None:
+    images = 500_000
+    made_index.write_index(tmp_path / "shards", images)
+    registry.open_splits(data_of(tmp_path / "shards", val_fraction=0.0))  # what is imported and kept once
+    tracemalloc.start()
+    splits = registry.open_splits(data_of(tmp_path / "shards", val_fraction=0.0))
+    assert isinstance(splits.training, ShardSource)
+    order = draw(training_runs(splits.training.paths.layout))
+    order.part(0, BATCH)
+    assert tracemalloc.get_traced_memory()[0] < 2 * images  # bytes; the labels alone would take more
+    tracemalloc.stop()
 
 
 def test_fewer_shards_than_readers_are_divided_between_them() -> None:
