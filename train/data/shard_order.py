@@ -4,6 +4,8 @@ Shuffling all images would read each from another place. Here the shards are shu
 by side, in runs of about RUN_BYTES: a block is the next run of each, and its images are shuffled. The blocks, one after
 the other, are cut into as many equal parts as there are readers (data.readers), and a global batch takes as many images
 from each part. So a reader reads each run once, and any batch is computed from its number, on any number of ranks.
+A rank has consecutive images of a batch. The parts take turns in it as the bits of their numbers do when they are
+reversed: so those of a rank are spread over the epoch, and its micro batches hold as many classes as those of others.
 """
 
 from __future__ import annotations
@@ -47,14 +49,14 @@ class TrainingRuns:
 class ShardOrder:
     """The order of one epoch.
 
-    shards: in the order in which they are read, `window` of them side by side. first_blocks: of each such group, and
-    the end, int64 [groups + 1]. block_ends: how many images the blocks up to each hold, int64 [blocks]. readers:
-    divides the global batch.
+    shards: in the order in which they are read. group_starts: the first of each group that is read side by side, and
+    the end, int64 [groups + 1]. first_blocks: of each group, and the end, int64 [groups + 1]. block_ends: how many
+    images the blocks up to each hold, int64 [blocks]. readers: a power of two that divides the global batch.
     """
 
     runs: TrainingRuns
     shards: Int64Array
-    window: int
+    group_starts: Int64Array
     first_blocks: Int64Array
     block_ends: Int64Array
     readers: int
@@ -69,16 +71,16 @@ class ShardOrder:
         """The order of this epoch."""
         counts = np.diff(runs.first_of_shard)
         shards = rng.permutation(len(counts), rng.ORDER, seed, epoch)
-        blocks = np.maximum.reduceat(counts[shards], np.arange(0, len(shards), window))  # of each group
-        first_blocks = np.append(0, np.cumsum(blocks))
+        groups = -(-len(shards) // window)
+        starts = np.arange(groups + 1) * len(shards) // groups  # of about the same size
+        first_blocks = np.append(0, np.cumsum(np.maximum.reduceat(counts[shards], starts[:-1])))
         sizes = np.zeros(int(first_blocks[-1]), np.int64)
-        for position, shard in enumerate(shards.tolist()):
-            block = first_blocks[position // window]
-            sizes[block : block + counts[shard]] += runs.lengths(shard)
+        for group, shard in zip(np.repeat(np.arange(groups), np.diff(starts)).tolist(), shards.tolist(), strict=True):
+            sizes[first_blocks[group] : first_blocks[group] + counts[shard]] += runs.lengths(shard)
         return cls(
             runs=runs,
             shards=shards,
-            window=window,
+            group_starts=starts,
             first_blocks=first_blocks,
             block_ends=np.cumsum(sizes),
             readers=readers,
@@ -91,7 +93,8 @@ class ShardOrder:
         images_of_reader = int(self.block_ends[-1]) // self.readers
         share = self.global_batch_size // self.readers
         batch, position = np.divmod(np.arange(first, end), self.global_batch_size)
-        reader, number = np.divmod(position, share)
+        turn, number = np.divmod(position, share)
+        reader = _reverse_bits(self.readers)[turn]
         return EpochOrder(samples=self._images(reader * images_of_reader + batch * share + number))
 
     def _images(self, positions: Int64Array) -> Int64Array:
@@ -110,13 +113,21 @@ class ShardOrder:
     def _shuffle(self, block: int) -> Int64Array:
         group = int(np.searchsorted(self.first_blocks, block, side="right")) - 1
         number = block - int(self.first_blocks[group])
-        shards = self.shards[group * self.window : (group + 1) * self.window]
+        shards = self.shards[self.group_starts[group] : self.group_starts[group + 1]]
         runs = self.runs.first_of_shard[shards] + number
         runs = runs[runs < self.runs.first_of_shard[shards + 1]]
         firsts, ends = (self.runs.images.count_before(self.runs.starts[each]) for each in (runs, runs + 1))
         images = np.concatenate([np.arange(first, end) for first, end in zip(firsts, ends, strict=True)])
         shuffled: Int64Array = images[rng.permutation(len(images), rng.ORDER, *self.key, block + 1)]
         return shuffled
+
+
+def _reverse_bits(count: int) -> Int64Array:
+    """The numbers below `count`, a power of two, with their bits in reverse: 0, 4, 2, 6, 1, 5, 3, 7."""
+    numbers = np.zeros(1, np.int64)
+    while len(numbers) < count:
+        numbers = np.concatenate([2 * numbers, 2 * numbers + 1])
+    return numbers
 
 
 def draw_orders(training: SampleSource, config: RunConfig) -> Callable[[int], ShardOrder] | None:

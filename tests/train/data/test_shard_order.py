@@ -114,6 +114,16 @@ def test_batches_of_shards_that_are_sorted_by_class_hold_nearly_as_many_classes_
     assert ours > 0.9 * best
 
 
+@pytest.mark.parametrize("shards", [16, 20, SHARDS])
+def test_micro_batches_hold_about_the_same_classes_where_each_shard_has_one(shards: int) -> None:
+    images, size = shards * IMAGES_PER_SHARD, BATCH // 4
+    classes = np.arange(images) * 10 // images
+    shuffled = np.random.default_rng(0).permutation(images)[: images // size * size].reshape(-1, size)
+    ours = batches(draw(runs_of(shards, IMAGES_PER_SHARD)), images // BATCH).reshape(-1, size)
+    number, best = (np.mean([len(np.unique(classes[batch])) for batch in each]) for each in (ours, shuffled))
+    assert number > 0.9 * best
+
+
 def test_an_index_takes_no_memory_of_a_rank_for_each_image(tmp_path: Path) -> None:
     images = 500_000
     made_index.write_index(tmp_path / "shards", images)
