@@ -6,9 +6,11 @@ Unread files, misplaced folders and classes that are too small are reported.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +23,12 @@ from train.data import class_folders, decode, grouping, path_list
 from train.data.class_folders import FolderLayout
 from train.data.encoded_images import EncodedImageSource
 from train.data.partition import partition_samples
+from train.data.path_list import PackedPaths
 from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.data.split_checks import find_layout
 from train.data.splits import DataSplits
+from train.distributed.shared_memory import HostRanks
 
 SampleIndices = npt.NDArray[np.int64]
 
@@ -50,9 +54,50 @@ class ImageFolderSplits:
     warnings: tuple[str, ...] = ()
 
 
-def open_image_folder(data: DataConfig) -> DataSplits:
-    """All splits. Raises Failure: as `list_splits`."""
-    return image_file_splits(data, list_splits(data))
+def open_image_folder(data: DataConfig, host: HostRanks) -> DataSplits:
+    """All splits. The first rank of each machine lists the folder, and its ranks share the memory of the names.
+
+    Raises:
+        Failure: as `list_splits`, `HostRanks.first_shared` and `image_file_splits`.
+    """
+    outline, arrays = host.first_shared(lambda: _separate_arrays(list_splits(data)))
+    remaining = iter(arrays)  # in the order of the splits
+    listed = _convert_splits(outline, lambda files: _with_arrays(files, *islice(remaining, 4)))
+    return image_file_splits(data, listed)
+
+
+def _separate_arrays(listed: ImageFolderSplits) -> tuple[ImageFolderSplits, list[npt.NDArray[Any]]]:
+    """The same splits with paths and labels of length 0, and their arrays: letters, starts, lengths, labels of each."""
+    arrays = list[npt.NDArray[Any]]()
+
+    def separate(files: ImageFileSource) -> ImageFileSource:
+        paths = path_list.as_packed_paths(files.paths)
+        arrays.extend((paths.letters, paths.starts, paths.lengths, files.labels.numpy()))
+        return replace(files, paths=path_list.pack_paths([], paths.above), labels=files.labels[:0].clone())
+
+    return _convert_splits(listed, separate), arrays
+
+
+def _with_arrays(
+    files: ImageFileSource,
+    letters: npt.NDArray[np.uint8],
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int32],
+    labels: npt.NDArray[np.int64],
+) -> ImageFileSource:
+    above = path_list.as_packed_paths(files.paths).above
+    return replace(files, paths=PackedPaths(above, letters, starts, lengths), labels=torch.from_numpy(labels))
+
+
+def _convert_splits(
+    listed: ImageFolderSplits, convert: Callable[[ImageFileSource], ImageFileSource]
+) -> ImageFolderSplits:
+    return replace(
+        listed,
+        training=convert(listed.training),
+        validation=convert(listed.validation),
+        test=None if listed.test is None else convert(listed.test),
+    )
 
 
 def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tensor | None = None) -> DataSplits:
@@ -62,14 +107,11 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
         Failure: as `decode.bit_depth_warnings`.
     """
     preprocessing, channels = configured_preprocessing(data), COLOR_CHANNELS[data.color]
-
-    def configured(files: ImageFileSource) -> ImageFileSource:
-        return replace(files, preprocessing=preprocessing, channels=channels)
-
+    listed = _convert_splits(listed, lambda files: replace(files, preprocessing=preprocessing, channels=channels))
     return DataSplits(
-        training=configured(listed.training),
-        validation=configured(listed.validation),
-        test=None if listed.test is None else configured(listed.test),
+        training=listed.training,
+        validation=listed.validation,
+        test=listed.test,
         classes=listed.classes,
         shape=Shape(channels=channels, size=height_and_width(data.image_size)),
         notes=listed.notes,

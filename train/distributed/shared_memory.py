@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from entrypoint import Failure, World, num_usable_cores
 
 T = TypeVar("T")
+Array = npt.NDArray[Any]
 PROC_FOLDER: Final = Path("/proc")
 BOOT_ID_FILE: Final = PROC_FOLDER / "sys/kernel/random/boot_id"
+ARRAY_ALIGNMENT: Final = 64  # bytes: numpy and torch compute faster with aligned arrays, and some functions need them
 
 
 def read_boot_id() -> str:
@@ -67,6 +73,44 @@ class HostRanks:
             if failure is not None:
                 raise Failure(**failure)
         return results[nodes.index(self.node)][0]  # type: ignore[no-any-return]
+
+    def first_shared(self, action: Callable[[], tuple[T, Sequence[Array]]]) -> tuple[T, list[Array]]:
+        """As `first`, for a result and contiguous arrays, whose memory all ranks of the machine then share.
+
+        All ranks call it. The arrays must not be changed; one that is listed twice is returned twice. If the machine's
+        ranks cannot share memory, each of them runs `action` itself.
+
+        Raises:
+            Failure: as `first`; if memory cannot be shared, also on this rank alone.
+        """
+        if self.world_size == 1:
+            result, arrays = action()
+            return result, [*arrays]
+        own: list[tuple[T, Sequence[Array]]] = []
+
+        def run_and_describe() -> tuple[T, list[int], list[tuple[str, tuple[int, ...]]]]:
+            own.append(action())
+            result, arrays = own[0]
+            distinct = _distinct(arrays)
+            order = [next(number for number, each in enumerate(distinct) if each is array) for array in arrays]
+            return result, order, [(array.dtype.str, array.shape) for array in distinct]
+
+        result, order, layouts = self.first(run_and_describe)
+        sizes = [np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in layouts]
+        starts = [0, *accumulate(-(-size // ARRAY_ALIGNMENT) * ARRAY_ALIGNMENT for size in sizes)]
+        memory = self.area(max(starts[-1], 1)).memory  # never of 0 bytes: `area` would skip its exchanges
+        shared = list[Array]()
+        if memory is not None:
+            parts = [memory.numpy()[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+            shared = [part.view(dtype).reshape(shape) for part, (dtype, shape) in zip(parts, layouts, strict=True)]
+            if own:  # the first rank
+                for target, array in zip(shared, _distinct(own[0][1]), strict=True):
+                    target[...] = array
+        self.all_gather(None)  # until the first rank has written them
+        if memory is None:
+            result, arrays = own[0] if own else action()
+            return result, [*arrays]
+        return result, [shared[number] for number in order]
 
     def area(self, size: int) -> HostMemory:
         """`size` bytes of zeros, which all ranks of this machine share if they can. All ranks call it.
@@ -124,6 +168,11 @@ def _result_or_failure(action: Callable[[], T]) -> tuple[T | None, dict[str, Any
         return action(), None
     except Failure as failure:
         return None, failure.arguments()
+
+
+def _distinct(arrays: Sequence[Array]) -> list[Array]:
+    """Each array once, also if it is listed several times."""
+    return [*{id(array): array for array in arrays}.values()]
 
 
 def _create_memory_file(size: int) -> int | None:

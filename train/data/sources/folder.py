@@ -129,7 +129,7 @@ def _small_class_warnings(counts: Mapping[str, int], data: DataConfig) -> tuple[
 def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
     from train.data import image_folder  # torch
 
-    return image_folder.open_image_folder(data)
+    return image_folder.open_image_folder(data, host)
 
 
 def count(data: DataConfig) -> None:
