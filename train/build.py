@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -60,6 +61,7 @@ def build_trainer(
     progress: Progress | None = None,
     resources: gauges.ResourceReader | None = None,
     micro_batch_cache: MicroBatchCache = NO_CACHE,
+    cache_folder: Path | None = None,
     record_start: Callable[[int], None] = lambda step: None,
     on_first_step: Callable[[Trainer], None] | None = None,
 ) -> Trainer:
@@ -67,6 +69,7 @@ def build_trainer(
 
     Args:
         resources: what this rank's parent measures; None: nothing is measured.
+        cache_folder: the user's, for what is known of the data; None: nothing is kept.
         record_start: called on rank 0 with the step to resume from, once the folder can be written and the state is
             restored. It may refuse the start.
         on_first_step: see `Trainer`; only for a run that resumes.
@@ -84,7 +87,7 @@ def build_trainer(
     heartbeat.beat("data")
     config = replace(config, data=runtime.run_on_rank_zero(lambda: weights.fit_preprocessing(config, earlier)))
     host = shared_memory.host_ranks(world, runtime.all_gather)
-    splits = with_evaluation_size(open_splits(config.data, host), config.eval.image_size)
+    splits = with_evaluation_size(open_splits(config.data, host, cache_folder), config.eval.image_size)
     refuse_flips(config.eval, splits)
     config = task_keys.with_task_defaults(config, splits.task)
     dataset = _describe_dataset(config, runtime, splits)

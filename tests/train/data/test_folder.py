@@ -16,6 +16,7 @@ from images import write_classes, write_image
 from entrypoint import Failure
 from train.config.schema import DataConfig
 from train.data import image_folder, registry, statistics
+from train.data.folder_listing import ListingCache
 from train.data.splits import DataSplits
 from train.distributed import shared_memory
 from train.distributed.shared_memory import HostRanks
@@ -225,16 +226,16 @@ def test_every_rank_gets_the_splits_of_one_rank(
 
 
 def test_the_first_rank_of_each_machine_lists_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, listed = of_one_list(tmp_path), []
+    config, listing_ranks = of_one_list(tmp_path), []
     list_splits = image_folder.list_splits
 
-    def counted(data: DataConfig) -> image_folder.ImageFolderSplits:
-        listed.append(data.root)
-        return list_splits(data)
+    def counted(data: DataConfig, cache: ListingCache) -> image_folder.ImageFolderSplits:
+        listing_ranks.append(cache.is_writer)
+        return list_splits(data, cache)
 
     monkeypatch.setattr(image_folder, "list_splits", counted)
     together(lambda host: registry.open_splits(config, host), [0, 0, 1, 1])
-    assert len(listed) == 2
+    assert sorted(listing_ranks) == [False, True]  # of two machines; rank 0 alone writes the user's cache
 
 
 def test_a_folder_that_one_machine_does_not_see_ends_all_ranks_with_its_failure(tmp_path: Path) -> None:

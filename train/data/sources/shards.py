@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from train.distributed.shared_memory import HostRanks
 
 
-def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
+def open_splits(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
     from train.data import shards  # torch
 
     _refuse_second_split(data)
