@@ -62,6 +62,7 @@ def build_trainer(
     progress: Progress | None = None,
     resources: gauges.ResourceReader | None = None,
     micro_batch_cache: MicroBatchCache = NO_CACHE,
+    cache_folder: Path | None = None,
     record_start: Callable[[int], None] = lambda step: None,
     on_first_step: Callable[[Trainer], None] | None = None,
 ) -> Trainer:
@@ -69,6 +70,7 @@ def build_trainer(
 
     Args:
         resources: what this rank's parent measures; None: nothing is measured.
+        cache_folder: the user's, for what is known of the data; None: nothing is kept.
         record_start: called on rank 0 with the step to resume from, once the folder can be written and the state is
             restored. It may refuse the start.
         on_first_step: see `Trainer`; only for a run that resumes.
@@ -86,7 +88,7 @@ def build_trainer(
     heartbeat.beat("data")
     config = replace(config, data=runtime.run_on_rank_zero(lambda: weights.fit_preprocessing(config, earlier)))
     host = shared_memory.host_ranks(world, runtime.all_gather)
-    splits = with_evaluation_size(open_splits(config.data, host), config.eval.image_size)
+    splits = with_evaluation_size(open_splits(config.data, host, cache_folder), config.eval.image_size)
     copies = None if config.data.stage is None else host.first(partial(staging.make_folder, config.data))
     if copies is not None:
         splits = shards.with_copies(splits, copies)

@@ -69,6 +69,7 @@ def train_on_rank(
     tracker_classes = load_tracker_classes(config.log.trackers)
     write_facts = partial(_write_facts, environ=dict(environ), argv=argv, variables=variables)
     progress = Progress(main=rank_runtime.is_main, terminal=environ.get("ENTRYPOINT_TTY") == "1")
+    cache_folder = files.cache_folder(environ)
     trainer = context.trainer = build_trainer(
         config,
         rank_runtime,
@@ -76,9 +77,10 @@ def train_on_rank(
         progress=progress,
         resources=gauges.attach_resources(environ),
         micro_batch_cache=MicroBatchCache(
-            folder=files.cache_folder(environ),
+            folder=cache_folder,
             record=_recorded_micro_batch(folder) if rank_runtime.is_main else {},
         ),
+        cache_folder=cache_folder,
         record_start=partial(
             record.add_start, folder, environ=environ, holder_token=holder_token, started_at=started_at
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from images import write_classes
 from jobs import ALONE, TINY, after, built, forget_accelerate
 from made_up_usage import rank, row
 
@@ -18,6 +20,7 @@ from train import build, compilation, files, session
 from train.config import environment, load
 from train.config.environment import CallerVariables
 from train.config.load import keep_last_overrides
+from train.data import folder_listing
 from train.evaluation import results
 from train.logging import progress
 from train.logging.usage import UsageRecorder
@@ -53,6 +56,17 @@ def test_the_banner_says_what_is_about_to_happen(tmp_path: Path, capsys: pytest.
     assert said["steps"] == "4 per epoch, 8 in all"
     assert said["output"] == str(tmp_path / "run")
     assert "parameters" in said["model"]
+
+
+def test_a_start_keeps_the_listing_of_a_folder_in_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_classes(tmp_path / "photos", ant=20, bee=20)
+    monkeypatch.setattr(folder_listing, "is_worth_keeping", lambda *_, **__: True)
+    monkeypatch.setattr(folder_listing, "MOUNTS_FILE", Path(os.devnull))
+    settings = ("data.name=folder", f"data.root={tmp_path}/photos", "train.max_steps=1")
+    assert run(tmp_path / "run", *settings, environ={"XDG_CACHE_HOME": str(tmp_path / "cache")}) == ExitCode.OK
+    assert len(list((tmp_path / "cache/train-image/listings").iterdir())) == 1
 
 
 @pytest.mark.parametrize("training", ["[1]", '"x"', '{"fit": [1]}'])

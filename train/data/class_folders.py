@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -186,30 +187,96 @@ def list_entries(folder: Path, accepts: Callable[[os.DirEntry[str]], bool]) -> l
 
 
 def image_files(folder: Path, others: Counter[str] | None = None, inside: set[str] | None = None) -> Iterator[Path]:
-    """Every image below a class folder, in sorted order, nested folders included.
+    """Every image below a class folder, in the order of `walk_class_folder`.
+
+    others: counts the other files by ending. inside: receives the folders directly in `folder`.
+
+    Raises:
+        Failure: as `walk_class_folder`.
+    """
+    for walked in walk_class_folder(folder):
+        if inside is not None and walked.path == os.fspath(folder):
+            inside.update(walked.folders)
+        yield from (Path(walked.path, name) for name in walked.images)
+        if others is not None:
+            others.update(map(suffix_label, walked.others))
+
+
+# What changes if a file or folder is added to a directory, or removed or renamed in it: inode, time of its last
+# modification (ns), size; and the time of its last change (ns), which tar, rsync and cp cannot set.
+DirectoryState = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalkedFolder:
+    """A class folder, or a folder below it. All names are sorted, and none is hidden.
+
+    state: before its entries were listed. device: of its file system. others: files that are no images. has_open_link:
+    one of them is a link to nothing, or to what cannot be examined: it may become a folder while `state` stays.
+    """
+
+    path: str
+    state: DirectoryState
+    device: int
+    folders: list[str]
+    images: list[str]
+    others: list[str]
+    has_open_link: bool
+
+
+def walk_class_folder(folder: Path) -> Iterator[WalkedFolder]:
+    """A class folder and then all folders below it, in sorted order.
 
     Hidden files and folders are skipped: tools keep copies in them (`.ipynb_checkpoints`, `.snapshot`), and archives
     made on a Mac hold a `._1.jpg`, which is no image, for each `1.jpg`.
-
-    others: counts the other files by ending. inside: receives the folders directly in `folder`.
 
     Raises:
         Failure: NO_INPUT for a link to a folder above it, because the walk would not end, and for a folder that
             cannot be read, because its images would be missing silently.
     """
+    pending = [os.fspath(folder)]
+    while pending:
+        path = pending.pop()
+        try:
+            status = os.stat(path)
+            with os.scandir(path) as entries:
+                visible = sorted((entry for entry in entries if not is_hidden(entry.name)), key=attrgetter("name"))
+        except OSError as error:
+            raise unreadable_folder_failure(error, folder) from error
+        images, others, folders, has_open_link = list[str](), list[str](), list[str](), False
+        for entry in visible:
+            if _is_folder(entry):
+                folders.append(entry.name)
+                if entry.is_symlink():
+                    _refuse_symlink_loop(Path(path, entry.name), folder)
+            elif is_image(entry.name):
+                images.append(entry.name)
+            else:
+                others.append(entry.name)
+                has_open_link |= entry.is_symlink() and not os.path.isfile(entry.path)
+        yield WalkedFolder(
+            path=path,
+            state=directory_state(status),
+            device=status.st_dev,
+            folders=folders,
+            images=images,
+            others=others,
+            has_open_link=has_open_link,
+        )
+        pending += [os.path.join(path, name) for name in reversed(folders)]
 
-    def refuse(error: OSError) -> None:
-        raise unreadable_folder_failure(error, folder) from error
 
-    for above, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
-        folders[:] = sorted(name for name in folders if not is_hidden(name))
-        if inside is not None and above == os.fspath(folder):
-            inside.update(folders)
-        for link in (Path(above, name) for name in folders if os.path.islink(os.path.join(above, name))):
-            _refuse_symlink_loop(link, folder)
-        yield from (Path(above, name) for name in sorted(names) if is_image(name))
-        if others is not None:
-            others.update(suffix_label(name) for name in names if not is_hidden(name) and not is_image(name))
+def directory_state(status: os.stat_result) -> DirectoryState:
+    """The state of the directory whose status this is."""
+    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder or a link to one; what cannot be examined is a file."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def is_hidden(name: str) -> bool:

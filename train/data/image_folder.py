@@ -6,9 +6,11 @@ Unread files, misplaced folders and classes that are too small are reported.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +22,17 @@ from train.config.schema import DataConfig
 from train.data import class_folders, decode, grouping, path_list
 from train.data.class_folders import FolderLayout
 from train.data.encoded_images import EncodedImageSource
+from train.data.folder_listing import ListingCache
 from train.data.partition import partition_samples
+from train.data.path_list import PackedPaths
 from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.data.split_checks import find_layout
 from train.data.splits import DataSplits
+from train.distributed.shared_memory import HostRanks
 
 SampleIndices = npt.NDArray[np.int64]
+NO_CACHE: Final = ListingCache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +56,54 @@ class ImageFolderSplits:
     warnings: tuple[str, ...] = ()
 
 
-def open_image_folder(data: DataConfig) -> DataSplits:
-    """All splits. Raises Failure: as `list_splits`."""
-    return image_file_splits(data, list_splits(data))
+def open_image_folder(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
+    """All splits. The first rank of each machine lists the folder, and its ranks share the memory of the names.
+
+    cache_folder: as `registry.open_splits`.
+
+    Raises:
+        Failure: as `list_splits`, `HostRanks.first_shared` and `image_file_splits`.
+    """
+    folder = None if cache_folder is None else cache_folder / "listings"
+    cache = ListingCache(folder=folder, is_writer=host.rank == 0)
+    outline, arrays = host.first_shared(lambda: _separate_arrays(list_splits(data, cache)))
+    remaining = iter(arrays)  # in the order of the splits
+    listed = _convert_splits(outline, lambda files: _with_arrays(files, *islice(remaining, 4)))
+    return image_file_splits(data, listed)
+
+
+def _separate_arrays(listed: ImageFolderSplits) -> tuple[ImageFolderSplits, list[npt.NDArray[Any]]]:
+    """The same splits with paths and labels of length 0, and their arrays: letters, starts, lengths, labels of each."""
+    arrays = list[npt.NDArray[Any]]()
+
+    def separate(files: ImageFileSource) -> ImageFileSource:
+        paths = path_list.as_packed_paths(files.paths)
+        arrays.extend((paths.letters, paths.starts, paths.lengths, files.labels.numpy()))
+        return replace(files, paths=path_list.pack_paths([], paths.above), labels=files.labels[:0].clone())
+
+    return _convert_splits(listed, separate), arrays
+
+
+def _with_arrays(
+    files: ImageFileSource,
+    letters: npt.NDArray[np.uint8],
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int32],
+    labels: npt.NDArray[np.int64],
+) -> ImageFileSource:
+    above = path_list.as_packed_paths(files.paths).above
+    return replace(files, paths=PackedPaths(above, letters, starts, lengths), labels=torch.from_numpy(labels))
+
+
+def _convert_splits(
+    listed: ImageFolderSplits, convert: Callable[[ImageFileSource], ImageFileSource]
+) -> ImageFolderSplits:
+    return replace(
+        listed,
+        training=convert(listed.training),
+        validation=convert(listed.validation),
+        test=None if listed.test is None else convert(listed.test),
+    )
 
 
 def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tensor | None = None) -> DataSplits:
@@ -62,14 +113,11 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
         Failure: as `decode.bit_depth_warnings`.
     """
     preprocessing, channels = configured_preprocessing(data), COLOR_CHANNELS[data.color]
-
-    def configured(files: ImageFileSource) -> ImageFileSource:
-        return replace(files, preprocessing=preprocessing, channels=channels)
-
+    listed = _convert_splits(listed, lambda files: replace(files, preprocessing=preprocessing, channels=channels))
     return DataSplits(
-        training=configured(listed.training),
-        validation=configured(listed.validation),
-        test=None if listed.test is None else configured(listed.test),
+        training=listed.training,
+        validation=listed.validation,
+        test=listed.test,
         classes=listed.classes,
         shape=Shape(channels=channels, size=height_and_width(data.image_size)),
         notes=listed.notes,
@@ -81,8 +129,10 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
     )
 
 
-def list_splits(data: DataConfig) -> ImageFolderSplits:
+def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageFolderSplits:
     """List all files of data.root, and split off what has no folder: validation images, and test images if asked for.
+
+    cache: of listings, by the folder of class folders.
 
     Raises:
         Failure: NO_INPUT for missing folders and classes without images, DATA for another number of classes and for
@@ -92,10 +142,10 @@ def list_splits(data: DataConfig) -> ImageFolderSplits:
     _refuse_wrong_class_count(data, layout)
     classes, size = layout.classes, data.image_size
     unread, inside = Counter[str](), {name: set[str]() for name in classes}
-    training = _list_files(layout.training, classes, size, unread, inside)
+    training = _list_files(layout.training, classes, size, cache, unread, inside)
     class_folders.count_files_outside_classes(Path(data.root), layout, unread)
-    validation = None if layout.validation is None else _list_files(layout.validation, classes, size, unread, {})
-    test = None if layout.test is None else _list_test_files(layout.test, classes, size, unread)
+    validation = None if layout.validation is None else _list_files(layout.validation, classes, size, cache, unread, {})
+    test = None if layout.test is None else _list_test_files(layout.test, classes, size, cache, unread)
     groups = None if data.group is None else _group_names(training, data)
     if groups is not None:
         _refuse_leaks(groups, validation, test, data)
@@ -149,27 +199,29 @@ def _group_names(files: ImageFileSource, data: DataConfig) -> list[str]:
 
 
 def _list_files(
-    above: Path, classes: tuple[str, ...], size: ImageSize, unread: Counter[str], inside: Mapping[str, set[str]]
+    above: Path,
+    classes: tuple[str, ...],
+    size: ImageSize,
+    cache: ListingCache,
+    unread: Counter[str],
+    inside: Mapping[str, set[str]],
 ) -> ImageFileSource:
-    counts: list[int] = []
-
-    def each() -> Iterator[str]:
-        for name in classes:
-            counts.append(0)
-            for path in class_folders.image_files(above / name, unread, inside.get(name)):
-                counts[-1] += 1
-                yield str(path)
-
-    listed = path_list.pack_paths(each(), str(above / "_")[:-1])
-    if not all(counts):
+    listing = cache.list_images(above, classes)
+    if not all(listing.counts):
         class_folders.count_images(above, classes)  # names the empty ones
-    return ImageFileSource(listed, torch.from_numpy(np.repeat(np.arange(len(classes)), counts)), size)
+    unread.update(listing.unread)
+    for name, folders in inside.items():
+        folders.update(listing.inside[name])
+    paths = path_list.from_lengths(str(above / "_")[:-1], listing.letters, listing.lengths)
+    return ImageFileSource(paths, torch.from_numpy(np.repeat(np.arange(len(classes)), listing.counts)), size)
 
 
-def _list_test_files(above: Path, classes: tuple[str, ...], size: ImageSize, unread: Counter[str]) -> ImageFileSource:
+def _list_test_files(
+    above: Path, classes: tuple[str, ...], size: ImageSize, cache: ListingCache, unread: Counter[str]
+) -> ImageFileSource:
     """The files of a folder that may lack classes, with the labels of the training's classes."""
     of_test = class_folders.class_names(above)
-    files = _list_files(above, of_test, size, unread, {})
+    files = _list_files(above, of_test, size, cache, unread, {})
     numbers = torch.tensor([classes.index(name) for name in of_test])
     return replace(files, labels=numbers[files.labels])
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
+Letters = npt.NDArray[np.uint8]
 NAMES_PER_CHUNK = 2**16  # gathered at a time: each letter needs eight bytes of temporary memory
 
 
@@ -22,12 +23,13 @@ class PackedPaths(Sequence[str]):
 
     numpy's arrays of text need four bytes for a letter, and make every path as long as the longest one.
 
-    above: that folder, with its slash. letters: the names below it, as bytes of the file system. starts, lengths: int64
-    and int32 [count], where each name is in `letters`; parts of one list share `letters`.
+    above: that folder, with its slash. letters: the names below it, uint8, as bytes of the file system; the ranks of a
+    machine may share them. starts, lengths: int64 and int32 [count], where each name is in `letters`; parts of one list
+    share `letters`.
     """
 
     above: str
-    letters: bytes
+    letters: Letters
     starts: Int64Array
     lengths: npt.NDArray[np.int32]
 
@@ -51,7 +53,7 @@ class PackedPaths(Sequence[str]):
         """Each path relative to `above`."""
         return map(self._name, range(len(self)))
 
-    def pieces(self) -> Iterator[bytes | memoryview]:
+    def pieces(self) -> Iterator[memoryview]:
         """The bytes to hash: the lengths of all names, then their letters."""
         yield np.ascontiguousarray(self.lengths, "<i4").data
         for first in range(0, len(self), NAMES_PER_CHUNK):
@@ -59,15 +61,15 @@ class PackedPaths(Sequence[str]):
 
     def _name(self, index: int) -> str:
         start = self.starts[index]
-        return os.fsdecode(self.letters[start : start + self.lengths[index]])
+        return os.fsdecode(self.letters[start : start + self.lengths[index]].tobytes())
 
-    def _joined(self, part: slice) -> bytes | memoryview:
+    def _joined(self, part: slice) -> memoryview:
         starts, lengths = self.starts[part], self.lengths[part].astype(np.int64)
         if np.array_equal(starts[1:], starts[:-1] + lengths[:-1]):
-            return memoryview(self.letters)[starts[0] : starts[-1] + lengths[-1]]
+            return self.letters[starts[0] : starts[-1] + lengths[-1]].data
         moved = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-        letters: bytes = np.frombuffer(self.letters, np.uint8)[np.arange(len(moved)) + moved].tobytes()
-        return letters
+        letters: Letters = self.letters[np.arange(len(moved)) + moved]
+        return letters.data
 
 
 def pack_paths(paths: Iterable[str], above: str = "") -> PackedPaths:
@@ -77,8 +79,12 @@ def pack_paths(paths: Iterable[str], above: str = "") -> PackedPaths:
         name = os.fsencode(path[len(above) :])
         letters += name
         lengths.append(len(name))
-    name_lengths = np.array(lengths, np.int32)
-    return PackedPaths(above, bytes(letters), np.cumsum(name_lengths, dtype=np.int64) - name_lengths, name_lengths)
+    return from_lengths(above, np.frombuffer(bytes(letters), np.uint8), np.array(lengths, np.int32))
+
+
+def from_lengths(above: str, letters: Letters, lengths: npt.NDArray[np.int32]) -> PackedPaths:
+    """The paths whose names lie one after another in `letters`. Arguments: as the fields of `PackedPaths`."""
+    return PackedPaths(above, letters, np.cumsum(lengths, dtype=np.int64) - lengths, lengths)
 
 
 def as_packed_paths(paths: Iterable[Any]) -> PackedPaths:

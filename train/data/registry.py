@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from entrypoint import ExitCode, Failure
@@ -57,8 +58,8 @@ class DataSource:
 
     Functions:
         open: both splits, reading no more than a few images; all ranks call it, and those of one machine may divide the
-            work. Raises Failure: NO_INPUT or DATA, naming the folder, file or sample; USAGE for what the config itself
-            rules out.
+            work. Its arguments are those of `open_splits`. Raises Failure: NO_INPUT or DATA, naming the folder, file or
+            sample; USAGE for what the config itself rules out.
         count: the number of training samples; None if counting is slow, or if only opening the data tells: every task
             calls it before a start. Raises Failure: NO_INPUT for missing data, DATA for broken files.
         describe: the summary for `train check`; may walk through all files. Raises Failure: as `count`.
@@ -75,7 +76,7 @@ class DataSource:
         hashes_paths: whether equal digests (`statistics.data_fingerprint`) mean the same files.
     """
 
-    open: Callable[[DataConfig, HostRanks], DataSplits]
+    open: Callable[[DataConfig, HostRanks, Path | None], DataSplits]
     count: Callable[[DataConfig], int | None]
     describe: Callable[[DataConfig], DataSummary]
     check: Callable[[DataConfig], None] = _accept
@@ -125,14 +126,15 @@ def find_source(name: str) -> DataSource:
     return source
 
 
-def open_splits(data: DataConfig, host: HostRanks | None = None) -> DataSplits:
+def open_splits(data: DataConfig, host: HostRanks | None = None, cache_folder: Path | None = None) -> DataSplits:
     """Open both splits of the data. Raises Failure: as `DataSource.open`.
 
-    host: the ranks of this machine, all of which call it; None: this rank alone.
+    host: the ranks of this machine, all of which call it; None: this rank alone. cache_folder: the user's, for what a
+    later start reads again; None: nothing is kept.
     """
     from train.distributed.shared_memory import SINGLE_RANK  # torch
 
-    return find_source(data.name).open(data, host or SINGLE_RANK)
+    return find_source(data.name).open(data, host or SINGLE_RANK, cache_folder)
 
 
 def configured_shape(data: DataConfig) -> Shape | None:

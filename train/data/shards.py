@@ -289,13 +289,14 @@ def _training_labels(index: ShardIndex, training: RemainingEntries, host: HostRa
     column = index.entries["label"]
     if index.labels.task == CLASSIFICATION and len(training) == training.count:
         return column[: training.count]
-    no_values = index.labels.values(column[:0])
-    labels = host.array((len(training), *no_values.shape[1:]), no_values.dtype)
 
-    def gather() -> None:
+    def gather() -> tuple[None, list[npt.NDArray[Any]]]:
+        no_values = index.labels.values(column[:0])
+        labels = np.empty((len(training), *no_values.shape[1:]), no_values.dtype)
         for first in range(0, len(training), GATHERED_AT_A_TIME):
             part = slice(first, min(first + GATHERED_AT_A_TIME, len(training)))
-            labels.content[part] = index.labels.values(column[training.entries(np.arange(part.start, part.stop))])
+            labels[part] = index.labels.values(column[training.entries(np.arange(part.start, part.stop))])
+        return None, [labels]
 
-    host.fill([labels], gather)
-    return labels.content
+    _, (labels,) = host.first_shared(gather)
+    return labels

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,8 +21,10 @@ from torch import Tensor
 from entrypoint import Failure, World, num_usable_cores
 
 T = TypeVar("T")
+Array = npt.NDArray[Any]
 PROC_FOLDER: Final = Path("/proc")
 BOOT_ID_FILE: Final = PROC_FOLDER / "sys/kernel/random/boot_id"
+ARRAY_ALIGNMENT: Final = 64  # bytes: numpy and torch compute faster with aligned arrays, and some functions need them
 
 
 def read_boot_id() -> str:
@@ -73,6 +76,44 @@ class HostRanks:
                 raise Failure(**failure)
         return results[nodes.index(self.node)][0]  # type: ignore[no-any-return]
 
+    def first_shared(self, action: Callable[[], tuple[T, Sequence[Array]]]) -> tuple[T, list[Array]]:
+        """As `first`, for a result and contiguous arrays, whose memory all ranks of the machine then share.
+
+        All ranks call it. The arrays must not be changed; one that is listed twice is returned twice. If the machine's
+        ranks cannot share memory, each of them runs `action` itself.
+
+        Raises:
+            Failure: as `first`; if memory cannot be shared, also on this rank alone.
+        """
+        if self.world_size == 1:
+            result, arrays = action()
+            return result, [*arrays]
+        own: list[tuple[T, Sequence[Array]]] = []
+
+        def run_and_describe() -> tuple[T, list[int], list[tuple[str, tuple[int, ...]]]]:
+            own.append(action())
+            result, arrays = own[0]
+            distinct = _distinct(arrays)
+            order = [next(number for number, each in enumerate(distinct) if each is array) for array in arrays]
+            return result, order, [(array.dtype.str, array.shape) for array in distinct]
+
+        result, order, layouts = self.first(run_and_describe)
+        sizes = [np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in layouts]
+        starts = [0, *accumulate(-(-size // ARRAY_ALIGNMENT) * ARRAY_ALIGNMENT for size in sizes)]
+        memory = self.area(max(starts[-1], 1)).memory  # never of 0 bytes: `area` would skip its exchanges
+        shared = list[Array]()
+        if memory is not None:
+            parts = [memory.numpy()[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+            shared = [part.view(dtype).reshape(shape) for part, (dtype, shape) in zip(parts, layouts, strict=True)]
+            if own:  # the first rank
+                for target, array in zip(shared, _distinct(own[0][1]), strict=True):
+                    target[...] = array
+        self.all_gather(None)  # until the first rank has written them
+        if memory is None:
+            result, arrays = own[0] if own else action()
+            return result, [*arrays]
+        return result, [shared[number] for number in order]
+
     def area(self, size: int) -> HostMemory:
         """`size` bytes of zeros, which all ranks of this machine share if they can. All ranks call it.
 
@@ -96,24 +137,6 @@ class HostRanks:
             else HostMemory(ranks=(self.rank,))
         )
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostArray:
-        """An array that all ranks of this machine share if they can, to be filled with `fill`. All ranks call it."""
-        area = self.area(math.prod(shape) * dtype.itemsize)
-        if area.memory is None:
-            return HostArray(content=np.empty(shape, dtype), is_shared=False)
-        return HostArray(content=area.memory.numpy().view(dtype).reshape(shape), is_shared=True)
-
-    def fill(self, arrays: Sequence[HostArray], compute: Callable[[], None]) -> None:
-        """Let `compute` fill these arrays once on each machine, or on each rank that shares nothing. All ranks call it.
-
-        Raises:
-            Failure: as `first`.
-        """
-        is_shared = all(array.is_shared for array in arrays)
-        self.first(compute if is_shared else lambda: None)
-        if not is_shared:
-            compute()
-
 
 SINGLE_RANK: Final = HostRanks()
 
@@ -135,14 +158,6 @@ def host_ranks(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostArray:
-    """An array, and whether all ranks of the machine share its memory."""
-
-    content: npt.NDArray[Any]
-    is_shared: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
     """Memory (uint8 [size]) and the ranks that share it; None if this rank must allocate its own."""
 
@@ -158,6 +173,11 @@ def _result_or_failure(action: Callable[[], T], machine: str | None) -> tuple[T 
         if machine is not None:
             arguments["found"] = f"{failure.found or failure.what} (on {machine})"
         return None, arguments
+
+
+def _distinct(arrays: Sequence[Array]) -> list[Array]:
+    """Each array once, also if it is listed several times."""
+    return [*{id(array): array for array in arrays}.values()]
 
 
 def _create_memory_file(size: int) -> int | None:

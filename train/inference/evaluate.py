@@ -187,7 +187,7 @@ def evaluate_on_rank(
     heartbeat.beat("data")
     # Without the cache: filling it would also read the training images.
     config = replace(config, data=replace(config.data, cache=None))
-    data = open_evaluation_data(config, chosen, rank_runtime, split=split)
+    data = open_evaluation_data(config, chosen, rank_runtime, split=split, cache_folder=files.cache_folder(environ))
     sets = data.sets
     for note in data.notes if rank_runtime.is_main else ():
         sys.stderr.write(f"WARNING: {note}\n")
@@ -249,9 +249,14 @@ def build_counter(
 
 
 def open_evaluation_data(
-    config: RunConfig, chosen: ChosenCheckpoint, rank_runtime: Runtime, *, split: EvaluatedSplit
+    config: RunConfig,
+    chosen: ChosenCheckpoint,
+    rank_runtime: Runtime,
+    *,
+    split: EvaluatedSplit,
+    cache_folder: Path | None = None,
 ) -> EvaluationData:
-    """Open the data, and compare it with the other ranks' and the training's.
+    """Open the data, and compare it with the other ranks' and the training's. cache_folder: as `registry.open_splits`.
 
     Raises:
         Failure: DATA for other classes than the training's, and for ranks that see different data;
@@ -259,7 +264,7 @@ def open_evaluation_data(
     """
     training_facts = checkpoints.training_dataset_facts(chosen)
     host = shared_memory.host_ranks(rank_runtime.world, rank_runtime.all_gather)
-    sets = registry.open_splits(checkpoints.without_class_count(config.data, training_facts), host)
+    sets = registry.open_splits(checkpoints.without_class_count(config.data, training_facts), host, cache_folder)
     fingerprint = statistics.data_fingerprint(sets, config.data.root)
     statistics.refuse_different_data(fingerprint, config.data.name, rank_runtime.all_gather)
     facts = DatasetFacts(

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hosts import together
 from images import write_classes, write_image
 
 from entrypoint import Failure
 from train.config.schema import DataConfig
-from train.data import image_folder
+from train.data import image_folder, registry, statistics
+from train.data.folder_listing import ListingCache
+from train.data.splits import DataSplits
+from train.distributed import shared_memory
+from train.distributed.shared_memory import HostRanks
 
 
 def data(root: Path, **changes: object) -> DataConfig:
@@ -152,3 +160,110 @@ def test_groups_that_cannot_be_kept_apart_are_bad_data(
         image_folder.list_splits(data(tmp_path if validation else tmp_path / "train", group=pattern))
     assert caught.value.code == 65
     assert said in str(caught.value)
+
+
+def of_one_list(root: Path) -> DataConfig:
+    write_classes(root, ant=10, bee=15)
+    (root / "ant/notes.txt").touch()
+    return data(root)
+
+
+def with_three_splits(root: Path) -> DataConfig:
+    write_classes(root / "train", ant=5, bee=6)
+    write_classes(root / "val", ant=2, bee=1)
+    write_classes(root / "test", bee=3)
+    os.rename(root / "train/ant/001.png", os.fsencode(root / "train/ant") + b"/\xe9.png")
+    return data(root)
+
+
+def without_validation_images(root: Path) -> DataConfig:
+    write_classes(root, ant=4, bee=4)
+    return data(root, val_fraction=0.0)
+
+
+def in_groups(root: Path) -> DataConfig:
+    write_videos(root, ant=[0, 1, 2, 3, 4], bee=[3, 4, 5, 6, 7])
+    return data(root, group=VIDEO, val_fraction=0.3, test_fraction=0.2)
+
+
+def with_a_class_that_is_too_small(root: Path) -> DataConfig:
+    write_classes(root, ant=20, bee=1)
+    write_image(root / "ant/bee/0.png")
+    write_image(root / "ant/ant/0.png")
+    return data(root, val_fraction=0.1)
+
+
+def summary(splits: DataSplits, root: str) -> dict[str, Any]:
+    """All that a training takes from the splits but their pixels."""
+    sources = {"training": splits.training, "validation": splits.validation, "test": splits.test}
+    files = {
+        name: ([*source.paths], source.labels.tolist(), source.labels.dtype, source.stored)
+        for name, source in sources.items()
+        if isinstance(source, image_folder.ImageFileSource)
+    }
+    assert len(files) == 2 + (splits.test is not None)
+    fingerprint = statistics.data_fingerprint(splits, root)
+    return {"files": files, "notes": splits.notes, "warnings": splits.warnings, "fingerprint": fingerprint}
+
+
+LAYOUTS = (
+    of_one_list,
+    with_three_splits,
+    without_validation_images,
+    in_groups,
+    with_a_class_that_is_too_small,
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0, 1], [0, 1]], ids=str)
+def test_every_rank_gets_the_splits_of_one_rank(
+    tmp_path: Path, layout: Callable[[Path], DataConfig], nodes: list[int]
+) -> None:
+    config = layout(tmp_path)
+    alone = summary(registry.open_splits(config), config.root)
+    ranks = together(lambda host: summary(registry.open_splits(config, host), config.root), nodes)
+    assert ranks == [alone] * len(nodes)
+
+
+def test_the_first_rank_of_each_machine_lists_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, listing_ranks = of_one_list(tmp_path), []
+    list_splits = image_folder.list_splits
+
+    def counted(data: DataConfig, cache: ListingCache) -> image_folder.ImageFolderSplits:
+        listing_ranks.append(cache.is_writer)
+        return list_splits(data, cache)
+
+    monkeypatch.setattr(image_folder, "list_splits", counted)
+    together(lambda host: registry.open_splits(config, host), [0, 0, 1, 1])
+    assert sorted(listing_ranks) == [False, True]  # of two machines; rank 0 alone writes the user's cache
+
+
+def test_a_folder_that_one_machine_does_not_see_ends_all_ranks_and_names_that_machine(tmp_path: Path) -> None:
+    config = of_one_list(tmp_path)
+    other = data(tmp_path / "gone")
+
+    def run(host: HostRanks) -> tuple[str, str | None]:
+        with pytest.raises(Failure) as caught:
+            registry.open_splits(other if host.node else config, host)
+        return caught.value.what, caught.value.found
+
+    with pytest.raises(Failure) as alone:
+        registry.open_splits(other)
+    expected = (alone.value.what, f"{alone.value.found} (on {socket.gethostname()})")
+    assert together(run, [0, 0, 1, 1]) == [expected] * 4
+
+
+def test_ranks_that_cannot_share_memory_have_the_same_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = of_one_list(tmp_path)
+    alone = summary(registry.open_splits(config), config.root)
+    monkeypatch.setattr(shared_memory, "_create_memory_file", lambda *_: None)
+    ranks = together(lambda host: summary(registry.open_splits(config, host), config.root), [0, 0])
+    assert ranks == [alone] * 2
+
+
+def test_images_of_a_shared_list_are_read(tmp_path: Path) -> None:
+    config = of_one_list(tmp_path)
+    alone = registry.open_splits(config).training.read(np.arange(20))
+    for splits in together(lambda host: registry.open_splits(config, host), [0, 0]):
+        assert splits.training.read(np.arange(20)).equal(alone)

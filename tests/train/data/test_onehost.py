@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hosts import together
 from worlds import FIRST
@@ -94,6 +97,86 @@ def test_a_failure_on_one_machine_ends_all_ranks() -> None:
     def run(host: HostRanks) -> int:
         with pytest.raises(Failure, match="gone") as caught:
             host.first(lambda: look(host))
+        return caught.value.code
+
+    assert together(run, [0, 0, 1, 1]) == [ExitCode.NO_INPUT] * 4
+
+
+def arrays_of(host: HostRanks) -> tuple[str, list[Any]]:
+    """A result with arrays of several types and sizes, one of them twice and one empty."""
+    letters = np.frombuffer(f"rank {host.rank}".encode(), np.uint8)
+    return f"of {host.rank}", [letters, np.arange(100_000) + host.rank, np.zeros((0, 3)), letters]
+
+
+def shared(nodes: list[int]) -> list[tuple[str, list[Any]]]:
+    return together(lambda host: host.first_shared(lambda: arrays_of(host)), nodes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [([0, 0, 0], [0, 0, 0]), ([0, 1, 0, 1], [0, 1, 0, 1]), ([0, 1, 1], [0, 1, 1])], ids=str
+)
+def test_a_result_with_arrays_is_that_of_the_first_rank_of_the_machine(nodes: list[int], first: list[int]) -> None:
+    for (result, (letters, numbers, none, _)), rank in zip(shared(nodes), first, strict=True):
+        assert (result, bytes(letters)) == (f"of {rank}", f"rank {rank}".encode())
+        np.testing.assert_array_equal(numbers, np.arange(100_000) + rank)
+        assert (none.shape, none.dtype) == ((0, 3), np.float64)
+
+
+def test_an_array_that_is_listed_twice_stays_one_array() -> None:
+    assert [arrays[0] is arrays[3] for _, arrays in shared([0, 0])] == [True, True]
+
+
+def test_arrays_of_a_result_are_in_memory_once() -> None:
+    (_, first), (_, second) = shared([0, 0])
+    first[1][7] = -1
+    assert second[1][7] == -1
+
+
+def test_shared_arrays_are_aligned() -> None:
+    assert [array.flags.aligned for _, arrays in shared([0, 0]) for array in arrays] == [True] * 8
+
+
+def test_arrays_do_not_pass_through_the_exchange_of_all_ranks() -> None:
+    sizes = []
+
+    def run(host: HostRanks) -> None:
+        def all_gather(value: Any) -> list[Any]:
+            sizes.append(len(pickle.dumps(value)))
+            return host.all_gather(value)
+
+        replace(host, all_gather=all_gather).first_shared(lambda: arrays_of(host))
+
+    together(run, [0, 0, 1, 1])
+    assert max(sizes) < 2000
+
+
+def test_without_any_byte_to_share_the_ranks_meet_as_often() -> None:
+    results = together(lambda host: host.first_shared(lambda: (host.rank, [np.zeros(host.node)])), [0, 0, 1, 1])
+    assert [(result, len(arrays[0])) for result, arrays in results] == [(0, 0), (0, 0), (2, 1), (2, 1)]
+
+
+def test_one_rank_gets_its_own_arrays() -> None:
+    result, arrays = arrays_of(SINGLE_RANK)
+    same, own = SINGLE_RANK.first_shared(lambda: (result, arrays))
+    assert same is result
+    assert all(array is other for array, other in zip(arrays, own, strict=True))
+
+
+@pytest.mark.parametrize("shut", ["_create_memory_file", "_open_memory_file"])
+def test_where_memory_cannot_be_shared_each_rank_makes_the_arrays(shut: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, shut, lambda *_: None)
+    assert [bytes(arrays[0]) for _, arrays in shared([0, 0, 1])] == [b"rank 0", b"rank 1", b"rank 2"]
+
+
+def test_a_failure_on_one_machine_ends_all_ranks_that_wait_for_arrays() -> None:
+    def fail(host: HostRanks) -> tuple[str, list[Any]]:
+        if host.node == 1:
+            raise Failure("gone", fix="-", code=ExitCode.NO_INPUT)
+        return arrays_of(host)
+
+    def run(host: HostRanks) -> int:
+        with pytest.raises(Failure, match="gone") as caught:
+            host.first_shared(lambda: fail(host))
         return caught.value.code
 
     assert together(run, [0, 0, 1, 1]) == [ExitCode.NO_INPUT] * 4

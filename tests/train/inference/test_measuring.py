@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from entrypoint import Failure
 from train.checkpoint import format, manifest
+from train.data import folder_listing
 from train.inference import checkpoints, evaluate
 from train.logging.metrics_logger import METRICS_FILE, read_events
 
@@ -126,12 +128,18 @@ def small(tmp_path: Path) -> Path:
     return trainer.loop.checkpoint
 
 
-def measure(path: Path, *settings: str, as_json: bool = True, split: checkpoints.EvaluatedSplit = "validation") -> int:
+def measure(
+    path: Path,
+    *settings: str,
+    as_json: bool = True,
+    split: checkpoints.EvaluatedSplit = "validation",
+    environ: dict[str, str] | None = None,
+) -> int:
     found = checkpoints.choose_checkpoint(str(path))
     config, _ = checkpoints.load_config(found, None, settings)
     forget_accelerate()
     try:
-        return evaluate.evaluate_on_rank(config, found, ALONE, {}, as_json=as_json, split=split)
+        return evaluate.evaluate_on_rank(config, found, ALONE, environ or {}, as_json=as_json, split=split)
     finally:
         forget_accelerate()
 
@@ -141,6 +149,20 @@ def test_a_checkpoint_without_an_average_is_measured_by_its_weights(
 ) -> None:
     assert measure(small) == 0
     assert json.loads(capsys.readouterr().out)["weights"] == "model"
+
+
+def test_an_evaluation_reads_the_listing_that_the_users_cache_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_classes(tmp_path / "photos", ant=20, bee=20)
+    checkpoint = trained(tmp_path / "run", "data.name=folder", f"data.root={root}").loop.checkpoint
+    monkeypatch.setattr(folder_listing, "is_worth_keeping", lambda *_, **__: True)
+    monkeypatch.setattr(folder_listing, "MOUNTS_FILE", Path(os.devnull))
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert checkpoint is not None
+    assert measure(checkpoint, environ=variables) == 0
+    monkeypatch.delattr(folder_listing, "list_class_folders")
+    assert measure(checkpoint, environ=variables) == 0
 
 
 def test_batches_that_do_not_fit_the_gpu_are_told_smaller(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

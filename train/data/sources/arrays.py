@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from train.distributed.shared_memory import HostRanks
 
 
-def open_npz(data: DataConfig, host: HostRanks) -> DataSplits:
+def open_npz(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
     from train.data import arrays  # torch
 
     return arrays.open_arrays(data, channels_first=False)
 
 
-def open_tensor(data: DataConfig, host: HostRanks) -> DataSplits:
+def open_tensor(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
     from train.data import arrays  # torch
 
     return arrays.open_arrays(data, channels_first=True)

@@ -126,10 +126,10 @@ def _small_class_warnings(counts: Mapping[str, int], data: DataConfig) -> tuple[
     return class_folders.missing_validation_warnings([*counts], training.tolist(), validation.tolist())
 
 
-def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
+def open_splits(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
     from train.data import image_folder  # torch
 
-    return image_folder.open_image_folder(data)
+    return image_folder.open_image_folder(data, host, cache_folder)
 
 
 def count(data: DataConfig) -> None:

@@ -23,7 +23,7 @@ def published_source(class_name: str, *, training: int, classes: int, channels: 
         class_name: in torchvision.datasets. training: images of the published training set. mirror: as in `DataSplits`.
     """
 
-    def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
+    def open_splits(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
         from train.data import torchvision_sets  # torch
 
         return torchvision_sets.open_torchvision_set(data, class_name, mirror=mirror)

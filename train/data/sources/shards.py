@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from train.distributed.shared_memory import HostRanks
 
 
-def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
+def open_splits(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
     from train.data import shards  # torch
 
     host.first(lambda: _compare_shards(data))  # once on each machine: on a parallel file system, a call for each shard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from train.config.batches import count_splits
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from train.distributed.shared_memory import HostRanks
 
 
-def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
+def open_splits(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
     from train.data import synthetic  # torch
 
     return synthetic.open_synthetic(data)

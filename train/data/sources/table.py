@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from train.config.batches import SplitCounts, count_splits
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 MAX_LISTED_CLASSES: Final = 5
 
 
-def open_splits(data: DataConfig, host: HostRanks) -> DataSplits:
+def open_splits(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
     from train.data import image_table  # torch
 
     return image_table.open_image_table(data)

@@ -1,0 +1,203 @@
+"""Lists the images in class folders, and keeps a long listing in the user's cache for as long as no folder changes.
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from entrypoint import Failure
+from train import files
+from train.data import class_folders
+from train.data.class_folders import DirectoryState
+
+LISTING_VERSION: Final = 1  # raised whenever the same folder would be listed otherwise
+# By the number of names and not by the seconds of a listing, so that each start of a run does the same. Reading so many
+# names takes half a second on a local disk, and many seconds on a parallel file system.
+MIN_NAMES: Final = 100_000
+MIN_NAMES_PER_FOLDER: Final = 10  # with fewer, examining the folders takes as long as listing them
+# A later change of a folder could get the same time as the last one: file systems count time in steps of up to two
+# seconds, and the clocks of file servers differ from those of nodes.
+MIN_AGE_S: Final = 10.0
+FIELD_BYTES: Final = 8  # of the checksum and of the length of the header; the arrays after it are aligned to it
+MOUNTS_FILE: Final = Path("/proc/self/mountinfo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderListing:
+    """The image files in the class folders of one folder.
+
+    letters: uint8, all names below the folder, class by class, as bytes of the file system. lengths: int32 [count], of
+    each name. counts: the number of images of each class. unread: other files, by ending. inside: the folders directly
+    in each class folder. states: of each class folder and each folder below one, by name. devices: their file systems.
+    has_open_link: as `class_folders.WalkedFolder`, of any of them.
+    """
+
+    letters: npt.NDArray[np.uint8]
+    lengths: npt.NDArray[np.int32]
+    counts: tuple[int, ...]
+    unread: Mapping[str, int]
+    inside: Mapping[str, Sequence[str]]
+    states: Mapping[str, DirectoryState]
+    devices: frozenset[int] = frozenset()
+    has_open_link: bool = False
+
+
+def list_class_folders(above: Path, classes: Sequence[str]) -> FolderListing:
+    """Walk through the class folders in `above`.
+
+    Raises:
+        Failure: as `class_folders.walk_class_folder`.
+    """
+    letters, lengths, counts = bytearray(), list[npt.NDArray[np.int32]](), dict.fromkeys(classes, 0)
+    unread, inside, states = Counter[str](), dict[str, Sequence[str]](), dict[str, DirectoryState]()
+    devices, has_open_link, prefix = set[int](), False, len(str(above / "_")) - 1
+    for label in classes:
+        for walked in class_folders.walk_class_folder(above / label):
+            name = walked.path[prefix:]
+            encoded = [os.fsencode(f"{name}/{image}") for image in walked.images]
+            letters += b"".join(encoded)
+            lengths.append(np.fromiter(map(len, encoded), np.int32, len(encoded)))
+            counts[label] += len(encoded)
+            unread.update(map(class_folders.suffix_label, walked.others))
+            inside.setdefault(label, walked.folders)  # the class folder itself comes first
+            states[name] = walked.state
+            devices.add(walked.device)
+            has_open_link |= walked.has_open_link
+    return FolderListing(
+        letters=np.frombuffer(bytes(letters), np.uint8),
+        lengths=np.concatenate(lengths) if lengths else np.empty(0, np.int32),
+        counts=tuple(counts.values()),
+        unread=unread,
+        inside=inside,
+        states=states,
+        devices=frozenset(devices),
+        has_open_link=has_open_link,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingCache:
+    """Where listings are kept. folder: None if no folder lasts. is_writer: whether this rank writes them.
+
+    A listing is read only if the state of each directory is the one that it had before it was listed.
+    """
+
+    folder: Path | None = None
+    is_writer: bool = True
+    clock: Callable[[], float] = time.time
+
+    def list_images(self, above: Path, classes: Sequence[str]) -> FolderListing:
+        """The listing that is kept of these class folders, or a new one. Raises Failure: as `list_class_folders`."""
+        path = None if self.folder is None else self.folder / _file_name(above)
+        if path is None:
+            return list_class_folders(above, classes)
+        with suppress(OSError, ValueError):
+            if (listing := _read_listing(path, above, classes)) is not None:
+                return listing
+        begun_at = self.clock()
+        listing = list_class_folders(above, classes)
+        if self.is_writer and is_worth_keeping(listing, begun_at):
+            with suppress(OSError, ValueError, Failure):
+                if not listing.devices & _fuse_devices():
+                    _write_listing(path, above, classes, listing)
+        return listing
+
+
+def is_worth_keeping(listing: FolderListing, begun_at: float) -> bool:
+    """Whether reading this listing again saves time, and a change of the folders cannot go unnoticed.
+
+    begun_at: when the first folder was listed, in seconds since 1970.
+    """
+    names, folders = len(listing.lengths) + sum(listing.unread.values()), len(listing.states)
+    if names < max(MIN_NAMES, MIN_NAMES_PER_FOLDER * folders) or listing.has_open_link:
+        return False
+    times = {(modified, changed) for _, modified, _, changed in listing.states.values()}
+    # On file systems that give all folders the same times (images that are built reproducibly, some object stores), the
+    # times prove nothing.
+    return len(times) > 1 and max(map(max, times)) < (begun_at - MIN_AGE_S) * 1e9
+
+
+def _fuse_devices() -> set[int]:
+    """The mounted FUSE file systems: of some (s3fs, rclone), a folder keeps its time when a file is added.
+
+    Raises:
+        OSError, ValueError: the mounts are not known.
+    """
+    devices = set()
+    for line in MOUNTS_FILE.read_text(errors="replace").splitlines():
+        mount, _, file_system = line.partition(" - ")
+        if file_system.startswith("fuse"):
+            major, minor = map(int, mount.split()[2].split(":"))
+            devices.add(os.makedev(major, minor))
+    return devices
+
+
+def _file_name(above: Path) -> str:
+    return hashlib.sha256(os.fsencode(os.path.abspath(above))).hexdigest()[:32]
+
+
+def _key(above: Path, classes: Sequence[str]) -> dict[str, Any]:
+    return {"version": LISTING_VERSION, "folder": os.path.abspath(above), "classes": [*classes]}
+
+
+def _write_listing(path: Path, above: Path, classes: Sequence[str], listing: FolderListing) -> None:
+    """Write the checksum of all that follows, the length of the header, the header (JSON), lengths and letters.
+
+    Raises:
+        OSError, Failure: as `files.write_atomic`.
+    """
+    facts = {"counts": listing.counts, "unread": listing.unread, "inside": listing.inside, "states": listing.states}
+    header = json.dumps(_key(above, classes) | facts).encode()
+    header += b" " * (-len(header) % FIELD_BYTES)
+    length = len(header).to_bytes(FIELD_BYTES, "little")
+    parts: list[bytes | memoryview] = [length, header, listing.lengths.data, listing.letters.data]
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.write_atomic(path, b"".join((checksum.to_bytes(FIELD_BYTES, "little"), *parts)))
+
+
+def _read_listing(path: Path, above: Path, classes: Sequence[str]) -> FolderListing | None:
+    """The listing in this file; None if it is damaged, of other classes, or if a folder has changed since.
+
+    Raises:
+        OSError: the file, or a folder, is gone or cannot be examined.
+        ValueError: the file is no listing.
+    """
+    content = files.read_regular_file(path, limit=path.stat().st_size)
+    if int.from_bytes(content[:FIELD_BYTES], "little") != zlib.crc32(memoryview(content)[FIELD_BYTES:]):
+        return None
+    begin = 2 * FIELD_BYTES
+    end = begin + int.from_bytes(content[FIELD_BYTES:begin], "little")
+    header = json.loads(content[begin:end])
+    key = _key(above, classes)
+    if {name: header.get(name) for name in key} != key:
+        return None
+    states = {name: tuple(state) for name, state in header["states"].items()}
+    if any(class_folders.directory_state(os.stat(above / name)) != state for name, state in states.items()):
+        return None
+    lengths = np.frombuffer(content, np.int32, sum(header["counts"]), end)
+    return FolderListing(
+        letters=np.frombuffer(content, np.uint8, offset=end + lengths.nbytes),
+        lengths=lengths,
+        counts=tuple(header["counts"]),
+        unread=header["unread"],
+        inside=header["inside"],
+        states=states,
+    )
