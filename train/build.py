@@ -44,7 +44,7 @@ from train.models.initial_weights import load_initial_weights
 from train.optim import loss
 from train.optim.ema import EMA
 from train.optim.optimizer import build_optimizer
-from train.optim.schedule import build_schedule, resolve_learning_rate
+from train.optim.schedule import build_schedule, regression_warnings, resolve_learning_rate
 from train.rank_context import RankContext
 from train.run import resume
 from train.state import TrainState
@@ -261,7 +261,8 @@ def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
     )
     if config.data.sampling == "balanced":
         lines = [*lines, statistics.describe_balanced_sampling(splits.training.labels, splits.classes)]
-    return (*lines, *(f"WARNING: {warning}" for warning in splits.warnings))
+    warnings = (*splits.warnings, *regression_warnings(config, splits.task))
+    return (*lines, *(f"WARNING: {warning}" for warning in warnings))
 
 
 def _open_loader(

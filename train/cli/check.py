@@ -223,7 +223,8 @@ def describe_plan(
             )
         }
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
-    warnings, notes = [*plan.warnings, *data.warnings], [note, *data.notes, *network_notes]
+    warnings = [*plan.warnings, *data.warnings, *schedule.regression_warnings(config, data.task)]
+    notes = [note, *data.notes, *network_notes]
     if steps is not None and data.training is not None:
         notes += batches.step_notes(steps, batch, samples=data.training, max_steps=config.train.max_steps)
     if preview := preview_resume(config, folder, steps=steps, data=data.facts):

@@ -15,6 +15,7 @@ from entrypoint import ExitCode, Failure
 from train.config.batches import StepCounts
 from train.config.optimizers import AUTO_BATCH_SIZE, FINE_TUNING_SHARE, OPTIMIZERS
 from train.config.schema import FRACTION, OptimConfig, Rule, RunConfig, is_factory
+from train.tasks import REGRESSION
 
 # The arguments of each schedule (optim.schedule_args) and their defaults. start and end are shares of the
 # peak learning rate.
@@ -144,6 +145,20 @@ def fine_tuning_warnings(config: RunConfig) -> tuple[str, ...]:
             f"model.freeze: {config.model.freeze} freezes random weights. fix: set model.weights, or leave it out"
         )
     return tuple(warnings)
+
+
+def regression_warnings(config: RunConfig, task: str) -> tuple[str, ...]:
+    """A warning if numbers are to be predicted with a learning rate of SGD for classes."""
+    optim, usual = config.optim, OPTIMIZERS["sgd"]
+    if task != REGRESSION or OPTIMIZERS.get(optim.name) is not usual:
+        return ()
+    peak = peak_learning_rate(resolve_learning_rate(config), config.train.global_batch_size)
+    if usual.learning_rate is None or peak < usual.learning_rate:
+        return ()
+    return (
+        f"optim.lr: {optim.lr} is a learning rate for classes; on numbers a training often diverges with it. "
+        "fix: optim.lr=0.01, or optim.name=adamw with optim.lr=auto",
+    )
 
 
 def schedule_arguments(optim: OptimConfig) -> dict[str, Any]:

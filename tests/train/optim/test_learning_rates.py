@@ -39,6 +39,25 @@ def test_a_number_stays_as_it_is() -> None:
     assert schedule.resolve_learning_rate(chosen) is chosen.optim
 
 
+@pytest.mark.parametrize(
+    ("settings", "task", "warns"),
+    [
+        ((), "regression", True),
+        (("optim.lr=auto",), "regression", True),
+        (("optim.lr=auto", "train.global_batch_size=32"), "regression", False),
+        (("optim.lr=0.01",), "regression", False),
+        (("optim.name=adamw", "optim.lr=auto"), "regression", False),
+        ((), "classification", False),
+    ],
+    ids=str,
+)
+def test_a_rate_of_sgd_for_classes_is_named_where_numbers_are_predicted(
+    settings: tuple[str, ...], task: str, warns: bool
+) -> None:
+    said = schedule.regression_warnings(load.load_config(None, [*settings]), task)
+    assert (len(said) == 1 and "optim.lr=0.01" in said[0]) is warns
+
+
 @pytest.mark.parametrize("name", ["Rprop", "ASGD", "mine:Optimizer"])
 def test_an_optimizer_without_a_usual_rate_needs_a_number(name: str) -> None:
     with pytest.raises(Failure, match=f"no rate for optim.name {name}") as caught:
