@@ -15,6 +15,7 @@ from PIL import Image
 
 from bench import feed, harness, path_calls, photos
 from bench import input as bench
+from entrypoint import Failure
 from train.bench import processes
 from train.bench.measurements import Row
 from train.bench.processes import Program
@@ -65,11 +66,29 @@ def test_each_side_reads_files_with_its_better_number_of_workers(
         yield stands
 
     monkeypatch.setattr(processes, "start_programs", start_programs)
-    monkeypatch.setattr(photos, "write_photos", lambda root, number: 95_000)
+    monkeypatch.setattr(photos, "write_photos", lambda *_: 95_000)
     monkeypatch.setattr(packing, "pack_images", lambda *_, **__: None)
     row = next(bench.files_per_core(quick(tmp_path, quick=False, pairs=2)))
     assert row.estimate is not None
     assert (round(row.estimate.value, 6), row.facts["workers"], row.facts["peer_workers"]) == (2.5, 1, 0)
+
+
+def test_photos_are_cut_from_the_large_jpegs_of_a_folder(tmp_path: Path) -> None:
+    (source := tmp_path / "wallpapers" / "deeper").mkdir(parents=True)
+    for seed, size in enumerate([(1200, 900), (900, 1000), (400, 300)]):
+        photos.draw_photo(seed).resize(size).save(source / f"{seed}.jpg", quality=95)
+    (source / "link.jpg").symlink_to(source / "0.jpg")
+    photos.write_photos(tmp_path / "photos", 6, tmp_path / "wallpapers")
+    files = sorted((tmp_path / "photos").glob("*/*.jpg"))
+    assert len({file.read_bytes() for file in files}) == 6
+    for file in files:
+        with Image.open(file) as image:
+            assert image.size in ((500, 375), (375, 500))
+
+
+def test_a_folder_without_photographs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="no photographs to cut"):
+        photos.write_photos(tmp_path / "photos", 4, tmp_path)
 
 
 def test_drawn_photos_have_the_size_of_imagenets(tmp_path: Path) -> None:
