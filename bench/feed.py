@@ -1,4 +1,4 @@
-"""This module makes our batches on one core, a block at a time on request: in memory for row 7, else from files."""
+"""This module makes our batches, a block at a time on request: in memory for row 7, else from files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from train.data.splits import DataSplits
 
 
 def main(words: Sequence[str]) -> None:
-    """`--pace PORT:TOKEN --batch N --samples N --size N [--root FOLDER --workers N [--shards]]`."""
+    """`--pace PORT:TOKEN --batch N --samples N --size N [--cores N] [--root FOLDER --workers N [--shards]]`."""
     arguments = build_parser().parse_args(words)
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
     torch.set_num_threads(1)
     sources: tuple[list[str], Callable[[DataConfig], DataSplits]]
     if arguments.root:
@@ -33,10 +33,10 @@ def main(words: Sequence[str]) -> None:
         sources = file_settings(name, arguments.root, arguments.workers), registry.open_splits
     else:
         sources = memory_settings(arguments.samples), random_images
-    batches = make_batches(*sources, batch=arguments.batch, size=arguments.size)
+    batches = make_batches(*sources, batch=arguments.batch, size=arguments.size, cores=arguments.cores)
     next(batches)
     connection = Connection(arguments.pace)
-    request = connection.introduce({"batch": arguments.batch, "workers": arguments.workers})
+    request = connection.introduce({"batch": arguments.batch, "workers": arguments.workers, "pid": os.getpid()})
     try:
         while True:
             request = connection.answer(_run_block(batches, int(request["steps"])))
@@ -53,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--root", metavar="FOLDER", help="image files, one folder for each class")
     parser.add_argument("--shards", action="store_true", help="the folder holds tar shards")
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--cores", type=int, default=1, help="use so many, all workers together")
     return parser
 
 
@@ -72,14 +73,14 @@ def file_settings(name: str, root: str, workers: int) -> list[str]:
 
 
 def make_batches(
-    settings: Sequence[str], open_splits: Callable[[DataConfig], DataSplits], *, batch: int, size: int
+    settings: Sequence[str], open_splits: Callable[[DataConfig], DataSplits], *, batch: int, size: int, cores: int = 1
 ) -> Iterator[tuple[MicroBatch, Batch]]:
     """Augmented batches as a training gets them, without an end."""
     words = [*settings, f"data.image_size={size}", "data.val_fraction=0", f"train.global_batch_size={batch}"]
     config = load.load_config(None, words)
     data = config.data
     splits = open_splits(data)
-    loader = open_loader(splits, data, seed=0, device=torch.device("cpu"), cores=1)
+    loader = open_loader(splits, data, seed=0, device=torch.device("cpu"), cores=cores)
     sizes, samples = compute_batch_sizes(batch, batch, 1), len(splits.training.labels)
     steps = count_steps(sizes, samples, epochs=MANY_EPOCHS, max_steps=None)
     order = shard_order.draw_orders(splits.training, config)

@@ -120,16 +120,19 @@ def time_in_turns(ours: Callable[[], float], peer: Callable[[], float], *, pairs
 
     Every second pair begins with the peer, so that drifts (clocks, heat, caches) affect both alike.
     """
-    times: list[tuple[float, float]] = []
-    for number in range(warm_up + pairs):
-        if number % 2:
-            peer_time = peer()
-            times.append((ours(), peer_time))
-        else:
-            our_time = ours()
-            times.append((our_time, peer()))
-    our_times, peer_times = zip(*times[warm_up:], strict=True)
+    our_times, peer_times = time_all_in_turns((ours, peer), rounds=pairs, warm_up=warm_up)
     return Pairs(ours=our_times, peer=peer_times)
+
+
+def time_all_in_turns(
+    sides: Sequence[Callable[[], float]], *, rounds: int, warm_up: int = 1
+) -> list[tuple[float, ...]]:
+    """The times of each side, round by round. The first `warm_up` rounds do not count; every second round goes back."""
+    times: list[dict[int, float]] = []
+    for number in range(warm_up + rounds):
+        order = range(len(sides))
+        times.append({side: sides[side]() for side in (reversed(order) if number % 2 else order)})
+    return [tuple(in_round[side] for in_round in times[warm_up:]) for side in range(len(sides))]
 
 
 def run_to_end(words: Sequence[str], environ: Mapping[str, str], cwd: Path, limit_s: float) -> str:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from bench import harness, path_calls, photos, targets
 from bench.harness import Pairs
-from train.bench import processes
-from train.bench.estimates import exact
+from train.bench import measurements, processes
+from train.bench.estimates import Estimate, estimate_median, exact
 from train.bench.measurements import Measurement, Row
-from train.bench.processes import BenchOptions, Program
+from train.bench.processes import LIMIT_S, BenchOptions, Program, RunningProgram
 from train.config.schema import DataConfig
 from train.data import packing
 
@@ -22,7 +28,15 @@ BLOCK_S: Final = 0.5
 PHOTOS: Final = 512  # 49 MB: they stay in the page cache, so that decoding is measured and not the disk
 PHOTO_BATCH: Final = 32
 SHARD_BYTES: Final = 12 * 2**20
-MIN_BATCHES: Final = 21  # of a block: while it waits, a worker makes two, which must be less than a tenth
+READERS: Final = {
+    "ours": "ours from tar shards",
+    "torchvision": "ImageFolder from JPEG files",
+    "webdataset": "WebDataset from the same tar shards",
+    "litdata": "LitData from its chunks",
+    "spdl": "SPDL from JPEG files",
+}
+OPTIONAL: Final = ("webdataset", "litdata", "spdl")  # compared with if they can be imported
+MIN_BATCHES: Final = 21  # of a block: what a worker has made ready, two, must be less than a tenth
 FEW, MANY = 20, 120  # steps: the difference of their calls is what steps cause
 # No log point, evaluation, checkpoint or end of an epoch comes between the two.
 TRACED_SETTINGS: Final = (
@@ -33,8 +47,18 @@ TRACED_SETTINGS: Final = (
 PEER_WORDS: Final = ("--model", "tiny", "--size", "8", "--classes", "2", "--samples", "2048", "--batch", "8")
 
 
+def add_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add --photos."""
+    group.add_argument(
+        "--photos",
+        metavar="DIR",
+        type=Path,
+        help="cut the images of rows 15 and 16 from the JPEG files of this folder (default: they are drawn)",
+    )
+
+
 def run(options: BenchOptions) -> Iterator[Measurement]:
-    """Rows 7, 15, 16 and 5."""
+    """Rows 7, 15, 16, 16b and 5."""
     yield images_per_core(options)
     yield from files_per_core(options)
     yield from path_calls_per_step(options)
@@ -58,47 +82,118 @@ def images_per_core(options: BenchOptions) -> Row:
 
 
 def files_per_core(options: BenchOptions) -> Iterator[Row]:
-    """Rows 15 and 16: the same images as JPEG files and in tar shards, cut at random, mirrored and normalized, on one
-    core each; each side with its best number of workers, 0 or 1."""
-    root, shards = options.scratch / "photos", options.scratch / "shards"
-    mean_bytes = photos.write_photos(root, 2 * PHOTO_BATCH if options.quick else PHOTOS)
+    """Rows 15, 16 and 16b: the same images as JPEG files and in tar shards, cut at random, mirrored and normalized; on
+    one core each side with its best number of workers, 0 or 1, and on two cores with two."""
+    root, shards, chunks = (options.scratch / name for name in ("photos", "shards", "chunks"))
+    source = getattr(options.arguments, "photos", None)
+    mean_bytes = photos.write_photos(root, 2 * PHOTO_BATCH if options.quick else PHOTOS, source)
     data = DataConfig(name="folder", root=str(root), val_fraction=0.0)
     packing.pack_images(data, shards, scaling=None, say=options.log, shard_bytes=SHARD_BYTES)
-    with_webdataset = find_spec("webdataset") is not None
-    for number, folder, words, libraries in (
-        ("15", root, [], ("torchvision", "timm")),
-        ("16", shards, ["--shards"], ("torchvision", *(["webdataset"] if with_webdataset else []))),
-    ):
-        common = ["--batch", str(PHOTO_BATCH), "--samples", "0", "--size", "224"]
-        feed = [sys.executable, "-m", "bench.feed", *common, "--root", str(folder), *words]
-        other = [*harness.peer_command(options, "photos"), "--device", "cpu", "--one-core", "--warm-up", "2", *common]
-        commands = {"feed": feed}
-        for name in libraries:
-            folder_of_peer = shards if name == "webdataset" else root
-            commands[name] = [*other, "--root", str(folder_of_peer), "--library", name]
-        pairs, facts = _time_feeds(options, commands)
-        yield targets.measured(number, pairs.speed_ratio(), **facts, bytes_per_image=mean_bytes)
+    missing = [name for name in OPTIONAL if find_spec(name) is None]
+    if "litdata" not in missing:
+        _write_chunks(options, root, chunks)
+    folders = {"ours": shards, "torchvision": root, "webdataset": shards, "litdata": chunks, "spdl": root}
+    folders = {name: folder for name, folder in folders.items() if name not in missing}
+    facts = {"bytes_per_image": mean_bytes, "photos": "cut" if source else "drawn"}
+    feeds = _feed_commands(options, {"ours": root, "torchvision": root, "timm": root})
+    times = _time_feeds(options, feeds, workers=(0, 1))
+    yield _compare_feeds("15", times, facts)
+    facts |= {"not_installed": ", ".join(missing)}
+    for number, cores, workers in (("16", 1, (0, 1)), ("16b", 2, (2,))):
+        if len(os.sched_getaffinity(0)) < cores:
+            yield targets.unmeasured(number, f"needs {cores} cores")
+            continue
+        feeds = _feed_commands(options, folders, cores=cores, shards=True)
+        times = _time_feeds(options, feeds, workers=workers)
+        yield _compare_feeds(number, times, facts)
+        yield from _images_per_s(number, times, mean_bytes)
 
 
-def _time_feeds(options: BenchOptions, commands: Mapping[str, list[str]]) -> tuple[Pairs, dict[str, Any]]:
-    """The first command next to the fastest of the others, each with 0 and with 1 worker; and the absolute figures."""
+def _write_chunks(options: BenchOptions, root: Path, chunks: Path) -> None:
+    words = [*harness.peer_command(options, "litdata_chunks"), "--root", str(root), "--output", str(chunks)]
+    words += ["--chunk-bytes", f"{SHARD_BYTES // 10**6}MB"]
+    # LitData's own folders would otherwise be /tmp/chunks and /tmp/data.
+    own = {f"DATA_OPTIMIZER_{name}CACHE_FOLDER": str(options.scratch / "litdata") for name in ("", "DATA_")}
+    harness.run_to_end(words, options.child_environ(**own), options.scratch, LIMIT_S)
+
+
+def _feed_commands(
+    options: BenchOptions, folders: Mapping[str, Path], *, cores: int = 1, shards: bool = False
+) -> dict[str, list[str]]:
+    """The command lines without a number of workers. folders: what ours and each library reads."""
+    common = ["--batch", str(PHOTO_BATCH), "--samples", "0", "--size", "224", "--cores", str(cores)]
+    peer = [*harness.peer_command(options, "photos"), "--device", "cpu", "--warm-up", "2"]
+    starts = {name: [*peer, "--library", name] for name in folders}
+    starts["ours"] = [sys.executable, "-m", "bench.feed", *(["--shards"] if shards else [])]
+    return {name: [*starts[name], *common, "--root", str(folder)] for name, folder in folders.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedTimes:
+    """The seconds of a batch in each round, with the better number of workers."""
+
+    workers: int
+    seconds: tuple[float, ...]
+
+    def images_per_s(self) -> Estimate:
+        """With the spread of the rounds."""
+        return estimate_median([PHOTO_BATCH / seconds for seconds in self.seconds])
+
+
+def _time_feeds(
+    options: BenchOptions, commands: Mapping[str, list[str]], *, workers: Sequence[int]
+) -> dict[str, FeedTimes]:
+    """The times of all commands, in turns. Which number of workers is better, a block decides before."""
     programs = [
-        Program(
-            name=f"{name}-{workers}", command=[*command, "--workers", str(workers)], environ=options.child_environ()
-        )
+        Program(name=name, command=[*command, "--workers", str(number)], environ=options.child_environ())
         for name, command in commands.items()
-        for workers in (0, 1)
+        for number in workers
     ]
     with processes.start_programs(options, *programs) as feeds:
-        for program in feeds:
-            program.steps = 1 if options.quick else max(MIN_BATCHES, program.steps_in(BLOCK_S))
-        ours = min(feeds[:2], key=lambda program: program.step_seconds())
-        times = {program.program.name: program.step_seconds() for program in feeds[2:]}
-        peer = min(feeds[2:], key=lambda program: times[program.program.name])
-        pairs = harness.time_in_turns(ours.step_seconds, peer.step_seconds, pairs=options.num_pairs(15))
-    facts = {f"{side}_images_per_s": PHOTO_BATCH / median(getattr(pairs, side)) for side in ("ours", "peer")}
-    facts |= {"peer": peer.facts["peer"], "workers": ours.facts["workers"], "peer_workers": peer.facts["workers"]}
-    return pairs, facts | {f"{name}_images_per_s": PHOTO_BATCH / seconds for name, seconds in times.items()}
+        for feed in feeds:
+            feed.steps = 1 if options.quick else MIN_BATCHES * max(1, feed.facts["workers"])
+            _pause(feed)
+        by_name = [[feed for feed in feeds if feed.program.name == name] for name in commands]
+        best = [min(group, key=_time_alone) if len(group) > 1 else group[0] for group in by_name]
+        sides = [partial(_time_alone, feed) for feed in best]
+        rounds = harness.time_all_in_turns(sides, rounds=options.num_pairs(15))
+    return {
+        name: FeedTimes(workers=feed.facts["workers"], seconds=seconds)
+        for name, feed, seconds in zip(commands, best, rounds, strict=True)
+    }
+
+
+def _time_alone(feed: RunningProgram) -> float:
+    """The seconds of a batch. The other programs are stopped, so that their workers prepare no batch meanwhile."""
+    os.killpg(feed.facts["pid"], signal.SIGCONT)
+    seconds = feed.step_seconds()
+    _pause(feed)
+    return seconds
+
+
+def _pause(feed: RunningProgram) -> None:
+    os.killpg(feed.facts["pid"], signal.SIGSTOP)
+
+
+def _compare_feeds(number: str, times: Mapping[str, FeedTimes], facts: Mapping[str, Any]) -> Row:
+    """The row: ours next to the fastest of the others, and the images/s of all."""
+    ours = times["ours"]
+    name = min(set(times) - {"ours"}, key=lambda side: median(times[side].seconds))
+    peer = times[name]
+    pairs = Pairs(ours=ours.seconds, peer=peer.seconds)
+    speeds = {f"{side}_images_per_s": times[side].images_per_s().value for side in times}
+    of_peer = {"peer": name, "peer_images_per_s": speeds[f"{name}_images_per_s"], "peer_workers": peer.workers}
+    return targets.measured(number, pairs.speed_ratio(), **speeds, **of_peer, workers=ours.workers, **facts)
+
+
+def _images_per_s(number: str, times: Mapping[str, FeedTimes], mean_bytes: int) -> Iterator[Row]:
+    """A row for each side, fastest first, with its MB/s of JPEG files."""
+    for name, side in sorted(times.items(), key=lambda item: median(item[1].seconds)):
+        speed = side.images_per_s()
+        mb_per_s = speed.value * mean_bytes / 1e6
+        what = f"{READERS[name]}, workers: {side.workers}; {mb_per_s:.1f} MB/s"
+        facts = {"workers": side.workers, "mb_per_s": mb_per_s}
+        yield measurements.reported_row(f"{number} {name}", what, speed, unit="images/s", **facts)
 
 
 def pillow_program(options: BenchOptions, *words: str) -> Program:

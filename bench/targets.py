@@ -35,8 +35,11 @@ TARGETS: Final[Mapping[str, Target]] = {
         what="JPEG files to 224 px, images/s of one core: ours / torchvision v2 or timm", limit=1.5, where="cpu"
     ),
     "16": Target(
-        what="the same from tar shards: ours / torchvision's ImageFolder or WebDataset", limit=1.0, where="cpu"
+        what="the same from tar shards: ours / the best of ImageFolder, WebDataset, LitData, SPDL",
+        limit=1.0,
+        where="cpu",
     ),
+    "16b": Target(what="the same as row 16 on two cores with two workers", limit=1.0, where="cpu"),
 }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,10 @@ from PIL import Image
 
 from bench import feed, harness, path_calls, photos
 from bench import input as bench
+from entrypoint import Failure
 from train.bench import processes
 from train.bench.measurements import Row
-from train.bench.processes import Program
+from train.bench.processes import BenchOptions, Program
 from train.bench.random_images import random_images
 from train.config.schema import DataConfig
 from train.data import packing
@@ -29,7 +33,7 @@ class Stand:
     program: Program
 
     def __init__(self, seconds: float, workers: int) -> None:
-        self.seconds, self.steps, self.facts = seconds, 1, {"workers": workers, "peer": "stand-in"}
+        self.seconds, self.steps, self.facts = seconds, 1, {"workers": workers, "peer": "stand-in", "pid": id(self)}
 
     def step_seconds(self) -> float:
         return self.seconds
@@ -53,23 +57,86 @@ def test_the_better_of_the_peers_is_compared_with(tmp_path: Path, monkeypatch: p
     assert round(row.facts["ours_images_per_s"]) == bench.BATCH * 10
 
 
+class Group:
+    """Stand-ins in the place of programs, of which all but the one that is timed must be stopped."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], missing: set[str]) -> None:
+        self.seconds, self.stands, self.running = seconds, list[Stand](), set[int]()
+        monkeypatch.setattr(processes, "start_programs", self.start_programs)
+        monkeypatch.setattr(os, "killpg", self.signal)
+        monkeypatch.setattr(photos, "write_photos", lambda *_: 100_000)
+        monkeypatch.setattr(packing, "pack_images", lambda *_, **__: None)
+        monkeypatch.setattr(bench, "_write_chunks", lambda *_: None)
+        monkeypatch.setattr(bench, "find_spec", lambda name: None if name in missing else object())
+
+    @contextmanager
+    def start_programs(self, _: Any, *programs: Program) -> Iterator[list[Stand]]:
+        self.stands = []
+        for program in programs:
+            workers = int(program.command[-1])
+            self.stands.append(stand := Stand(self.seconds[program.name] * (1 if workers else 2), workers))
+            stand.program = program
+        yield self.stands
+
+    def signal(self, group: int, number: int) -> None:
+        (self.running.add if number == signal.SIGCONT else self.running.discard)(group)
+        assert len(self.running) <= 1
+
+
+SECONDS = {"ours": 0.2, "torchvision": 0.5, "timm": 0.4, "webdataset": 0.8, "litdata": 0.32, "spdl": 0.1}
+
+
 def test_each_side_reads_files_with_its_better_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stands = [Stand(0.4, 0), Stand(0.2, 1), Stand(0.9, 0), Stand(0.8, 1), Stand(0.5, 0), Stand(0.7, 1)]
-
-    @contextmanager
-    def start_programs(_: Any, *programs: Program) -> Iterator[list[Stand]]:
-        for stand, program in zip(stands, programs, strict=True):
-            stand.program = program
-        yield stands
-
-    monkeypatch.setattr(processes, "start_programs", start_programs)
-    monkeypatch.setattr(photos, "write_photos", lambda root, number: 95_000)
-    monkeypatch.setattr(packing, "pack_images", lambda *_, **__: None)
+    Group(monkeypatch, SECONDS, missing={"webdataset", "litdata", "spdl"})
     row = next(bench.files_per_core(quick(tmp_path, quick=False, pairs=2)))
     assert row.estimate is not None
-    assert (round(row.estimate.value, 6), row.facts["workers"], row.facts["peer_workers"]) == (2.5, 1, 0)
+    assert (round(row.estimate.value, 6), row.facts["peer"]) == (2.0, "timm")
+    assert (row.facts["workers"], row.facts["peer_workers"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("missing", "ratio"), [({"spdl"}, 1.6), ({"spdl", "litdata"}, 2.5), (set[str](), 0.5)], ids=["litdata", "", "spdl"]
+)
+def test_shards_are_compared_with_the_best_of_what_is_installed(
+    missing: set[str], ratio: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Group(monkeypatch, SECONDS, missing)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    rows = {row.number: row for row in bench.files_per_core(quick(tmp_path, quick=False, pairs=2))}
+    for number in ("16", "16b"):
+        estimate = rows[number].estimate
+        assert estimate is not None
+        assert round(estimate.value, 6) == ratio
+        assert rows[number].facts["not_installed"] == ", ".join(name for name in bench.OPTIONAL if name in missing)
+    assert rows["16b"].facts["workers"] == rows["16b"].facts["peer_workers"] == 2
+    assert rows["16 torchvision"].target.what == "ImageFolder from JPEG files, workers: 1; 6.4 MB/s"
+
+
+def test_two_cores_are_not_measured_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Group(monkeypatch, SECONDS, missing={"webdataset", "litdata", "spdl"})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    rows = {row.number: row for row in bench.files_per_core(quick(tmp_path, quick=False, pairs=2))}
+    assert (rows["16"].missing, rows["16b"].missing) == (None, "needs 2 cores")
+
+
+def test_photos_are_cut_from_the_large_jpegs_of_a_folder(tmp_path: Path) -> None:
+    (source := tmp_path / "wallpapers" / "deeper").mkdir(parents=True)
+    for seed, size in enumerate([(1200, 900), (900, 1000), (400, 300)]):
+        photos.draw_photo(seed).resize(size).save(source / f"{seed}.jpg", quality=95)
+    (source / "link.jpg").symlink_to(source / "0.jpg")
+    photos.write_photos(tmp_path / "photos", 6, tmp_path / "wallpapers")
+    files = sorted((tmp_path / "photos").glob("*/*.jpg"))
+    assert len({file.read_bytes() for file in files}) == 6
+    for file in files:
+        with Image.open(file) as image:
+            assert image.size in ((500, 375), (375, 500))
+
+
+def test_a_folder_without_photographs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="no photographs to cut"):
+        photos.write_photos(tmp_path / "photos", 4, tmp_path)
 
 
 def test_drawn_photos_have_the_size_of_imagenets(tmp_path: Path) -> None:
@@ -93,16 +160,38 @@ def test_ours_makes_batches_of_shards(tmp_path: Path) -> None:
         assert ours.request(steps=2)["seconds"] > 0
 
 
+def reading(options: BenchOptions, library: str, folder: Path) -> tuple[str, ...]:
+    words = ("--batch", "4", "--samples", "0", "--size", "32", "--workers", "0", "--root", str(folder))
+    return (*harness.peer_command(options, "photos"), "--library", library, "--warm-up", "1", *words)
+
+
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
 def test_both_sides_make_batches_of_the_same_files(tmp_path: Path, library: str) -> None:
     photos.write_photos(tmp_path / "photos", 8)
     words = ("--batch", "4", "--samples", "0", "--size", "32", "--root", str(tmp_path / "photos"))
     options = quick(tmp_path)
-    peer = (*harness.peer_command(options, "photos"), "--library", library, "--workers", "0", "--warm-up", "1", *words)
     ours = (sys.executable, "-m", "bench.feed", *words)
-    both = [Program(name="side", command=[*side], environ=options.child_environ()) for side in (ours, peer)]
+    commands = (ours, reading(options, library, tmp_path / "photos"))
+    both = [Program(name="side", command=[*side], environ=options.child_environ()) for side in commands]
     with processes.start_programs(options, *both) as running:
         assert all(program.step_seconds() > 0 for program in running)
+
+
+@pytest.mark.parametrize("library", bench.OPTIONAL)
+def test_other_libraries_make_batches_if_they_are_installed(tmp_path: Path, library: str) -> None:
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    photos.write_photos(tmp_path / "photos", 8)
+    data, folder = DataConfig(name="folder", root=str(tmp_path / "photos"), val_fraction=0.0), tmp_path / "packed"
+    options = quick(tmp_path)
+    if library == "litdata":
+        bench._write_chunks(options, tmp_path / "photos", folder)
+    else:
+        packing.pack_images(data, folder, scaling=None, say=lambda line: None)
+    command = reading(options, library, tmp_path / "photos" if library == "spdl" else folder)
+    program = Program(name=library, command=command, environ=options.child_environ())
+    with processes.start_programs(options, program) as (running,):
+        assert running.step_seconds() > 0
 
 
 def row_five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ours: int, theirs: int) -> Row:
