@@ -177,10 +177,8 @@ def test_both_sides_make_batches_of_the_same_files(tmp_path: Path, library: str)
         assert all(program.step_seconds() > 0 for program in running)
 
 
-@pytest.mark.parametrize("library", bench.OPTIONAL)
-def test_other_libraries_make_batches_if_they_are_installed(tmp_path: Path, library: str) -> None:
-    if find_spec(library) is None:
-        pytest.skip(f"{library} is not installed")
+@pytest.mark.parametrize("library", ["torchvision", *filter(find_spec, bench.OPTIONAL)])
+def test_the_libraries_that_are_installed_make_batches(tmp_path: Path, library: str) -> None:
     photos.write_photos(tmp_path / "photos", 8)
     data, folder = DataConfig(name="folder", root=str(tmp_path / "photos"), val_fraction=0.0), tmp_path / "packed"
     options = quick(tmp_path)
@@ -188,7 +186,8 @@ def test_other_libraries_make_batches_if_they_are_installed(tmp_path: Path, libr
         bench._write_chunks(options, tmp_path / "photos", folder)
     else:
         packing.pack_images(data, folder, scaling=None, say=lambda line: None)
-    command = reading(options, library, tmp_path / "photos" if library == "spdl" else folder)
+    reads_files = library in ("torchvision", "spdl")
+    command = reading(options, library, tmp_path / "photos" if reads_files else folder)
     program = Program(name=library, command=command, environ=options.child_environ())
     with processes.start_programs(options, program) as (running,):
         assert running.step_seconds() > 0
