@@ -103,7 +103,7 @@ def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[Lab
             members[row, [numbers[text] for text in ((label,) if isinstance(label, str) else label)]] = True
         return LabelKind(task=task, classes=names, sets=np.packbits(members, axis=1)), np.arange(len(labels))
     if several := [label for label in labels if not isinstance(label, str)]:
-        raise _kind_failure("an image has several labels", repr(several[0]), "data.task=multi_label")
+        raise _kind_failure(folder, "an image has several labels", repr(several[0]), "data.task=multi_label")
     return LabelKind(task=task, classes=names), np.array([numbers[str(label)] for label in labels], np.int64)
 
 
@@ -119,7 +119,9 @@ def _infer_task(labels: Sequence[Label]) -> str:
 def _number_numbers(folder: Path, labels: Sequence[Label]) -> tuple[LabelKind, Int64Array]:
     numbers = [_parse_number(label) for label in labels]
     if None in numbers:
-        raise _kind_failure("a label is no number", repr(labels[numbers.index(None)]), "data.task=classification")
+        raise _kind_failure(
+            folder, "a label is no number", repr(labels[numbers.index(None)]), "data.task=classification"
+        )
     names = _read_class_names(folder) or []
     name = names[0] if len(names) == 1 else "target"
     return LabelKind(task=REGRESSION, classes=(name,)), np.array(numbers, np.float64).view(np.int64)
@@ -168,21 +170,18 @@ def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...],
 def _read_class_names(folder: Path) -> list[str] | None:
     """Raises Failure: IO."""
     path = folder / CLASSES_FILE
-    try:
-        with files.translate_os_errors(path, "read"):
-            text = os.fsdecode(files.read_regular_file(path))
-    except Failure:
-        if path.exists():
-            raise
+    if not path.exists():
         return None
+    with files.translate_os_errors(path, "read"):
+        text = os.fsdecode(files.read_regular_file(path))
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def _kind_failure(what: str, label: str, setting: str) -> Failure:
+def _kind_failure(folder: Path, what: str, label: str, setting: str) -> Failure:
     return Failure(
         f"{what} in the shards, and others are of another kind",
         found=label,
         expected="in all samples a class, or a list of labels, or a number to predict",
-        fix=f"if all may be read in one way, say so: train data index DIR {setting}",
+        fix=f"if all may be read in one way, say so: train data index {folder} {setting}",
         code=ExitCode.DATA,
     )

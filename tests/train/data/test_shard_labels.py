@@ -64,7 +64,7 @@ def test_labels_of_another_kind_than_asked_for_are_refused(
 ) -> None:
     with pytest.raises(Failure, match=says) as caught:
         indexed(tmp_path, contents, task)
-    assert caught.value.code == 65
+    assert (caught.value.code, f"train data index {tmp_path} data.task=" in caught.value.fix) == (65, True)
 
 
 def test_an_index_for_another_task_is_refused_with_the_command(tmp_path: Path) -> None:
