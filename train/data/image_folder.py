@@ -23,6 +23,7 @@ from train.data import class_folders, decode, grouping, path_list
 from train.data.class_folders import FolderLayout
 from train.data.encoded_images import EncodedImageSource
 from train.data.folder_listing import ListingCache
+from train.data.labels import missing_validation_warnings
 from train.data.partition import partition_samples
 from train.data.path_list import PackedPaths
 from train.data.preprocessing import configured_preprocessing
@@ -30,6 +31,7 @@ from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.data.split_checks import find_layout
 from train.data.splits import DataSplits
 from train.distributed.shared_memory import HostRanks
+from train.tasks import CLASSIFICATION
 
 SampleIndices = npt.NDArray[np.int64]
 NO_CACHE: Final = ListingCache()
@@ -156,14 +158,8 @@ def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageFolder
         test = select_files(training, partition.test)
     if validation is None:
         validation = select_files(training, partition.validation)
-        if partition.validation.any():
-            counts = (
-                np.bincount(labels[mask], minlength=len(classes)) for mask in (partition.training, partition.validation)
-            )
-            warnings = (
-                *warnings,
-                *class_folders.missing_validation_warnings(classes, *(of_split.tolist() for of_split in counts)),
-            )
+        of_splits = labels[partition.training], labels[partition.validation]
+        warnings = (*warnings, *missing_validation_warnings(CLASSIFICATION, classes, *of_splits))
     if not partition.training.all():
         training = select_files(training, partition.training)
     messages = (

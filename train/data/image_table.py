@@ -35,7 +35,9 @@ def open_image_table(data: DataConfig) -> DataSplits:
         test=image_folder.select_files(files, parts.test) if parts.test.any() else None,
         classes=read.classes,
         notes=parts.notes,
-        warnings=labels.missing_validation_warnings(read, parts),
+        warnings=labels.missing_validation_warnings(
+            read.task, read.classes, read.values[parts.training], read.values[parts.validation]
+        ),
     )
     weights = None
     if table.weights is not None:

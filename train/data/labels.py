@@ -18,7 +18,6 @@ from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import class_folders
 from train.data.label_table import TRAINING, LabelTable, bad_table, list_lines
-from train.data.partition import Partition
 from train.files import one_line
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, TargetScale
 
@@ -220,16 +219,20 @@ def number_scale(training: npt.NDArray[np.float32]) -> TargetScale | None:
     return TargetScale(mean=mean, std=std) if std else None
 
 
-def missing_validation_warnings(read: TableLabels, splits: Partition) -> tuple[str, ...]:
-    """A warning of the classes or labels that no validation image has, where there are validation images."""
-    if not splits.validation.any() or read.task == REGRESSION:
+def missing_validation_warnings(
+    task: str, classes: Sequence[str], training: npt.NDArray[Any], validation: npt.NDArray[Any]
+) -> tuple[str, ...]:
+    """A warning of the classes or labels that no validation image has, where there are validation images.
+
+    training, validation: as `SampleSource.labels`.
+    """
+    if not len(validation) or task == REGRESSION:
         return ()
-    parts = [read.values[part] for part in (splits.training, splits.validation)]
     counts = [
-        np.bincount(part, minlength=len(read.classes)) if part.ndim == 1 else part.sum(axis=0).astype(np.int64)
-        for part in parts
+        np.bincount(part, minlength=len(classes)) if part.ndim == 1 else part.sum(axis=0, dtype=np.int64)
+        for part in (training, validation)
     ]
-    return class_folders.missing_validation_warnings(read.classes, *(count.tolist() for count in counts))
+    return class_folders.missing_validation_warnings(classes, *(count.tolist() for count in counts))
 
 
 def _without_gaps(numbers: npt.NDArray[Any]) -> Int64Array:

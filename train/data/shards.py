@@ -20,10 +20,10 @@ from entrypoint import ExitCode, Failure, print_message
 from train.config import batches
 from train.config.batches import SplitCounts
 from train.config.schema import DataConfig
-from train.data import class_folders, decode, partition, shard_index, shard_reading
+from train.data import decode, partition, shard_index, shard_reading
 from train.data.decode import ImageBytes
 from train.data.encoded_images import EncodedImageSource
-from train.data.labels import number_scale
+from train.data.labels import missing_validation_warnings, number_scale
 from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
 from train.data.shard_index import ShardIndex
@@ -59,7 +59,7 @@ class ShardFiles(Sequence[str]):
 
     def __getitem__(self, index: int | slice) -> str | ShardFiles:
         if isinstance(index, slice):
-            chosen = ChosenEntries(self.layout.selection.entries(np.arange(len(self))[index]))
+            chosen = ChosenEntries(self.layout.selection.entries(np.arange(*index.indices(len(self)))))
             return ShardFiles(replace(self.layout, selection=chosen))
         if not -len(self) <= index < len(self):
             raise IndexError(index)
@@ -212,16 +212,20 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK) -> DataSplits:
     def open_chosen(entries: Int64Array) -> ShardSource:
         return open_source(ChosenEntries(entries), index.labels.values(index.entries["label"][entries]))
 
+    task, classes = index.labels.task, index.labels.classes
     sources = open_source(training, _training_labels(index, training, host)), open_chosen(validation)
+    warnings = tuple[str, ...]()
+    if counts.validation:
+        warnings = missing_validation_warnings(task, classes, *(source.labels.numpy() for source in sources))
     return DataSplits(
         training=sources[0],
         validation=sources[1],
         test=open_chosen(test) if len(test) else None,
-        classes=index.labels.classes,
+        classes=classes,
         shape=Shape(channels=COLOR_CHANNELS[data.color], size=height_and_width(data.image_size)),
-        warnings=_missing_validation_warnings(index, sources) if counts.validation else (),
-        task=index.labels.task,
-        target=_target_scale(index, sources[0]) if index.labels.task == REGRESSION else None,
+        warnings=warnings,
+        task=task,
+        target=_target_scale(index, sources[0]) if task == REGRESSION else None,
     )
 
 
@@ -233,18 +237,6 @@ def _refuse_other_task(data: DataConfig, labels: LabelKind) -> None:
             fix=f"leave data.task out, or index them again: train data index {data.root} data.task={data.task}",
             code=ExitCode.USAGE,
         )
-
-
-def _missing_validation_warnings(index: ShardIndex, sources: Sequence[ShardSource]) -> tuple[str, ...]:
-    """A warning of the classes or labels that no validation image has."""
-    if index.labels.task == REGRESSION:
-        return ()
-    classes, labels = index.labels.classes, [source.labels.numpy() for source in sources]
-    counts = [
-        np.bincount(each, minlength=len(classes)) if each.ndim == 1 else each.sum(axis=0, dtype=np.int64)
-        for each in labels
-    ]
-    return class_folders.missing_validation_warnings(classes, *(each.tolist() for each in counts))
 
 
 def _target_scale(index: ShardIndex, training: ShardSource) -> TargetScale:

@@ -49,7 +49,9 @@ def describe(data: DataConfig) -> DataSummary:
         splits = image_table.partition_rows(table, rows, read.strata, data)
         validation, test = int(splits.validation.sum()), int(splits.test.sum())
         counts = SplitCounts(training=len(rows) - validation - test, validation=validation, test=test)
-        warnings = labels.missing_validation_warnings(read, splits)
+        warnings = labels.missing_validation_warnings(
+            read.task, read.classes, read.values[splits.training], read.values[splits.validation]
+        )
     facts: dict[str, Any] = {"classes": [*read.classes], "training": counts.training, "held_out": counts.validation}
     names = ", ".join(map(shorten_name, read.classes[:MAX_LISTED_CLASSES]))
     more = ", ..." if len(read.classes) > MAX_LISTED_CLASSES else ""
