@@ -147,7 +147,7 @@ def list_shards(folder: Path) -> list[tuple[str, Split]]:
     except OSError as error:
         raise files.os_error_failure(error, folder, "read") from error
     if not archives:
-        what = f"no tar shards in {folder.absolute()}"
+        what = f"no tar shards in {folder.absolute()}" if folder.is_dir() else f"there is no folder {folder.absolute()}"
         if compressed:
             fix = f"unpack them (gunzip, zstd -d): images in a compressed tar cannot be read alone ({compressed[0]})"
         else:

@@ -141,6 +141,7 @@ def test_shards_without_an_index_are_refused_with_the_command(tmp_path: Path) ->
 
 
 def test_a_folder_without_shards_and_compressed_shards_are_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "gone").what == f"there is no folder {tmp_path / 'gone'}"
     assert "train data pack" in refusal(tmp_path).fix
     (tmp_path / "0.tar.gz").touch()
     assert "gunzip" in refusal(tmp_path).fix
