@@ -20,6 +20,7 @@ from train.config import checks, task_keys
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, RunConfig
 from train.data import shard_order, shards, staging, statistics
+from train.data.gpu_decoding import refuse_gpu_decoding
 from train.data.image_sizes import ProgressiveSize, with_evaluation_size
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
 from train.data.registry import open_splits
@@ -116,6 +117,7 @@ def build_trainer(
     runtime.check_initial_weights(network)
 
     loader = _open_loader(config, runtime, splits, heartbeat, host)
+    refuse_gpu_decoding(config.data, splits, loader.augmenter, runtime.device)
     criterion = loss.build_task_criterion(config.optim, splits).to(runtime.device)
     trial_model = TrialModel(
         config=replace(config, model=model_config, optim=optim),

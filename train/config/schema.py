@@ -98,7 +98,7 @@ class DataConfig:
     cache: str | None = None
     fit: Literal["auto", "crop", "pad", "stretch"] = "auto"
     color: Literal["rgb", "gray"] = "rgb"
-    decode: Literal["auto", "exact", "fast"] = "auto"
+    decode: Literal["auto", "exact", "fast", "gpu"] = "auto"
     crop_ratio: float | Auto = "auto"
     interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
     normalize: Auto | dict[str, Any] = "auto"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from train.tasks import REGRESSION
 
 Int64Array = npt.NDArray[np.int64]
 CROP: Final = "random_resized_crop"
-CroppedReader = Callable[[Int64Array, CropDraws], Tensor]
+CroppedReader = Callable[[Int64Array, CropDraws], Any]  # pixels, or what a GPU makes pixels of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ Before training it checks that shared memory is large enough for the workers' ba
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import sys
@@ -22,6 +23,7 @@ from entrypoint import ExitCode, Failure, Heartbeat
 from train.config.schema import DataConfig
 from train.data import augment, decoded_cache
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
+from train.data.gpu_decoding import decoder_for
 from train.data.image_sizes import ProgressiveSize
 from train.data.in_memory import DeviceDataset, HostDataset, load_in_memory
 from train.data.mixing import LabelMix
@@ -123,7 +125,7 @@ class BatchLoader:
             micro_batches, drawn = itertools.tee(micro_batches)
         for micro_batch, (pixels, rows, labels) in self.training.read((each, each.samples) for each in micro_batches):
             keys, epoch = micro_batch.augmentation_keys, micro_batch.epoch
-            if self.augmenter.changes_stored and not isinstance(self.training, WorkerLoader):  # whose workers did it
+            if self.augmenter.changes_stored and not self._workers_augment:
                 pixels, rows = self.augmenter.augment_stored(_select(pixels, rows), keys, epoch), None
             if has_moves:
                 moves = moves or self._draw_ahead(drawn, pixels.device)
@@ -142,6 +144,11 @@ class BatchLoader:
         """Each block of validation samples, not augmented."""
         for _, (pixels, rows, labels) in self.validation.read(enumerate(blocks)):
             yield Batch(images=self._plain(pixels, rows), labels=labels)
+
+    @property
+    def _workers_augment(self) -> bool:
+        """Whether data workers have augmented stored pixels; not if they only read files."""
+        return isinstance(self.training, WorkerLoader) and self.training.decoder is None
 
     def _weights(self, micro_batch: MicroBatch) -> Tensor | None:
         """The weights of a micro batch. A sample that replaces an unreadable one gets the weight of that one."""
@@ -214,9 +221,14 @@ def open_loader(
         if mode == "memory":
             shape = sets.shape if replace else sets.evaluated_shape
             return load_in_memory(split, shape.stored, device, cores, pulse, host)
-        return WorkerLoader(split, workers, device, stay=not replace, augmenter=in_reader if replace else None)
+        if not replace:
+            return WorkerLoader(split, workers, device, stay=True)
+        return WorkerLoader(split, workers, device, augmenter=in_reader, decoder=decoder)
 
+    decoder = decoder_for(sets, data, augmenter, device, broken.warn)
     in_reader = augmenter if augmenter.acts_in_reader else None
+    if in_reader is not None and decoder is not None:
+        in_reader = dataclasses.replace(in_reader, stored=())  # they need pixels
     training = open_reader("training", sets.training, replace=True)
     return BatchLoader(
         training=training,

@@ -11,7 +11,7 @@ from train.config.schema import DataConfig, rule_violation
 
 Interpolation = Literal["bilinear", "bicubic"]
 FitName = Literal["crop", "pad", "stretch"]
-DecodeName = Literal["auto", "exact", "fast"]
+DecodeName = Literal["auto", "exact", "fast", "gpu"]
 KEYS: Final = ("normalize", "crop_ratio", "interpolation", "fit", "decode")  # of the data section
 
 
@@ -23,7 +23,7 @@ class Preprocessing:
     central crop / the shorter side of the image, as timm's crop_pct; 1.0: the largest central square.
     fit: how an image of another shape gets the model's: its central part is cut out, a border is added to the whole
     image, or both its sides are scaled. decode: when a JPEG is decoded at a reduced size. auto: unless a random box is
-    cut out of it.
+    cut out of it. gpu: as auto, and a GPU decodes the images to train on.
     """
 
     mean: tuple[float, ...] = (0.5,)

@@ -13,7 +13,8 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.util import get_temp_dir
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -27,6 +28,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from entrypoint import ExitCode, Failure, die_with_parent
 from train import rng
 from train.data.augmenter import Augmenter
+from train.data.encoded_images import EncodedImageSource
+from train.data.gpu_decoding import EncodedBatch, GpuDecoder, read_encoded
 from train.data.shard_reading import Located
 from train.data.shards import ShardSource
 from train.data.splits import SampleIndices, SampleSource, as_targets
@@ -140,6 +143,10 @@ class UnreadableLog:
         images = "1 broken image" if len(self.unreadable) == 1 else f"{len(self.unreadable):,} broken images"
         return f"{images} skipped (data.max_bad_images: {self._most})" if self.unreadable else None
 
+    def warn(self, line: str) -> None:
+        """Log a line about images that were read after all."""
+        self._say(line)
+
     def add(self, split: str, bad: Mapping[int, str]) -> None:
         """Count the broken images of a split, by sample.
 
@@ -212,7 +219,7 @@ class WorkerLoader:
     """Images decoded by `workers` processes (0: by this one), a few batches ahead.
 
     stay: whether the workers are persistent and wait for the next stream, as between evaluations. augmenter: what the
-    workers do to training samples; their requests are `MicroBatch`es.
+    workers do to training samples; their requests are `MicroBatch`es. decoder: decodes on the GPU what workers read.
     """
 
     split: Split
@@ -220,10 +227,12 @@ class WorkerLoader:
     device: torch.device
     stay: bool = False
     augmenter: Augmenter | None = None
+    decoder: GpuDecoder | None = None
     _kept: list[tuple[DataLoader[Any], _CurrentStreamSampler]] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"{self.workers} worker" + "s" * (self.workers != 1)
+        workers = f"{self.workers} worker" + "s" * (self.workers != 1)
+        return workers if self.decoder is None else f"{workers}, JPEGs are decoded on the GPU"
 
     def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
         """Read all requests in one stream: the workers are started once, not once per epoch.
@@ -232,6 +241,17 @@ class WorkerLoader:
         Random numbers that a user's source draws in the workers are seeded by the samples of the first request. These
         differ by the seed of the run, the rank, and the step at which a resumed run begins.
         """
+        batches: Iterator[tuple[Request, SampleIndices, Any]] = self._receive(requests)
+        if self.decoder is not None:
+            batches = self._decode_on_gpu(self.decoder, batches)
+        for request, samples, pixels in batches:
+            labels = as_targets(self.split.source.labels[samples])
+            yield request, (pixels.to(self.device, non_blocking=True), None, to_device(labels, self.device))
+
+    def _receive(
+        self, requests: Iterable[tuple[Request, SampleIndices]]
+    ) -> Iterator[tuple[Request, SampleIndices, Tensor | EncodedBatch]]:
+        """What the workers have read of each request; nothing of one without a readable sample."""
         requests = iter(requests)
         if (first := next(requests, None)) is None:
             return
@@ -250,14 +270,22 @@ class WorkerLoader:
                     request = request.request
                 self.split.ledger.add(self.split.name, bad)
                 if pixels is not None:
-                    labels = as_targets(self.split.source.labels[samples])
-                    yield request, (pixels.to(self.device, non_blocking=True), None, to_device(labels, self.device))
+                    yield request, samples, pixels
         except Exception:
             self._kept.clear()  # drop the loader too, which would keep the workers
             raise
         finally:
             if isinstance(source, ShardSource):
                 source.stop_reading_ahead()
+
+    def _decode_on_gpu(
+        self, decoder: GpuDecoder, received: Iterator[tuple[Request, SampleIndices, Any]]
+    ) -> Iterator[tuple[Request, SampleIndices, Tensor]]:
+        on_cpu = _SplitDataset(self.split, self.augmenter)
+        for request, samples, pixels, bad in decoder.decode_ahead(received, on_cpu.read):
+            self.split.ledger.add(self.split.name, bad)
+            if pixels is not None:
+                yield request, samples, pixels
 
     def _dataloader(self, requests: Iterable[tuple[Any, SampleIndices]], seed: int) -> DataLoader[Any]:
         """The DataLoader for these requests: the one whose workers persist, or a new one."""
@@ -276,8 +304,11 @@ class WorkerLoader:
             # `train` has compared the workers with the cores before the start, and named a fix.
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             get_temp_dir()  # created here, so that this process removes it, with the files of killed workers
+        augmenter, source = self.augmenter, self.split.source
+        if self.decoder is not None and augmenter is not None and isinstance(source, EncodedImageSource):
+            augmenter = replace(augmenter, read_cropped=partial(read_encoded, source))
         return DataLoader(
-            _SplitDataset(self.split, self.augmenter),
+            _SplitDataset(self.split, augmenter),
             batch_size=None,
             sampler=sampler,
             num_workers=self.workers,
@@ -319,11 +350,12 @@ class _SplitDataset(Dataset[Any]):
 
     def __getitem__(
         self, request: tuple[Any, SampleIndices]
-    ) -> tuple[Any, Tensor | None, SampleIndices, dict[int, str]] | dict[str, Any]:
+    ) -> tuple[Any, Tensor | EncodedBatch | None, SampleIndices, dict[int, str]] | dict[str, Any]:
         try:
-            pixels, samples, bad = self._read(*self._unpack(*request))
+            pixels, samples, bad = self.read(*self._unpack(*request))
             if pixels is not None and get_worker_info():
-                move_to_shared_memory(pixels)
+                for tensor in pixels.tensors if isinstance(pixels, EncodedBatch) else (pixels,):
+                    move_to_shared_memory(tensor)
             return request[0], pixels, samples, bad
         except Failure as failure:
             return failure.arguments()
@@ -334,7 +366,7 @@ class _SplitDataset(Dataset[Any]):
             return request.request, samples
         return request, samples
 
-    def _read(self, request: Any, samples: SampleIndices) -> tuple[Tensor | None, SampleIndices, dict[int, str]]:
+    def read(self, request: Any, samples: SampleIndices) -> tuple[Tensor | None, SampleIndices, dict[int, str]]:
         """The samples as `SkipUnreadable.read`, augmented as the requested ones: not as those that replace them."""
         if self._augmenter is None:
             return self._source.read(samples)

@@ -1,0 +1,284 @@
+"""Decodes JPEGs on a GPU (data.decode: gpu): data workers only read files and draw the boxes of random_resized_crop.
+
+The GPU decodes, cuts and scales one batch ahead of the step. What it cannot decode, a worker decodes on the CPU. The
+pixels differ a little from those of a CPU: nvJPEG does not smooth the colours, which most files hold at half the size.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from entrypoint import ExitCode, Failure
+from train.config.schema import DataConfig
+from train.data import decode, decode_crop
+from train.data.augmenter import CROP, Augmenter
+from train.data.boxes import CropDraws
+from train.data.encoded_images import EncodedImageSource
+from train.data.preprocessing import Preprocessing, configured_preprocessing
+from train.data.shape import height_and_width
+from train.data.splits import DataSplits, SampleIndices
+
+MAX_PIXELS_AT_ONCE: Final = 2**25  # of whole images: 100 MB, and as much again for the scaled boxes
+RGB_WITHOUT_TRANSFORM: Final = 0  # in Adobe's marker: red, green and blue as they are, no luma
+END_OF_JPEG: Final = b"\xff\xd9"
+Bad = dict[int, str]  # path and reason of each broken image
+ReadAgain = Callable[[Any, SampleIndices], tuple[Tensor | None, SampleIndices, Bad]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedBatch:
+    """n images as a worker leaves them to the GPU, k of them JPEGs.
+
+    data: the JPEGs one behind the other, uint8 [bytes]. lengths, rows, sizes, boxes: of each JPEG its bytes and its
+    row in the batch, int64 [k]; height and width, int64 [k, 2]; top, left, height and width of its box, int64 [k, 4].
+    decoded: the images of all other rows, uint8 [n - k, height, width, 3]; None if there are none.
+    """
+
+    data: Tensor
+    lengths: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    boxes: npt.NDArray[np.int64]
+    decoded: Tensor | None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that travel through shared memory."""
+        return (self.data,) if self.decoded is None else (self.data, self.decoded)
+
+    def other_rows(self) -> npt.NDArray[np.int64]:
+        """The rows of `decoded`."""
+        count = len(self.rows) + (0 if self.decoded is None else len(self.decoded))
+        return np.setdiff1d(np.arange(count), self.rows)
+
+    def parts(self) -> list[slice]:
+        """Slices of the JPEGs which the GPU decodes at once."""
+        starts, pixels = list[int](), 0
+        for jpeg, size in enumerate(self.sizes.prod(axis=1).tolist()):
+            pixels += size
+            if not starts or pixels > MAX_PIXELS_AT_ONCE:
+                starts.append(jpeg)
+                pixels = size
+        return [slice(first, end) for first, end in pairwise([*starts, len(self.sizes)])]
+
+
+def read_encoded(source: EncodedImageSource, samples: SampleIndices, draws: CropDraws) -> EncodedBatch:
+    """Read images and draw their boxes; decode those that are no plain JPEG.
+
+    Raises:
+        Failure: as `EncodedImageSource.read_cropped`.
+    """
+    files, table, decoded = list[bytes](), list[tuple[int, ...]](), list[npt.NDArray[np.uint8]]()
+    for row, sample in enumerate(samples.tolist()):
+        file, choose_box = source.image(sample), partial(draws.box, row)
+        jpeg = _read_plain_jpeg(file)
+        if jpeg is None:
+            decoded.append(decode_crop.decode_crop(file, source.size, sample, choose_box, source.preprocessing))
+        else:
+            data, height, width = jpeg
+            files.append(data)
+            table.append((len(data), row, height, width, *choose_box(height, width)))
+    numbers = np.array(table, np.int64).reshape(-1, 8)
+    return EncodedBatch(
+        data=torch.from_numpy(np.frombuffer(bytearray().join(files), np.uint8)),
+        lengths=numbers[:, 0],
+        rows=numbers[:, 1],
+        sizes=numbers[:, 2:4],
+        boxes=numbers[:, 4:],
+        decoded=torch.from_numpy(np.stack(decoded)) if decoded else None,
+    )
+
+
+def _read_plain_jpeg(file: decode.ImageFile) -> tuple[bytes, int, int] | None:
+    """The bytes, height and width of an upright JPEG of three colours that was not cut short; None for another file,
+    or one that cannot be read: decoding it says why."""
+    try:
+        read = decode.read_image(file)
+        with decode.open_image(read) as image:
+            is_plain = (image.format, image.mode) == ("JPEG", "RGB") and decode.exif_transpose(image) is None
+            is_plain = is_plain and image.info.get("adobe_transform") != RGB_WITHOUT_TRANSFORM
+            return (read.data, image.height, image.width) if is_plain and _is_complete(read.data) else None
+    except decode.DECODE_ERRORS:
+        return None
+
+
+def _is_complete(jpeg: bytes) -> bool:
+    """Whether it ends as a JPEG does, but for padding: nvJPEG would decode a part of a file without an error."""
+    return jpeg.rstrip(b"\0").endswith(END_OF_JPEG)
+
+
+class GpuDecoder:
+    """Decodes the batches of data workers one ahead of the step.
+
+    size: (height, width) of the result. warn: called with a line when the GPU cannot decode a batch for the first time.
+    """
+
+    def __init__(
+        self, device: torch.device, size: tuple[int, int], preprocessing: Preprocessing, warn: Callable[[str], None]
+    ) -> None:
+        self._device, self._size, self._preprocessing, self._warn = device, size, preprocessing, warn
+        self._stream: torch.cuda.Stream | None = None
+        self._has_warned = False
+
+    def decode_ahead(
+        self, batches: Iterable[tuple[Any, SampleIndices, EncodedBatch]], read_again: ReadAgain
+    ) -> Iterator[tuple[Any, SampleIndices, Tensor | None, Bad]]:
+        """Pixels on the device instead of each batch, uint8 [n, *size, 3].
+
+        read_again: reads a batch on the CPU that the GPU could not decode; another image may replace a broken one.
+
+        Raises:
+            Failure: as `read_again`.
+        """
+        waiting: Future[tuple[Any, SampleIndices, Tensor | None, Bad]] | None = None
+        with ThreadPoolExecutor(1, "decode on the GPU") as thread:
+            for request, samples, batch in batches:
+                following = thread.submit(self._decode_or_read_again, request, samples, batch, read_again)
+                if waiting is not None:
+                    yield self._take(waiting)
+                waiting = following
+            if waiting is not None:
+                yield self._take(waiting)
+
+    def _take(self, ready: Future[Any]) -> Any:
+        request, samples, pixels, bad = ready.result()
+        if pixels is not None and pixels.device.type == "cuda":
+            pixels.record_stream(torch.cuda.current_stream(pixels.device))
+        return request, samples, pixels, bad
+
+    def _decode_or_read_again(
+        self, request: Any, samples: SampleIndices, batch: EncodedBatch, read_again: ReadAgain
+    ) -> tuple[Any, SampleIndices, Tensor | None, Bad]:
+        try:
+            return request, samples, self.decode(batch), {}
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except RuntimeError as error:  # of nvJPEG, which does not say for which image
+            self._warn_once(str(error).splitlines()[0])
+        pixels, taken, bad = read_again(request, samples)
+        return request, taken, pixels, bad
+
+    def _warn_once(self, reason: str) -> None:
+        if not self._has_warned:
+            self._warn(f"warning: the GPU cannot decode a batch, so the CPU does: {reason}; not said again")
+        self._has_warned = True
+
+    def decode(self, batch: EncodedBatch) -> Tensor:
+        """The boxes, cut out and scaled, on the device, uint8 [n, *size, 3].
+
+        Raises:
+            RuntimeError: an image cannot be decoded.
+        """
+        files = torch.split(batch.data, batch.lengths.tolist())
+        count = len(batch.rows) + (0 if batch.decoded is None else len(batch.decoded))
+        with self._beside_the_step():
+            pixels = torch.empty((count, *self._size, 3), dtype=torch.uint8, device=self._device)
+            for part in batch.parts():
+                images = decode_jpegs(files[part], self._device)
+                scaled = self._scale_boxes(images, batch.boxes[part].tolist())
+                pixels[torch.from_numpy(batch.rows[part])] = scaled
+            if batch.decoded is not None:
+                pixels[torch.from_numpy(batch.other_rows())] = batch.decoded.to(self._device)
+            if self._device.type == "cuda":
+                torch.cuda.current_stream(self._device).synchronize()  # the next batch takes this one's memory
+        return pixels
+
+    def _scale_boxes(self, images: list[Tensor], boxes: list[list[int]]) -> Tensor:
+        """uint8 [n, *size, 3] of images [3, height, width]. In floats: torch scales no bytes on a GPU."""
+        scaled = torch.cat(
+            [
+                interpolate(
+                    image[None, :, top : top + height, left : left + width].float(),
+                    self._size,
+                    mode=self._preprocessing.interpolation,
+                    antialias=True,
+                )
+                for image, (top, left, height, width) in zip(images, boxes, strict=True)
+            ]
+        )
+        return scaled.round_().clamp_(0, decode.MAX_BYTE).to(torch.uint8).permute(0, 2, 3, 1)
+
+    def _beside_the_step(self) -> AbstractContextManager[Any]:
+        """A stream of its own, so that the step does not wait."""
+        if self._device.type != "cuda":
+            return nullcontext()
+        self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(self._stream)
+
+
+def decode_jpegs(files: tuple[Tensor, ...], device: torch.device) -> list[Tensor]:
+    """RGB images on the device, uint8 [3, height, width] each. Raises RuntimeError for a file that is no JPEG."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torchvision\.io")
+    from torchvision.io import ImageReadMode, decode_jpeg  # a second, which other runs need not spend
+
+    images: list[Tensor] = decode_jpeg(list(files), mode=ImageReadMode.RGB, device=device)
+    return images
+
+
+def refuse_gpu_decoding(data: DataConfig, splits: DataSplits, augmenter: Augmenter, device: torch.device) -> None:
+    """Refuse data.decode: gpu for a training that cannot use it.
+
+    Raises:
+        Failure: USAGE; IMAGE_MISMATCH if this torchvision cannot decode on a GPU.
+    """
+    if configured_preprocessing(data).decode != "gpu":
+        return
+    source = splits.training
+    lacks = {
+        f"--device {device.type}": device.type != "cuda",
+        f"data.name: {data.name}, which gives pixels": not isinstance(source, EncodedImageSource),
+        f"no {CROP} in data.augment: whole images are decoded on the CPU": augmenter.crop is None,
+        "data.color: gray": splits.shape.channels != len("RGB"),
+    }
+    lack = next((text for text, is_lacking in lacks.items() if is_lacking), None)
+    if lack is not None:
+        raise Failure(
+            "data.decode: gpu decodes JPEG files on a GPU, for random_resized_crop",
+            found=lack,
+            expected="GPUs, images in files or shards, three colours, and data.augment: imagenet or the like",
+            fix="set data.decode to auto",
+            code=ExitCode.USAGE,
+        )
+    _try_to_decode(device)
+
+
+def _try_to_decode(device: torch.device) -> None:
+    import simplejpeg
+
+    jpeg = simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8))
+    try:
+        decode_jpegs((torch.frombuffer(bytearray(jpeg), dtype=torch.uint8),), device)
+    except torch.OutOfMemoryError:
+        raise
+    except (ImportError, RuntimeError) as error:
+        raise Failure(
+            "data.decode: gpu cannot be used here: torchvision does not decode a JPEG on this GPU",
+            found=str(error).splitlines()[0],
+            expected="a torchvision with nvJPEG, as in the image",
+            fix="set data.decode to auto",
+            code=ExitCode.IMAGE_MISMATCH,
+        ) from error
+
+
+def decoder_for(
+    splits: DataSplits, data: DataConfig, augmenter: Augmenter, device: torch.device, warn: Callable[[str], None]
+) -> GpuDecoder | None:
+    """The decoder of the training images; None if the CPU decodes them."""
+    preprocessing = configured_preprocessing(data)
+    is_wanted = preprocessing.decode == "gpu" and device.type == "cuda" and augmenter.crop is not None
+    if not is_wanted or not isinstance(splits.training, EncodedImageSource) or splits.shape.channels != len("RGB"):
+        return None
+    return GpuDecoder(device, height_and_width(splits.shape.size), preprocessing, warn)
