@@ -1,12 +1,14 @@
 """Decodes JPEGs on a GPU (data.decode: gpu): data workers only read files and draw the boxes of random_resized_crop.
 
-The GPU decodes, cuts and scales one batch ahead of the step. What it cannot decode, a worker decodes on the CPU. The
+The GPU decodes, cuts and scales two batches ahead of the step. What it cannot decode, a worker decodes on the CPU. The
 pixels differ a little from those of a CPU: nvJPEG does not smooth the colours, which most files hold at half the size.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -31,6 +33,7 @@ from train.data.preprocessing import Preprocessing, configured_preprocessing
 from train.data.shape import height_and_width
 from train.data.splits import DataSplits, SampleIndices
 
+THREADS: Final = 2  # one has nvJPEG decode while the other one's boxes are scaled
 MAX_PIXELS_AT_ONCE: Final = 2**25  # of whole images: 100 MB, and as much again for the scaled boxes
 RGB_WITHOUT_TRANSFORM: Final = 0  # in Adobe's marker: red, green and blue as they are, no luma
 END_OF_JPEG: Final = b"\xff\xd9"
@@ -121,7 +124,7 @@ def _is_complete(jpeg: bytes) -> bool:
 
 
 class GpuDecoder:
-    """Decodes the batches of data workers one ahead of the step.
+    """Decodes the batches of data workers two ahead of the step.
 
     size: (height, width) of the result. warn: called with a line when the GPU cannot decode a batch for the first time.
     """
@@ -130,7 +133,8 @@ class GpuDecoder:
         self, device: torch.device, size: tuple[int, int], preprocessing: Preprocessing, warn: Callable[[str], None]
     ) -> None:
         self._device, self._size, self._preprocessing, self._warn = device, size, preprocessing, warn
-        self._stream: torch.cuda.Stream | None = None
+        self._streams = threading.local()
+        self._reads_again = threading.Lock()
         self._has_warned = False
 
     def decode_ahead(
@@ -143,15 +147,14 @@ class GpuDecoder:
         Raises:
             Failure: as `read_again`.
         """
-        waiting: Future[tuple[Any, SampleIndices, Tensor | None, Bad]] | None = None
-        with ThreadPoolExecutor(1, "decode on the GPU") as thread:
+        waiting = deque[Future[tuple[Any, SampleIndices, Tensor | None, Bad]]]()
+        with ThreadPoolExecutor(THREADS, "decode on the GPU") as threads:
             for request, samples, batch in batches:
-                following = thread.submit(self._decode_or_read_again, request, samples, batch, read_again)
-                if waiting is not None:
-                    yield self._take(waiting)
-                waiting = following
-            if waiting is not None:
-                yield self._take(waiting)
+                waiting.append(threads.submit(self._decode_or_read_again, request, samples, batch, read_again))
+                if len(waiting) > THREADS:
+                    yield self._take(waiting.popleft())
+            while waiting:
+                yield self._take(waiting.popleft())
 
     def _take(self, ready: Future[Any]) -> Any:
         request, samples, pixels, bad = ready.result()
@@ -168,7 +171,8 @@ class GpuDecoder:
             raise
         except RuntimeError as error:  # of nvJPEG, which does not say for which image
             self._warn_once(str(error).splitlines()[0])
-        pixels, taken, bad = read_again(request, samples)
+        with self._reads_again:
+            pixels, taken, bad = read_again(request, samples)
         return request, taken, pixels, bad
 
     def _warn_once(self, reason: str) -> None:
@@ -212,11 +216,12 @@ class GpuDecoder:
         return scaled.round_().clamp_(0, decode.MAX_BYTE).to(torch.uint8).permute(0, 2, 3, 1)
 
     def _beside_the_step(self) -> AbstractContextManager[Any]:
-        """A stream of its own, so that the step does not wait."""
+        """This thread's stream, whose kernels do not wait behind those of the step."""
         if self._device.type != "cuda":
             return nullcontext()
-        self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return torch.cuda.stream(self._stream)
+        if not hasattr(self._streams, "own"):
+            self._streams.own = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(self._streams.own)
 
 
 def decode_jpegs(files: tuple[Tensor, ...], device: torch.device) -> list[Tensor]:
