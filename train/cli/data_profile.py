@@ -26,6 +26,7 @@ from train.config.precisions import PRECISIONS
 from train.config.schema import RunConfig
 from train.data import augment, decoded_cache, in_memory, loader, registry
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
+from train.data.gpu_decoding import GpuDecoder, can_decode, decoder_for, for_reading
 from train.data.image_folder import ImageFileSource
 from train.data.splits import DataSplits
 from train.data.workers import SkipUnreadable, read_to_augment, to_device
@@ -80,7 +81,8 @@ class PipelineProfile:
 
     read: on one core. copy: to the GPU; None on the CPU, and for images that are on the GPU already.
     workers: None if all images are read at the start. images, bytes_: of the data set. cores: for
-    one rank. cacheable: data.cache could help. faster_settings: may shorten a step. notes: where
+    one rank. cacheable: data.cache could help. decodable: data.decode: gpu could help. gpu_decodes: `copy` contains
+    decoding. faster_settings: may shorten a step. notes: where
     the timing differs from a training.
     """
 
@@ -96,6 +98,8 @@ class PipelineProfile:
     bytes_: int
     fits: bool
     cacheable: bool
+    decodable: bool = False
+    gpu_decodes: bool = False
     faster_settings: Sequence[str] = ()
     notes: Sequence[str] = ()
 
@@ -165,6 +169,8 @@ class PipelineProfile:
         if self.workers is not None and self.workers < self._needed < self.cores:
             yield f"data.workers={self._needed}: they read {self._needed * read_per_s:,.0f} images/s"
         elif self._needed >= self.cores:
+            if self.decodable:
+                yield "data.decode=gpu: the GPU decodes JPEGs, and data workers only read them"
             yield f"more processors for a rank: {self._needed + 1} instead of {self.cores}"
 
     @property
@@ -203,7 +209,8 @@ class PipelineProfile:
         workers_text = (
             " (all at the start)" if self.workers is None else f", {self.workers} worker{'s' * (self.workers != 1)}"
         )
-        location = {"read": f"one processor of {self.cores}{workers_text}", "copy": "to the GPU, beside the step"}
+        copied = "to the GPU, which decodes it, beside the step" if self.gpu_decodes else "to the GPU, beside the step"
+        location = {"read": f"one processor of {self.cores}{workers_text}", "copy": copied}
         lines = [f"{self.title}, on {self.device}", f"{'stage':<10}{'images/s':>12}{'ms a batch':>13}   on"]
         for name, stage in self.stages.items():
             numbers = f"{stage.images_per_s:>12,.0f}{1e3 * stage.at(0.5):>13,.2f}"
@@ -250,14 +257,19 @@ def measure_stages(
     splits, notes = _use_complete_cache(splits, config)
     cores = max(1, SINGLE_RANK.cores() // ranks)
     loader_name, workers = loader.choose_loader(splits, config.data, cores)
-    if loader_name == "workers" and augmenter.changes_stored:
+    decoder = decoder_for(splits, config.data, augmenter, torch_device, print)
+    in_workers = loader_name == "workers" and decoder is None
+    if in_workers and augmenter.changes_stored:
         notes = (*notes, "read contains the operations of data.augment that data workers do")
     with _torch_threads(1):
-        pixels, read = _time_read(config, splits, augmenter, micro, clock, in_workers=loader_name == "workers")
+        reading = augmenter if decoder is None else for_reading(augmenter, splits.training)
+        pixels, read = _time_read(config, splits, reading, micro, clock, in_workers=in_workers)
     on_device, copy = _time_copy(
         pixels, torch_device, clock, stays=loader_name == "memory" and _fits_on_gpu(splits, pixels, torch_device)
     )
-    images, augmented = _time_augment(splits, augmenter, on_device, clock, in_workers=loader_name == "workers")
+    if decoder is not None:
+        copy = _time_decoding(decoder, splits, reading, micro, clock)
+    images, augmented = _time_augment(splits, augmenter, on_device, clock, in_workers=in_workers)
     step = _time_step(config, splits, images, clock)
     batch_notes = tuple(_batch_size_notes(config, torch_device, micro))
     return PipelineProfile(
@@ -273,6 +285,8 @@ def measure_stages(
         bytes_=splits.bytes_,
         fits=splits.bytes_ <= loader.MAX_IN_MEMORY_BYTES,
         cacheable=cacheable and config.data.cache is None,
+        decodable=decoder is None and can_decode(splits, augmenter, torch_device),
+        gpu_decodes=decoder is not None,
         faster_settings=tuple(_faster_settings(config, torch_device, micro * world_size)),
         notes=(*notes, *batch_notes),
     )
@@ -374,6 +388,18 @@ def _time_copy(
     return pixels.to(device), time_stage(
         lambda: pinned.to(device, non_blocking=True), len(pixels), clock, torch.cuda.synchronize
     )
+
+
+def _time_decoding(
+    decoder: GpuDecoder, splits: DataSplits, reading: Augmenter, micro: int, clock: Callable[[], float]
+) -> StageTiming:
+    """Time what the GPU does with one batch of files."""
+    samples = np.resize(np.arange(len(splits.training.labels)), micro)
+    draws = reading.crop_draws(samples, 0)
+    assert reading.read_cropped is not None
+    assert draws is not None
+    encoded = reading.read_cropped(samples, draws)
+    return time_stage(lambda: decoder.decode(encoded), micro, clock)
 
 
 def _time_augment(

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -31,7 +31,7 @@ from train.data.boxes import CropDraws
 from train.data.encoded_images import EncodedImageSource
 from train.data.preprocessing import Preprocessing, configured_preprocessing
 from train.data.shape import height_and_width
-from train.data.splits import DataSplits, SampleIndices
+from train.data.splits import DataSplits, SampleIndices, SampleSource
 
 THREADS: Final = 2  # one has nvJPEG decode while the other one's boxes are scaled
 MAX_PIXELS_AT_ONCE: Final = 2**25  # of whole images: 100 MB, and as much again for the scaled boxes
@@ -123,6 +123,12 @@ def _is_complete(jpeg: bytes) -> bool:
     return jpeg.rstrip(b"\0").endswith(END_OF_JPEG)
 
 
+def for_reading(augmenter: Augmenter, source: SampleSource) -> Augmenter:
+    """What workers do with the files of a source that a GPU decodes: its pixels are augmented later."""
+    assert isinstance(source, EncodedImageSource)
+    return replace(augmenter, stored=(), read_cropped=partial(read_encoded, source))
+
+
 class GpuDecoder:
     """Decodes the batches of data workers two ahead of the step.
 
@@ -152,11 +158,11 @@ class GpuDecoder:
             for request, samples, batch in batches:
                 waiting.append(threads.submit(self._decode_or_read_again, request, samples, batch, read_again))
                 if len(waiting) > THREADS:
-                    yield self._take(waiting.popleft())
+                    yield self._receive(waiting.popleft())
             while waiting:
-                yield self._take(waiting.popleft())
+                yield self._receive(waiting.popleft())
 
-    def _take(self, ready: Future[Any]) -> Any:
+    def _receive(self, ready: Future[Any]) -> Any:
         request, samples, pixels, bad = ready.result()
         if pixels is not None and pixels.device.type == "cuda":
             pixels.record_stream(torch.cuda.current_stream(pixels.device))
@@ -283,7 +289,12 @@ def decoder_for(
 ) -> GpuDecoder | None:
     """The decoder of the training images; None if the CPU decodes them."""
     preprocessing = configured_preprocessing(data)
-    is_wanted = preprocessing.decode == "gpu" and device.type == "cuda" and augmenter.crop is not None
-    if not is_wanted or not isinstance(splits.training, EncodedImageSource) or splits.shape.channels != len("RGB"):
+    if preprocessing.decode != "gpu" or not can_decode(splits, augmenter, device):
         return None
     return GpuDecoder(device, height_and_width(splits.shape.size), preprocessing, warn)
+
+
+def can_decode(splits: DataSplits, augmenter: Augmenter, device: torch.device) -> bool:
+    """Whether a GPU may decode the images to train on."""
+    is_cropped = isinstance(splits.training, EncodedImageSource) and augmenter.crop is not None
+    return device.type == "cuda" and is_cropped and splits.shape.channels == len("RGB")

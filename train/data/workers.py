@@ -13,8 +13,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from multiprocessing.util import get_temp_dir
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -28,8 +27,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from entrypoint import ExitCode, Failure, die_with_parent
 from train import rng
 from train.data.augmenter import Augmenter
-from train.data.encoded_images import EncodedImageSource
-from train.data.gpu_decoding import EncodedBatch, GpuDecoder, read_encoded
+from train.data.gpu_decoding import EncodedBatch, GpuDecoder, for_reading
 from train.data.shard_reading import Located
 from train.data.shards import ShardSource
 from train.data.splits import SampleIndices, SampleSource, as_targets
@@ -304,9 +302,9 @@ class WorkerLoader:
             # `train` has compared the workers with the cores before the start, and named a fix.
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             get_temp_dir()  # created here, so that this process removes it, with the files of killed workers
-        augmenter, source = self.augmenter, self.split.source
-        if self.decoder is not None and augmenter is not None and isinstance(source, EncodedImageSource):
-            augmenter = replace(augmenter, read_cropped=partial(read_encoded, source))
+        augmenter = self.augmenter
+        if self.decoder is not None and augmenter is not None:
+            augmenter = for_reading(augmenter, self.split.source)
         return DataLoader(
             _SplitDataset(self.split, augmenter),
             batch_size=None,

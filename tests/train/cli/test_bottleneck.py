@@ -68,6 +68,7 @@ ADVICE: dict[str, tuple[PipelineProfile, list[str]]] = {
     ),
     "a cache": (profile(cacheable=True), ["data.cache=FOLDER", "data.workers=10"]),
     "processors": (profile(cores=4, workers=3), ["more processors for a rank: 11 instead of 4"]),
+    "the GPU's decoder": (profile(cores=4, workers=3, decodable=True), ["data.decode=gpu", "more processors"]),
     "fewer workers": (profile(cores=64, workers=40), ["4.0 times as fast", "data.workers=10 is enough"]),
     "nothing": (profile(workers=None), ["nothing about how data is read: all of it"]),
     "a shorter step": (

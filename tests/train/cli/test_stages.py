@@ -18,6 +18,8 @@ from train.cli import data_profile
 from train.cli.data_profile import PipelineProfile
 from train.config import load
 from train.data import decoded_cache, registry
+from train.data.gpu_decoding import GpuDecoder
+from train.data.preprocessing import DEFAULT_PREPROCESSING
 from train.data.splits import SampleIndices
 from train.data.workers import SkipUnreadable
 from train.distributed.shared_memory import SINGLE_RANK
@@ -50,6 +52,18 @@ def test_workers_are_those_that_a_training_would_start() -> None:
 def test_a_micro_batch_may_be_larger_than_the_data() -> None:
     found = profile(micro=100)
     assert (found.read.batch, found.step.batch) == (32, 100)
+
+
+def test_what_a_gpu_does_with_files_is_timed_as_one_stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A CPU does it here."""
+    decoder = GpuDecoder(torch.device("cpu"), (8, 8), DEFAULT_PREPROCESSING, print)
+    monkeypatch.setattr(data_profile, "decoder_for", lambda *facts: decoder)
+    root = write_classes(tmp_path / "d", ant=5, bee=5)
+    settings = ("data.name=folder", f"data.root={root}", "data.augment=[random_resized_crop, vertical_flip]")
+    found = profile(*settings, "data.decode=gpu")
+    assert found.copy is not None
+    assert (found.copy.batch, found.gpu_decodes, found.decodable) == (8, True, False)
+    assert "to the GPU, which decodes it" in found.as_text()
 
 
 @pytest.mark.parametrize(("more", "cacheable"), [((), True), (("data.cache={}/c",), False)])
