@@ -78,28 +78,34 @@ def _chosen(numbers: npt.NDArray[Any], probability: float) -> Int64Array:
     return np.flatnonzero(numbers < probability)
 
 
-def _replace(images: Tensor, rows: Int64Array, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """The images with these rows changed."""
+def _replace(images: Tensor, rows: Int64Array, change: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """The images with these rows changed.
+
+    change: gets some of these images, and which of `rows` they are; on a CPU so few that they stay in its cache.
+    """
     if len(rows) == 0:
         return images
-    if len(rows) == len(images):
-        return change(images)
-    index = torch.from_numpy(rows).to(images.device)
-    changed, replacements = images.clone(), change(images[index])
+    changed = images.clone()
     if images.device.type != "cpu":
-        changed[index] = replacements
-    else:  # whole images of memory, one by one: indexed assignment would take ten times as long
-        for row, replacement in zip(rows.tolist(), replacements, strict=True):
+        index = torch.from_numpy(rows).to(images.device)
+        changed[index] = change(images[index], slice(0, len(rows)))
+        return changed
+    at_once = max(1, CACHED_BYTES // images[0].nbytes)
+    for first in range(0, len(rows), at_once):
+        part = slice(first, first + at_once)
+        chosen = rows[part].tolist()
+        some = images[chosen] if len(chosen) > 1 else images[chosen[0] : chosen[0] + 1]
+        for row, replacement in zip(chosen, change(some, part), strict=True):  # indexed assignment takes longer
             changed[row] = replacement
     return changed
 
 
 def _flip_horizontally(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
-    return _replace(images, _chosen(numbers[0], arguments["p"]), F.horizontal_flip)
+    return _replace(images, _chosen(numbers[0], arguments["p"]), lambda part, _: F.horizontal_flip(part))
 
 
 def _flip_vertically(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
-    return _replace(images, _chosen(numbers[0], arguments["p"]), F.vertical_flip)
+    return _replace(images, _chosen(numbers[0], arguments["p"]), lambda part, _: F.vertical_flip(part))
 
 
 def _rotate_by_90(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
@@ -108,7 +114,7 @@ def _rotate_by_90(images: Tensor, numbers: FloatArray, arguments: Mapping[str, A
     quarters = (numbers[0] * 4).astype(np.int64) if is_square else 2 * (numbers[0] * 2).astype(np.int64)
     for quarter in (1, 2, 3):
         rows = np.flatnonzero(quarters == quarter)
-        images = _replace(images, rows, lambda part, quarter=quarter: torch.rot90(part, quarter, (-2, -1)))  # type: ignore[misc]
+        images = _replace(images, rows, lambda part, _, quarter=quarter: torch.rot90(part, quarter, (-2, -1)))  # type: ignore[misc]
     return images
 
 
@@ -116,11 +122,12 @@ def _to_gray(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) 
     if images.shape[-3] == 1:
         return images
     return _replace(
-        images, _chosen(numbers[0], arguments["p"]), lambda part: F.rgb_to_grayscale(part, num_output_channels=3)
+        images, _chosen(numbers[0], arguments["p"]), lambda part, _: F.rgb_to_grayscale(part, num_output_channels=3)
     )
 
 
 # Colour jitter: numbers 0..3 are the strengths of these, 4 their order, 5 whether the sample is changed at all.
+CACHED_BYTES: Final = 2**18  # of images that are changed at once on a CPU
 JITTERS: Final = ("brightness", "contrast", "saturation", "hue")
 JITTER_ORDERS: Final = np.array([*permutations(range(len(JITTERS)))])
 
@@ -136,7 +143,8 @@ def _jitter_colors(images: Tensor, numbers: FloatArray, arguments: Mapping[str, 
             if strength == 0 or len(rows) == 0:
                 continue
             factors = jitter_factors(name, numbers[jitter][rows], strength)
-            images = _replace(images, rows, lambda part, name=name, factors=factors: JITTER[name](part, factors))  # type: ignore[misc]
+            change = JITTER[name]
+            images = _replace(images, rows, lambda part, some, change=change, of=factors: change(part, of[some]))  # type: ignore[misc]
     return images
 
 

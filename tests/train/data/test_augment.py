@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from train.data import augment
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import Shape
 
 SIZE = 16
@@ -30,6 +31,25 @@ def test_an_image_that_does_not_move_is_only_normalized() -> None:
 def test_normalized_pixels_lie_around_zero() -> None:
     ends = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 2, 1).expand(1, 1, 2, 3)
     assert augment.normalize(ends).flatten().unique().tolist() == [-2.0, 2.0]
+
+
+@pytest.mark.parametrize("shape", [(20, 24, 3), (20, 24, 1), (4, 20, 24, 3)], ids=["color", "gray", "clip"])
+def test_large_samples_are_normalized_one_by_one_with_the_same_bits(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (9, *shape), np.uint8))
+    rows, mirror = torch.tensor([3, 0, 8, 3]), torch.tensor([0, 1, 0, 1])
+    shifts = torch.stack([torch.zeros_like(mirror), torch.zeros_like(mirror), mirror])
+    per_channel = Preprocessing(mean=(0.485, 0.456, 0.406)[: shape[-1]], std=(0.229, 0.224, 0.225)[: shape[-1]])
+    for preprocessing in (DEFAULT_PREPROCESSING, per_channel):
+        at_once, one_by_one = [], []
+        for results, least in ((at_once, 10**9), (one_by_one, 1)):
+            monkeypatch.setattr(augment, "LARGE_SAMPLE", least)
+            results.append(augment.apply(pixels, rows, shifts, preprocessing=preprocessing))
+            results.append(augment.normalize(pixels, preprocessing))
+        for one, other in zip(at_once, one_by_one, strict=True):
+            assert torch.equal(one, other)
+            assert one.stride() == other.stride()
 
 
 def test_a_mirrored_image_is_flipped_left_to_right() -> None:

@@ -145,6 +145,22 @@ def test_a_random_crop_is_torchvisions_to_the_pixel() -> None:
     assert torch.equal(applied("random_resized_crop", batch), torch.stack(wanted))
 
 
+@pytest.mark.parametrize(("height", "width"), [(100, 100), (375, 500), (60, 200), (20, 500), (500, 20), (3, 2), (1, 1)])
+def test_the_box_of_one_image_is_that_of_many_images_of_its_size(height: int, width: int) -> None:
+    draws = boxes.CropDraws(numbers("random_resized_crop"), step("random_resized_crop").arguments)
+    drawn = draws.boxes(height, width)
+    columns = zip(drawn.top.tolist(), drawn.left.tolist(), drawn.height.tolist(), drawn.width.tolist(), strict=True)
+    for index, box in enumerate(columns):
+        assert draws.box(index, height, width) == box
+
+
+@pytest.mark.parametrize("name", ["horizontal_flip", "rotate90", "grayscale", "color_jitter"])
+def test_few_images_at_once_are_changed_as_many_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = applied(name, images())
+    monkeypatch.setattr(operations, "CACHED_BYTES", 1)
+    assert torch.equal(applied(name, images()), many)
+
+
 @pytest.mark.parametrize(("height", "width"), [(100, 100), (60, 200), (200, 60), (20, 500), (1, 1)])
 def test_random_crops_have_the_areas_and_shapes_of_torchvision(height: int, width: int) -> None:
     transform = v2.RandomResizedCrop(8)
