@@ -34,7 +34,7 @@ from train.data.splits import DataSplits, SampleIndices, SampleSource
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 from train.tasks import AUTO, CLASSIFICATION, REGRESSION, TargetScale
 
-GATHERED_AT_A_TIME: Final = 2**20  # labels
+GATHERED_AT_A_TIME: Final = 2**16  # labels
 NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
 
 

@@ -6,6 +6,7 @@ The same image replaces an unreadable one on any rank and in any worker.
 from __future__ import annotations
 
 import atexit
+import gc
 import itertools
 import multiprocessing
 import os
@@ -415,7 +416,9 @@ def _iterate_batches(ready: DataLoader[Any]) -> Iterator[Any]:
 
 
 def _start_workers(ready: DataLoader[Any]) -> Iterator[Any]:
+    gc.freeze()  # or a worker's garbage collection would copy what it shares with this process
     stream = iter(ready)
+    gc.unfreeze()
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)  # registered after torch's own handler, so that it runs first
     return stream

@@ -117,6 +117,13 @@ def test_what_a_gpu_cannot_decode_is_decoded_by_a_worker(photos: DataConfig, kin
     assert (pixels.int() - wanted.int()).abs().max() <= 1
 
 
+def test_a_batch_may_have_no_jpeg(photos: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(IMAGES):
+        (Path(photos.root) / "ab"[number % 2] / f"{number:02d}.jpg").write_bytes(jpeg(number, format="PNG"))
+    usual, later = batches(opened(photos, decode="auto")), batches(opened(photos, monkeypatch, workers=1))
+    assert all(torch.equal(one, other) for one, other in zip(usual, later, strict=True))
+
+
 def test_large_images_are_decoded_in_parts(photos: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     source, draws = source_and_draws(photos)
     whole = GpuDecoder(CPU, (16, 16), source.preprocessing, print).decode(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import subprocess
 import sys
@@ -52,6 +53,22 @@ def test_a_broken_image_s_place_is_taken_by_the_next_one_with_its_label(
     monkeypatch.setattr(in_memory, "IMAGES_PER_CHUNK", chunk)
     given = list(drawn(pool(kind)[0], [1, 2, 3, 4], [9, 9]))
     assert given == [([1, 4, 4, 4], [10, 40, 40, 40]), ([0, 0], [0, 0])]
+
+
+class FrozenCounts(Numbers):
+    """Gives how many objects the garbage collector of this process leaves alone."""
+
+    def read(self, samples: SampleIndices) -> torch.Tensor:
+        return torch.full((len(samples), 1, 1, 1), min(gc.get_freeze_count(), 255), dtype=torch.uint8)
+
+
+def test_a_worker_s_garbage_collection_leaves_alone_what_it_shares() -> None:
+    """It would copy that. The process that started the worker collects as before."""
+    source = FrozenCounts((), ExitCode.DATA)
+    side = workers.Split(name="side", source=source, ledger=UnreadableLog(0, print), most=0, replace=True)
+    before = gc.get_freeze_count()
+    ((pixels, *_),) = [batch for _, batch in workers.WorkerLoader(side, 1, CPU).read([(0, np.array([1]))])]
+    assert (pixels.item(), gc.get_freeze_count()) == (255, before)
 
 
 def test_more_workers_than_processors_are_not_warned_of_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
