@@ -26,7 +26,7 @@ from train.config.precisions import PRECISIONS
 from train.config.schema import RunConfig
 from train.data import augment, decoded_cache, in_memory, loader, registry
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
-from train.data.gpu_decoding import GpuDecoder, can_decode, decoder_for, for_reading
+from train.data.gpu_decoding import GpuDecoder, decoder_for, find_obstacle, for_reading
 from train.data.image_folder import ImageFileSource
 from train.data.splits import DataSplits
 from train.data.workers import SkipUnreadable, read_to_augment, to_device
@@ -82,8 +82,7 @@ class PipelineProfile:
     read: on one core. copy: to the GPU; None on the CPU, and for images that are on the GPU already.
     workers: None if all images are read at the start. images, bytes_: of the data set. cores: for
     one rank. cacheable: data.cache could help. decodable: data.decode: gpu could help. gpu_decodes: `copy` contains
-    decoding. faster_settings: may shorten a step. notes: where
-    the timing differs from a training.
+    decoding. faster_settings: may shorten a step. notes: where the timing differs from a training.
     """
 
     title: str
@@ -264,9 +263,8 @@ def measure_stages(
     with _torch_threads(1):
         reading = augmenter if decoder is None else for_reading(augmenter, splits.training)
         pixels, read = _time_read(config, splits, reading, micro, clock, in_workers=in_workers)
-    on_device, copy = _time_copy(
-        pixels, torch_device, clock, stays=loader_name == "memory" and _fits_on_gpu(splits, pixels, torch_device)
-    )
+    stays = loader_name == "memory" and _fits_on_gpu(splits, pixels, torch_device)
+    on_device, copy = _time_copy(pixels, torch_device, clock, stays=stays or decoder is not None)
     if decoder is not None:
         copy = _time_decoding(decoder, splits, reading, micro, clock)
     images, augmented = _time_augment(splits, augmenter, on_device, clock, in_workers=in_workers)
@@ -285,7 +283,7 @@ def measure_stages(
         bytes_=splits.bytes_,
         fits=splits.bytes_ <= loader.MAX_IN_MEMORY_BYTES,
         cacheable=cacheable and config.data.cache is None,
-        decodable=decoder is None and can_decode(splits, augmenter, torch_device),
+        decodable=decoder is None and find_obstacle(config.data, splits, augmenter, torch_device) is None,
         gpu_decodes=decoder is not None,
         faster_settings=tuple(_faster_settings(config, torch_device, micro * world_size)),
         notes=(*notes, *batch_notes),

@@ -239,6 +239,17 @@ def decode_jpegs(files: tuple[Tensor, ...], device: torch.device) -> list[Tensor
     return images
 
 
+def find_obstacle(data: DataConfig, splits: DataSplits, augmenter: Augmenter, device: torch.device) -> str | None:
+    """Why no GPU can decode the images to train on; None if it can."""
+    obstacles = {
+        f"--device {device.type}": device.type != "cuda",
+        f"data.name: {data.name}, which gives pixels": not isinstance(splits.training, EncodedImageSource),
+        f"no {CROP} in data.augment: whole images are decoded on the CPU": augmenter.crop is None,
+        "data.color: gray": splits.shape.channels != len("RGB"),
+    }
+    return next((text for text, is_there in obstacles.items() if is_there), None)
+
+
 def refuse_gpu_decoding(data: DataConfig, splits: DataSplits, augmenter: Augmenter, device: torch.device) -> None:
     """Refuse data.decode: gpu for a training that cannot use it.
 
@@ -247,18 +258,11 @@ def refuse_gpu_decoding(data: DataConfig, splits: DataSplits, augmenter: Augment
     """
     if configured_preprocessing(data).decode != "gpu":
         return
-    source = splits.training
-    lacks = {
-        f"--device {device.type}": device.type != "cuda",
-        f"data.name: {data.name}, which gives pixels": not isinstance(source, EncodedImageSource),
-        f"no {CROP} in data.augment: whole images are decoded on the CPU": augmenter.crop is None,
-        "data.color: gray": splits.shape.channels != len("RGB"),
-    }
-    lack = next((text for text, is_lacking in lacks.items() if is_lacking), None)
-    if lack is not None:
+    obstacle = find_obstacle(data, splits, augmenter, device)
+    if obstacle is not None:
         raise Failure(
             "data.decode: gpu decodes JPEG files on a GPU, for random_resized_crop",
-            found=lack,
+            found=obstacle,
             expected="GPUs, images in files or shards, three colours, and data.augment: imagenet or the like",
             fix="set data.decode to auto",
             code=ExitCode.USAGE,
@@ -289,12 +293,6 @@ def decoder_for(
 ) -> GpuDecoder | None:
     """The decoder of the training images; None if the CPU decodes them."""
     preprocessing = configured_preprocessing(data)
-    if preprocessing.decode != "gpu" or not can_decode(splits, augmenter, device):
+    if preprocessing.decode != "gpu" or find_obstacle(data, splits, augmenter, device):
         return None
     return GpuDecoder(device, height_and_width(splits.shape.size), preprocessing, warn)
-
-
-def can_decode(splits: DataSplits, augmenter: Augmenter, device: torch.device) -> bool:
-    """Whether a GPU may decode the images to train on."""
-    is_cropped = isinstance(splits.training, EncodedImageSource) and augmenter.crop is not None
-    return device.type == "cuda" and is_cropped and splits.shape.channels == len("RGB")

@@ -5,7 +5,6 @@ Before training it checks that shared memory is large enough for the workers' ba
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import sys
@@ -227,8 +226,6 @@ def open_loader(
 
     decoder = decoder_for(sets, data, augmenter, device, broken.warn)
     in_reader = augmenter if augmenter.acts_in_reader else None
-    if in_reader is not None and decoder is not None:
-        in_reader = dataclasses.replace(in_reader, stored=())  # they need pixels
     training = open_reader("training", sets.training, replace=True)
     return BatchLoader(
         training=training,

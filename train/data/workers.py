@@ -14,7 +14,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.util import get_temp_dir
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -280,7 +280,8 @@ class WorkerLoader:
     def _decode_on_gpu(
         self, decoder: GpuDecoder, received: Iterator[tuple[Request, SampleIndices, Any]]
     ) -> Iterator[tuple[Request, SampleIndices, Tensor]]:
-        on_cpu = _SplitDataset(self.split, self.augmenter)
+        assert self.augmenter is not None
+        on_cpu = _SplitDataset(self.split, replace(self.augmenter, stored=()))  # as of what the GPU decodes
         for request, samples, pixels, bad in decoder.decode_ahead(received, on_cpu.read):
             self.split.ledger.add(self.split.name, bad)
             if pixels is not None:
@@ -417,8 +418,10 @@ def _iterate_batches(ready: DataLoader[Any]) -> Iterator[Any]:
 
 def _start_workers(ready: DataLoader[Any]) -> Iterator[Any]:
     gc.freeze()  # or a worker's garbage collection would copy what it shares with this process
-    stream = iter(ready)
-    gc.unfreeze()
+    try:
+        stream = iter(ready)
+    finally:
+        gc.unfreeze()
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)  # registered after torch's own handler, so that it runs first
     return stream
