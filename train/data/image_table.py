@@ -84,8 +84,8 @@ def _refuse_leaks(groups: Sequence[str], counts: Sequence[int]) -> None:
     ends = np.cumsum(counts)
     names = ("training", "validation", "test")
     of_split = {name: groups[end - count : end] for name, end, count in zip(names, ends, counts, strict=True)}
-    for one, other in combinations(names, 2):
-        grouping.refuse_leak(of_split[one], of_split[other], f"{one} and {other}")
+    for first, second in combinations(names, 2):
+        grouping.refuse_leak(of_split[first], of_split[second], f"{first} and {second}")
 
 
 def group_names(table: LabelTable, rows: Sequence[int], data: DataConfig) -> list[str] | None:

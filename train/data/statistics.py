@@ -29,7 +29,7 @@ from train.data.splits import DataSplits, SampleSource
 from train.files import one_line
 from train.tasks import CLASSIFICATION
 
-LABELS_AT_A_TIME: Final = 2**16  # arrays of all labels, or of many, would take much memory, which malloc keeps
+LABELS_AT_A_TIME: Final = 2**16  # converted or hashed at once: malloc keeps the memory of larger arrays
 MAX_EVEN_RATIO: Final = 1.5  # largest / smallest class; beyond it a table follows
 MAX_TABLE_CLASSES: Final = 20  # of more classes the table shows NUM_EXTREME_CLASSES at each end
 NUM_EXTREME_CLASSES: Final = 5
