@@ -86,6 +86,8 @@ def start_rank(
 
     def prepare() -> None:
         die_with_parent(signal.SIGKILL, parent)
+        if heartbeat:  # held back until `attach_heartbeat`: in an import, Python's own handler prints a traceback
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         if cores:
             with contextlib.suppress(OSError):  # the scheduler has taken them back: slower, not wrong
                 os.sched_setaffinity(0, cores)

@@ -162,8 +162,9 @@ def attach_heartbeat(environ: Mapping[str, str]) -> Heartbeat:
     """In the rank, map the parent's page, and answer DUMP_SIGNAL with the stacks of all threads.
 
     Python's handler for that is C code that needs no lock. Only forked data workers inherit the
-    descriptors.
+    descriptors. A SIGINT that `start_rank` has held back until now is delivered.
     """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         page, stacks = (int(part) for part in environ.get(HEARTBEAT_VARIABLE, "").split(":"))
         mapped = mmap.mmap(page, PAGE_SIZE_BYTES)

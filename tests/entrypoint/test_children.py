@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from processes import alive, start_python, wait_until
 
 from entrypoint.children import Child, start_rank
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.heartbeat import HeartbeatChannel
 from entrypoint.launchers import local
 from entrypoint.options import LaunchOptions
 from entrypoint.plan import plan_allocation
@@ -55,6 +57,25 @@ def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     parent.kill()
     parent.communicate(timeout=30)
     wait_until(lambda: not alive(pid), "the child is gone", timeout_s=5)
+
+
+# What a rank does whose user presses Ctrl-C while it imports its modules.
+INTERRUPTED = """
+import os, signal, time
+os.kill(os.getpid(), signal.SIGINT)
+from entrypoint import attach_heartbeat
+signal.signal(signal.SIGINT, lambda *_: os._exit(75))
+attach_heartbeat(os.environ)
+time.sleep(600)
+"""
+
+
+def test_ctrl_c_during_a_ranks_imports_waits_for_its_handler(tmp_path: Path) -> None:
+    channel = HeartbeatChannel()
+    tee = Tee(log=open_log(tmp_path, 0), console=None)
+    child = start_rank([sys.executable, "-c", INTERRUPTED], os.environ, WORLD, tee, channel)
+    assert ended(child) == ExitCode.STOPPED
+    channel.close()
 
 
 def test_a_child_has_a_session_of_its_own(tmp_path: Path) -> None:
