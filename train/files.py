@@ -98,12 +98,12 @@ def read_regular_file(path: Path, limit: int = MAX_READ_BYTES) -> bytes:
     """The bytes of the regular file `path`. Raises OSError as `read_json` does."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        data = stream.read(limit + 1)
-    if len(data) > limit:
-        raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
-    return data
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
+        return stream.read(status.st_size)  # `read(limit)` would take `limit` bytes of memory for any file
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,17 @@ def test_a_link_to_what_is_no_file_is_refused(tmp_path: Path, place: str) -> Non
     (tmp_path / "a").symlink_to(place)
     with pytest.raises(OSError):
         files.read_json(tmp_path / "a")
+
+
+def test_reading_a_short_file_takes_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"short")
+    tracemalloc.start()
+    try:
+        files.read_regular_file(tmp_path / "a")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_a_file_that_is_too_long_is_not_read_to_its_end(tmp_path: Path) -> None:
