@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import sys
@@ -81,10 +82,19 @@ def test_the_profilers_own_words_are_kept_from_the_console_where_it_is_used(
     assert environ.get("KINETO_LOG_LEVEL") == told
 
 
+def error_of_torch_without_memory() -> RuntimeError:
+    """What torch raises for more memory than any machine has."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    return caught.value
+
+
 ERRORS = {
     "a-failure": (Failure("no data", fix="bring some", code=ExitCode.NO_INPUT), 66, "fix: bring some"),
     "gpu-memory": (torch.OutOfMemoryError("CUDA out of memory"), 71, "train.micro_batch_size"),
     "host-memory": (MemoryError(), 71, "train.micro_batch_size"),
+    "host-memory-of-a-system-call": (OSError(errno.ENOMEM, "Cannot allocate memory"), 71, "train.micro_batch_size"),
+    "host-memory-of-torch": (error_of_torch_without_memory(), 71, "train.micro_batch_size"),
     "no-thread": (RuntimeError("can't start new thread"), 71, "ulimit -u"),
     "left": (SystemExit(75), 69, "sys.exit(75)"),
     "lost-peer": (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), 69, "resume"),
