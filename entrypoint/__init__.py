@@ -44,6 +44,7 @@ __all__ = [
     "add_launch_arguments",
     "attach_heartbeat",
     "die_with_parent",
+    "file_writer",
     "filesystem_type",
     "free_memory_mib",
     "gauges",

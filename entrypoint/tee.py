@@ -146,6 +146,11 @@ def _accepts_write(descriptor: int, seconds: float) -> bool:
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
+def _open_no_link(path: str, flags: int) -> int:
+    """A link could lead to another file, and a pipe would wait for its reader."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 def open_log(folder: Path, rank: int) -> IO[bytes]:
     """Open the rank's log for appending: a requeued job continues the same file.
 
@@ -155,7 +160,7 @@ def open_log(folder: Path, rank: int) -> IO[bytes]:
     path = folder / f"rank-{rank:04d}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return path.open("ab")
+        return open(path, "ab", opener=_open_no_link)
     except OSError as error:
         raise Failure(
             f"the log of rank {rank} cannot be written: {error.strerror}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from entrypoint import Heartbeat
+from entrypoint import Heartbeat, file_writer
 from train import files
 from train.distributed.runtime import Runtime
 from train.logging.progress import format_duration, pluralize
@@ -224,14 +223,13 @@ def write_timeline(recording: profile, path: Path) -> None:
     Raises:
         OSError: it cannot be written, or was not written whole.
     """
-    with tempfile.TemporaryDirectory(prefix=files.TEMPORARY_PREFIX, dir=path.parent) as scratch:
-        plain, packed = Path(scratch) / "timeline.json", Path(scratch) / path.name
+    with tempfile.TemporaryDirectory(prefix=file_writer.TEMPORARY_PREFIX, dir=path.parent) as scratch:
+        plain = Path(scratch) / "timeline.json"
         recording.export_chrome_trace(str(plain))
         with plain.open("rb") as source:
             source.seek(max(0, plain.stat().st_size - TIMELINE_END_BYTES))
             if not source.read().rstrip().endswith(b"}"):
                 raise OSError(f"{path.name} was not written whole")
             source.seek(0)
-            with gzip.open(packed, "wb", compresslevel=6) as target:
+            with file_writer.replace_file(path) as stream, gzip.open(stream, "wb", compresslevel=6) as target:
                 shutil.copyfileobj(source, target)
-        os.replace(packed, path)

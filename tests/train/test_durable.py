@@ -11,13 +11,13 @@ import pytest
 from calls import fail, intercepted
 from disks import mounted
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, file_writer
 from train import files
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(file_writer, "RETRY_PAUSE_S", 0.0)
 
 
 def test_a_written_file_holds_what_was_given(tmp_path: Path) -> None:
