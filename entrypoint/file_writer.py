@@ -33,15 +33,15 @@ def left_files(folder: Path, names: Collection[str], min_age_s: float = 0.0, lab
     """The temporary files and folders of these names in `folder`, if nobody has touched them for so long.
 
     Without a lock, a writer that lives cannot be told from a killed one but by the age. label: as in `temporary_path`.
+
+    Raises:
+        OSError: a file cannot be examined, or went meanwhile.
     """
     pattern = re.compile(rf"{re.escape(TEMPORARY_PREFIX + label)}(.*)-[0-9a-f]+", re.DOTALL)
-    stems, left = {_stem(name) for name in names}, []
-    for path in sorted(folder.glob(f"{TEMPORARY_PREFIX}*")):
-        match = pattern.fullmatch(path.name)
-        with suppress(OSError):
-            if match and match[1] in stems and time.time() - path.lstat().st_mtime >= min_age_s:
-                left.append(path)
-    return left
+    stems = {_stem(name) for name in names}
+    matches = ((path, pattern.fullmatch(path.name)) for path in sorted(folder.glob(f"{TEMPORARY_PREFIX}*")))
+    left = [path for path, match in matches if match and match[1] in stems]
+    return [path for path in left if not min_age_s or time.time() - path.lstat().st_mtime >= min_age_s]
 
 
 def open_new_file(path: Path) -> int:

@@ -25,12 +25,12 @@ LAYERS = {
     "entrypoint": [
         "file_writer",
         "redaction",
+        "console",
         "errors",
         "requeue",
         "job_templates",
         "job_script",
         "threads",
-        "console",
         "world",
         "job",
         "hostlist",

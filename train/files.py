@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, file_writer
+from entrypoint import ExitCode, Failure, dump_json, file_writer
 
 _FREE_SPACE_FIX = "free space there, or set run.output_dir to another file system"
 _OUTPUT_FOLDER_FIX = "set run.output_dir to a folder that you may write (in a container: mount one with -v or --bind)"
@@ -127,19 +127,25 @@ def private_cache_folder(environ: Mapping[str, str], name: str) -> Path | None:
     return folder if own and os.access(folder, os.W_OK) else None
 
 
+MAX_WRITE_S: Final = 3600.0  # a temporary file that is older is a killed writer's
+
+
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace the content of the file `path` by `data`, as `file_writer.replace_file` does.
+    """Replace the content of the file `path` by `data`, as `file_writer.replace_file` does; remove what a kill left.
 
     Raises:
         Failure: IO, OUTPUT, RESOURCE or SECURITY, as in `ERRNO_MEANINGS`.
     """
     with translate_os_errors(path), file_writer.replace_file(path) as stream:
         _write_all(stream.fileno(), memoryview(data))
+    with suppress(OSError):
+        for left in file_writer.left_files(path.parent, [path.name], min_age_s=MAX_WRITE_S):
+            remove(left)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON value as `write_atomic` does, indented. Bytes of a path that are no text become escapes."""
-    write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
+    """Write a JSON value as `write_atomic` does, indented."""
+    write_atomic(path, f"{dump_json(value, indent=2)}\n".encode())
 
 
 DIRECT_BLOCK_BYTES: Final = 4096  # memory addresses and file offsets must be multiples of it; no disk needs more

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from entrypoint import Heartbeat, file_writer
+from entrypoint import Heartbeat, file_writer, join_lines
 from train import files
 from train.distributed.runtime import Runtime
 from train.logging.progress import format_duration, pluralize
@@ -53,7 +53,7 @@ def format_cost_table(
         share = (cost.gpu_ms if on_gpu else cost.cpu_ms) / total_ms if total_ms > 0 else 0.0
         cells = [f"{cost.calls:,}", f"{cost.cpu_ms:,.1f}", *([f"{cost.gpu_ms:,.1f}"] if on_gpu else []), f"{share:.1%}"]
         lines.append(_shorten_name(cost.name, names).ljust(names) + "".join(cell.rjust(COLUMN_WIDTH) for cell in cells))
-    return "\n".join(lines)
+    return join_lines(lines)
 
 
 def _shorten_name(name: str, width: int) -> str:
@@ -77,8 +77,8 @@ class ProfilerCosts:
 
     def table(self, *, most: int, width: int) -> str:
         """The costliest operations."""
-        note = "\nnote: the driver lets nobody see what the GPU does: these are the CPU's times" if self._blind else ""
-        return self._table(self._costs, "operation", most=most, width=width) + note
+        notes = ["note: the driver lets nobody see what the GPU does: these are the CPU's times"] if self._blind else []
+        return join_lines([self._table(self._costs, "operation", most=most, width=width), *notes])
 
     def as_text(self) -> str:
         """The same at more length; on a GPU with its kernels, which a compiled model has without operations."""
@@ -86,7 +86,8 @@ class ProfilerCosts:
         if not self._on_gpu:
             return text
         kernels = sort_by_cost(self._kernels, on_gpu=True)
-        return f"{text}\n\n{self._table(kernels, 'kernel on the GPU', most=FILE_ROWS, width=FILE_COLUMNS)}"
+        table = self._table(kernels, "kernel on the GPU", most=FILE_ROWS, width=FILE_COLUMNS)
+        return join_lines([text, "", table])
 
     def _table(self, costs: Sequence[OperationCost], what: str, *, most: int, width: int) -> str:
         total, on_gpu = self._total_ms, self._on_gpu
@@ -182,8 +183,9 @@ class StepProfiler:
         self._folder.mkdir(exist_ok=True)
         files.write_atomic(table, f"{title}\n\n{costs.as_text()}\n".encode())
         write_timeline(recording, timeline)
-        paths = f"table     {table}\ntimeline  {timeline}\n          (open it at https://ui.perfetto.dev)"
-        self._say(f"{title}\n{costs.table(most=CONSOLE_ROWS, width=CONSOLE_COLUMNS)}\n{paths}")
+        shown = costs.table(most=CONSOLE_ROWS, width=CONSOLE_COLUMNS)
+        hint = "          (open it at https://ui.perfetto.dev)"
+        self._say(join_lines([title, shown, f"table     {table}", f"timeline  {timeline}", hint]))
 
     @property
     def _on_gpu(self) -> bool:

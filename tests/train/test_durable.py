@@ -101,6 +101,16 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
+def test_the_next_writer_removes_what_a_killed_one_left_an_hour_ago(tmp_path: Path) -> None:
+    old, new = (file_writer.temporary_path(tmp_path / "a") for _ in range(2))
+    for path in (old, new, other := file_writer.temporary_path(tmp_path / "b")):
+        path.write_bytes(b"half")
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    files.write_atomic(tmp_path / "a", b"new")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", new.name, other.name}
+
+
 def test_sweeping_does_not_follow_links(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "file").write_bytes(b"theirs")

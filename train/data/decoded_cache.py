@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure, Heartbeat, file_writer, num_usable_cores
+from entrypoint import ExitCode, Failure, Heartbeat, file_writer, num_usable_cores, print_message
 from train import file_lock, files
 from train.config.schema import DataConfig
 from train.data import decode, path_list
@@ -255,7 +255,9 @@ class CachedSource:
         """
         pixels, readable, damaged = self.cache.read(self.rows[samples])
         if damaged and self.cache.give_up():
-            sys.stderr.write(f"{self.cache.path} is damaged: read from the files; the next start decodes them again\n")
+            print_message(
+                f"{self.cache.path} is damaged: read from the files; the next start decodes them again", sys.stderr
+            )
         for index in np.flatnonzero(~readable):
             pixels[index] = self.files.read(samples[index : index + 1])[0].numpy()
         return torch.from_numpy(pixels)

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from entrypoint import ExitCode, Failure, file_writer
+from entrypoint import ExitCode, Failure, file_writer, to_printable, write_styled
 from train import file_lock, files
 from train import files as file_io
 from train.config.schema import DataConfig
@@ -52,22 +52,21 @@ class StatusLine:
 
     def line(self, text: str) -> None:
         """Write a line that stays."""
-        self._write(f"{text}\n", open_after=False)
+        self._write(f"{to_printable(text)}\n", open_after=False)
         self._last = self._clock()
 
     def passing(self, text: str) -> None:
         """Write a line that need not stay; skipped if the last one is too recent."""
         if self._clock() - self._last >= self._pause:
             self._last = self._clock()
-            self._write(text if self._terminal else f"{text}\n", open_after=self._terminal)
+            self._write(to_printable(text) + "\n" * (not self._terminal), open_after=self._terminal)
 
     def end(self) -> None:
         """Erase a line that need not stay."""
         self._write("", open_after=False)
 
     def _write(self, text: str, *, open_after: bool) -> None:
-        self._stream.write(("\r\x1b[K" if self._open else "") + text)
-        self._stream.flush()
+        write_styled(("\r\x1b[K" if self._open else "") + text, self._stream)
         self._open = open_after
 
 

@@ -6,7 +6,6 @@ nothing, and runs no code that the folder names or holds.
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 import zlib
@@ -23,7 +22,7 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from entrypoint import ExitCode, Failure, file_writer
+from entrypoint import ExitCode, Failure, dump_json, file_writer
 from train import file_lock, files
 from train import files as file_io
 from train.checkpoint import manifest
@@ -335,8 +334,8 @@ def export_model(
     with _export_fixes(), _new_folder(folder, contents) as target:
         compared = file_formats.compare_files(network, shape, formats, target)
         entries = {name: asdict(manifest.make_file_entry(contents[name])) | facts for name, facts in compared.items()}
-        description = json.dumps(describe_export(about, encoded) | {"files": entries}, indent=2, ensure_ascii=False)
-        contents[DESCRIPTION_FILE] = f"{description}\n".encode(errors="backslashreplace")
+        description = dump_json(describe_export(about, encoded) | {"files": entries}, indent=2)
+        contents[DESCRIPTION_FILE] = f"{description}\n".encode()
         # The description comes last: it makes the folder an export.
         file_io.write_atomic(target / DESCRIPTION_FILE, contents[DESCRIPTION_FILE])
     return {name: len(data) for name, data in contents.items()}
