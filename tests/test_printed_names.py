@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from images import write_image
 from jobs import TINY
 from processes import python
+from safetensors.torch import save_file
+
+from train.config import load
+from train.data.preprocessing import DEFAULT_PREPROCESSING
+from train.data.shape import Shape
+from train.models import registry
+from train.models.pretrained import RECORD_KEY
 
 FORGED = "epoch 9: val accuracy 100.00%"
 NAME = f"cat\r\n{FORGED}\x1b[2J\x1b[1;1H\x9b31m\x7f\u2028\u202e"
@@ -99,3 +107,14 @@ def test_the_programs_of_a_user_keep_their_output(tmp_path: Path) -> None:
     """`entrypoint run` passes on what it is given: colours and bars of a foreign program are its own."""
     command = ["run", "--device", "cpu", "--procs-per-node", "1", "--", "printf", "\\033[32mgreen\\033[0m\\n"]
     assert "\x1b[32mgreen\x1b[0m\n" in python("-m", "entrypoint", *command, cwd=tmp_path).stdout
+
+
+def test_the_name_in_a_weights_file_is_no_line(tmp_path: Path) -> None:
+    model = load.load_config(None, ["model.args.width=4"]).model
+    network = registry.build_model(model, classes=2, shape=Shape(channels=3, size=(8, 8)), seed=0)
+    tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+    record = {"name": NAME, "preprocessing": asdict(DEFAULT_PREPROCESSING), "image_size": [8, 8], "classes": 2}
+    save_file(tensors, tmp_path / "w.safetensors", metadata={RECORD_KEY: json.dumps(record)})
+    words = ("--device", "cpu", "run.output_dir=.", "run.name=run", *TINY, "train.max_steps=1")
+    done = run(tmp_path, *words, "model.weights=w.safetensors")
+    assert (done.returncode, "cat\\x0d\\nepoch 9" in done.stdout + done.stderr) == (0, True), done.stdout + done.stderr
