@@ -16,6 +16,7 @@ from entrypoint import redact_words
 from train.config.batches import StepCounts, overrides_to_continue
 from train.config.schema import RunConfig
 from train.evaluation.early_stopping import EarlyStop
+from train.files import one_line
 
 TYPED_COMMAND_VARIABLE: Final = "ENTRYPOINT_TYPED"  # the parent process sets it
 RESUME_KEY: Final = "checkpoint.resume"
@@ -51,7 +52,7 @@ def continue_command(run: FinishedRun, command: str) -> str:
     overrides = overrides_to_train_on(run)
     replaced_keys = {override.partition("=")[0] for override in overrides} | {RESUME_KEY}
     words = [word for word in shlex.split(command) if word.partition("=")[0] not in replaced_keys]
-    return shlex.join([*words, *overrides])
+    return one_line(shlex.join([*words, *overrides]))
 
 
 def overrides_to_train_on(run: FinishedRun) -> list[str]:
