@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from entrypoint.children import die_with_parent
-    from entrypoint.console import print_help_text, print_message, protect_output_streams
+    from entrypoint.console import (
+        PrintableText,
+        dump_json,
+        join_lines,
+        print_help_text,
+        print_message,
+        protect_output_streams,
+        to_printable,
+        write_styled,
+    )
     from entrypoint.doctor.preflight import run_preflight
     from entrypoint.doctor.reading import filesystem_type, free_memory_mib
     from entrypoint.errors import ExitCode, Failure, resource_limit_failure
@@ -38,17 +47,21 @@ __all__ = [
     "JobInfo",
     "LaunchOptions",
     "Plan",
+    "PrintableText",
     "ProcessMeter",
     "SupervisionPolicy",
     "World",
     "add_launch_arguments",
     "attach_heartbeat",
     "die_with_parent",
+    "dump_json",
+    "file_writer",
     "filesystem_type",
     "free_memory_mib",
     "gauges",
     "is_ephemeral_path",
     "job_info_from_environ",
+    "join_lines",
     "make_plan",
     "network",
     "num_usable_cores",
@@ -64,17 +77,24 @@ __all__ = [
     "run_plan",
     "run_preflight",
     "start_daemon_thread",
+    "to_printable",
     "unmounted_path_failure",
     "world_from_environ",
+    "write_styled",
 ]
 
 # Each is loaded when it is first asked for: `entrypoint show` starts no process, and a rank starts none either.
 EXPORTS_BY_MODULE = {
     "children": ("die_with_parent",),
     "console": (
+        "PrintableText",
+        "dump_json",
+        "join_lines",
         "print_help_text",
         "print_message",
         "protect_output_streams",
+        "to_printable",
+        "write_styled",
     ),
     "doctor.preflight": ("run_preflight",),
     "doctor.reading": (

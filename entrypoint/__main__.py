@@ -20,7 +20,7 @@ from entrypoint import (
     protect_output_streams,
     resource_limit_failure,
 )
-from entrypoint.console import terminal_columns, use_color
+from entrypoint.console import join_lines, terminal_columns, use_color, write_styled
 from entrypoint.errors import ExitCode
 
 UNKNOWN: Final = "not known yet"  # until ranks start
@@ -159,7 +159,7 @@ def _doctor_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -
     text = report.as_text(
         findings, colour=colour, columns=(terminal_columns(1) or DEFAULT_COLUMNS) if terminal else None
     )
-    print(json.dumps(report.as_json(findings)) if arguments.json else text)
+    write_styled((json.dumps(report.as_json(findings)) if arguments.json else text) + "\n", sys.stdout)
     return int(ExitCode.NODE if context.num_failed(findings) else ExitCode.OK)
 
 
@@ -246,7 +246,7 @@ def plan_as_table(planned: Plan) -> str:
     ]
     width = max(len(value) for _, value, _ in rows)
     lines = [f"{name:<17} {value:<{width}}  {source}".rstrip() for name, value, source in rows]
-    return "\n".join([*lines, *(f"WARNING: {warning}" for warning in planned.warnings)])
+    return join_lines([*lines, *(f"WARNING: {warning}" for warning in planned.warnings)])
 
 
 def format_cores(cores: Collection[int]) -> str:

@@ -1,7 +1,11 @@
-"""The console functions fold messages to the terminal's width, and survive a closed console.
+"""The console functions escape names in messages, fold them to the terminal's width, and survive a closed console.
 
 A message is folded at spaces and indented; without a terminal it stays on one line, so that grep
 finds it. A failed write is dropped: a closed console or a full disk never stops a training.
+
+A file's name, a class or a variable may hold a terminal's commands or line breaks, which would hide lines or forge
+them. They are escaped here, where text is written. Line breaks of ours are told from those of names by their type,
+`PrintableText`, as jinja2's Markup tells our tags.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, TextIO
 from unicodedata import combining, east_asian_width
@@ -30,6 +34,50 @@ PREFORMATTED_PREFIXES: Final = ("{", "[", "|")
 # A label at the start of a line, and its colour: red for errors, yellow for warnings.
 LABEL_PATTERN: Final = re.compile(r"^(?:(ERROR(?:\[\d+\])?)|((?i:warning)))(?=[: ])", re.MULTILINE)
 RED, YELLOW, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
+
+
+# What controls a terminal, ends a line, or changes the direction of text: control characters but tab and newline, the
+# separators of lines and paragraphs, the marks of direction, and bytes that are no text. The carriage return is apart.
+_CONTROLS: Final = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_NAME_PATTERN: Final = re.compile(f"[\r\n{_CONTROLS}]")
+_OUTPUT_PATTERN: Final = re.compile(f"[{_CONTROLS}]")
+# A progress bar writes a carriage return first or last; in between it would hide what is before it.
+_WRITE_PATTERN: Final = re.compile(f"[{_CONTROLS}]|(?<!\\A)\r(?!\n|\\Z)")
+
+
+class PrintableText(str):
+    """Text without control characters, whose line breaks are ours. In any other string they belong to a name."""
+
+
+def to_printable(text: object) -> PrintableText:
+    """One line: what controls a terminal is escaped as `\\n`, `\\x1b` or `\\u202e`. PrintableText stays as it is."""
+    return text if isinstance(text, PrintableText) else PrintableText(_NAME_PATTERN.sub(_escape, str(text)))
+
+
+def join_lines(lines: Iterable[object]) -> PrintableText:
+    """The lines, or texts of several lines if they are PrintableText."""
+    return PrintableText("\n".join(map(to_printable, lines)))
+
+
+def dump_json(value: object, **options: Any) -> PrintableText:
+    """JSON, whose strings have no character that controls a terminal. options: of json.dumps.
+
+    Bytes of a path that are no text become escapes such as `\\udce9`: os.fsencode restores them from what is read.
+    """
+    import json  # only here: it costs start time
+
+    text = json.dumps(value, **({"ensure_ascii": False} | options))
+    return PrintableText(_OUTPUT_PATTERN.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+
+
+def escape_output(text: str) -> str:
+    """Escape what controls a terminal in the output of a program: only ends of lines and progress bars stay."""
+    return _OUTPUT_PATTERN.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return "\\n" if code == 10 else f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def use_color(terminal: bool, environ: Mapping[str, str]) -> bool:
@@ -61,13 +109,18 @@ def fold_text(text: str, columns: int | None) -> str:
 
 
 def print_message(text: str, stream: TextIO) -> None:
-    """Write a message and a newline, folded and coloured for a terminal."""
+    """Write a message and a newline, escaped as by `to_printable`, folded and coloured for a terminal."""
     try:
         columns = terminal_columns(stream.fileno())
     except (OSError, ValueError, AttributeError):  # a test's stream, or a closed one
         columns = None
-    folded = fold_text(text, columns)
-    stream.write((color_labels(folded) if getattr(stream, "uses_color", False) else folded) + "\n")
+    folded = fold_text(to_printable(text), columns)
+    write_styled((color_labels(folded) if getattr(stream, "uses_color", False) else folded) + "\n", stream)
+
+
+def write_styled(text: str, stream: TextIO) -> None:
+    """Write text with colours or movements of the cursor that are ours: the names in it are escaped already."""
+    getattr(stream, "write_styled", stream.write)(text)
     stream.flush()
 
 
@@ -156,7 +209,7 @@ def _display_width(text: str) -> int:
 
 
 class NonFailingStream:
-    """A wrapper of `stream` that drops failed writes.
+    """A wrapper of `stream` that escapes what controls a terminal, and drops failed writes.
 
     A closed console or a full disk never stops training.
 
@@ -172,7 +225,11 @@ class NonFailingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write `text`, or drop it if the stream fails."""
+        """Write `text`, whose line breaks stay, or drop it if the stream fails."""
+        return self.write_styled(_WRITE_PATTERN.sub(_escape, text))
+
+    def write_styled(self, text: str) -> int:
+        """Write `text` as it is, or drop it if the stream fails."""
         try:
             return self._stream.write(text)
         except (OSError, ValueError) as error:  # ValueError: the stream was closed in this process

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, Self
 
 # Not loaded where a Failure is made: with no file descriptor left, that would fail too.
+from entrypoint.console import join_lines
 from entrypoint.redaction import redact
 
 REQUEUE: Final = True
@@ -58,11 +59,6 @@ class ExitCode(IntEnum):
         return code
 
 
-# Control characters but the newline, as Python writes them.
-CONTROL_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(10), *range(11, 32), *range(127, 160))}
-NEWLINE_ESCAPE: Final = {ord("\n"): "\\n"}
-
-
 MAX_ALSO_LINES: Final = 5  # lines of what else is wrong
 
 
@@ -103,11 +99,8 @@ class Failure(Exception):
         facts = [("found", self.found), ("expected", self.expected), (fix_label, self.fix), ("kept", self.kept)]
         facts += [("also", other) for other in self.also[:MAX_ALSO_LINES]]
         facts += [("also", "more, once these are mended")] if len(self.also) > MAX_ALSO_LINES else []
-        # A value of several lines must not look like further facts.
-        lines = [f"  {name}: {value.translate(NEWLINE_ESCAPE)}" for name, value in facts if value is not None]
-        # A file's name may hold anything, even a terminal's control sequences.
         head = self.what if stop else f"ERROR[{int(self.code)}] {self.what}"
-        return "\n".join([head, *lines]).translate(CONTROL_ESCAPES)
+        return join_lines([head, *(f"  {name}: {value}" for name, value in facts if value is not None)])
 
     def arguments(self) -> dict[str, Any]:
         """Plain values for another process, which builds the same failure: `Failure(**arguments)`."""

@@ -8,7 +8,6 @@ host.
 from __future__ import annotations
 
 import json
-import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from entrypoint import network, pmi
+from entrypoint import file_writer, network, pmi
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers.allocation import LOOPBACK
 from entrypoint.plan import Plan, hash_to_uint64
@@ -217,11 +216,10 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     Raises:
         Failure: OUTPUT if the folder cannot be written.
     """
-    partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(value))
-        partial.replace(path)
+        with file_writer.replace_file(path, durable=False) as stream:
+            stream.write(json.dumps(value).encode())
     except OSError as error:
         raise Failure(
             f"{path.parent} cannot be written: {error.strerror}",

@@ -7,7 +7,6 @@ of their ranks, and the stacks of silent ones, in files in errors/.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from entrypoint import stacks
+from entrypoint import file_writer, stacks
 from entrypoint.children import Child
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.heartbeat import POINTS, HeartbeatRecord, Phase, Point
@@ -469,9 +468,8 @@ def _write_atomically(path: Path, text: str) -> None:
     def write() -> None:
         if path.parent.is_symlink():  # it points outside the run's folder
             return
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, errors="replace")
-        temporary.rename(path)
+        with file_writer.replace_file(path, durable=False) as stream:
+            stream.write(text.encode(errors="replace"))
 
     call_with_timeout(write)

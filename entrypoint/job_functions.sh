@@ -137,12 +137,17 @@ _submit_or_begin() {
 
 # Print the image's sha256. For 3 GB that takes seconds, so it is kept beside the image.
 _image_digest() {
-  local file digest
+  local file digest new
   file=$(readlink -f "$image")
   digest=$(cat "$file.sha256" 2>/dev/null) || true
   # -cnewer: a file that was moved here keeps its time of modification, but not its ctime
   if [[ ! $digest =~ ^[0-9a-f]{64} || -n $(find "$file" -cnewer "$file.sha256") ]]; then
-    digest=$(sha256sum <"$file" | tee "$file.sha256" 2>/dev/null) || true # read-only folder
+    digest=$(sha256sum <"$file")
+    if new=$(mktemp "$file.XXXXXXXX" 2>/dev/null); then # not in a read-only folder; a rename follows no link
+      if ! { echo "$digest" >"$new" && chmod a+r "$new" && mv -fT "$new" "$file.sha256"; } 2>/dev/null; then
+        rm -f "$new"
+      fi
+    fi
   fi
   echo "sha256:${digest%% *}"
 }

@@ -231,7 +231,11 @@ def _start_all_ranks(
     children: list[Child] = []
     try:
         for world, cores in itertools.zip_longest(planned.worlds(), planned.cores):
-            tee = Tee(log=open_log(log_dir, world.rank), console=console if world.rank == 0 else None)
+            tee = Tee(
+                log=open_log(log_dir, world.rank),
+                console=console if world.rank == 0 else None,
+                escapes=console.folds,
+            )
             channel = heartbeat.HeartbeatChannel() if policy else None
             resources = gauges.ResourcePage() if policy and policy.gauges_every_s else None
             children.append(start_rank(command, rank_environ(shared, world), world, tee, channel, resources, cores))

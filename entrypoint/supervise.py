@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from entrypoint import network
 from entrypoint.children import Child
+from entrypoint.console import join_lines
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hang import DEFAULT_STOP_MESSAGES, HangWatch, RankFailure
 from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S
@@ -388,7 +389,7 @@ class Supervision:
         if self._death_failure() is None and not was_shown:
             self.console.say(f"{who} was the first to fail: exit code {code}. log: {child.tee.log.name}")
         if child.tee.console is None and not was_shown:
-            self.console.say("\n".join(f"  | {line}" for line in child.tee.last_lines))
+            self.console.say(join_lines(f"  | {line}" for line in child.tee.last_lines))
 
 
 def supervise(watch: Supervision, inbox: SignalInbox) -> int:

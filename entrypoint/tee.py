@@ -5,6 +5,7 @@ Only rank 0's output goes to the console; error reports repeat the remembered li
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import select
@@ -16,11 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from entrypoint.console import color_labels, fold_complete_lines, fold_text, terminal_columns
+from entrypoint.console import (
+    color_labels,
+    escape_output,
+    fold_complete_lines,
+    fold_text,
+    terminal_columns,
+    to_printable,
+)
 from entrypoint.errors import ExitCode, Failure
 
 _MAX_LINE_BYTES = 65_536
 _MAX_REMEMBERED_BYTES = 2_000  # bytes of a line that a report repeats
+_DECODER = codecs.getincrementaldecoder("utf-8")
 CONSOLE_TIMEOUT_S = 1.0  # for a console that blocks
 
 
@@ -69,7 +78,7 @@ class Console:
     def say(self, text: str) -> None:
         """Write a message of the parent on a new line."""
         self.end_line()
-        folded = fold_text(text, terminal_columns(self.err))
+        folded = fold_text(to_printable(text), terminal_columns(self.err))
         self.write(self.err, ((color_labels(folded) if self.uses_color else folded) + "\n").encode(errors="replace"))
 
     def end_line(self) -> None:
@@ -89,15 +98,22 @@ class Tee:
     """Splits one rank's output.
 
     Of a line that a progress bar rewrote with carriage returns, the log keeps the last state.
+
+    escapes: escape what controls a terminal, as our own workers do already: libraries in C write past them.
     """
 
     log: IO[bytes]
     console: Console | None
+    escapes: bool = False
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=15))
     _pending: dict[int, bytes] = field(default_factory=dict)
+    _decoders: dict[int, codecs.IncrementalDecoder] = field(default_factory=dict)
 
     def feed(self, descriptor: int, data: bytes) -> None:
         """Take bytes that the rank wrote to `descriptor` 1 or 2."""
+        if self.escapes:  # the last bytes may be the first ones of a character
+            decoder = self._decoders.setdefault(descriptor, _DECODER("backslashreplace"))
+            data = escape_output(decoder.decode(data)).encode()
         if self.console:
             self.console.relay(self.console.out if descriptor == 1 else self.console.err, data)
         *lines, unfinished = (self._pending.get(descriptor, b"") + data).split(b"\n")
@@ -146,6 +162,11 @@ def _accepts_write(descriptor: int, seconds: float) -> bool:
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
+def _open_no_link(path: str, flags: int) -> int:
+    """A link could lead to another file, and a pipe would wait for its reader."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 def open_log(folder: Path, rank: int) -> IO[bytes]:
     """Open the rank's log for appending: a requeued job continues the same file.
 
@@ -155,7 +176,7 @@ def open_log(folder: Path, rank: int) -> IO[bytes]:
     path = folder / f"rank-{rank:04d}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return path.open("ab")
+        return open(path, "ab", opener=_open_no_link)
     except OSError as error:
         raise Failure(
             f"the log of rank {rank} cannot be written: {error.strerror}",

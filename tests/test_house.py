@@ -23,13 +23,14 @@ MODULES = sorted(
 # The parts of each package, which are its folders and the modules beside them. A part imports only parts before it.
 LAYERS = {
     "entrypoint": [
+        "file_writer",
         "redaction",
+        "console",
         "errors",
         "requeue",
         "job_templates",
         "job_script",
         "threads",
-        "console",
         "world",
         "job",
         "hostlist",
@@ -250,6 +251,46 @@ def test_train_names_no_variable_of_a_scheduler() -> None:
 
 def test_every_module_opens_with_a_sentence() -> None:
     assert [name_of(path) for path in MODULES if not ast.get_docstring(nodes(path)[0])] == []
+
+
+# Who writes a file itself, instead of through `file_writer.replace_file`, and why that cannot hit another's file.
+DIRECT_WRITERS = {
+    "entrypoint/file_writer.py": "replace_file itself",
+    "entrypoint/console.py": "/dev/null, and the process's own streams",
+    "entrypoint/tee.py": "logs that grow, opened through no link",
+    "entrypoint/doctor/paths.py": "tries the file system, in a folder that mkdtemp made",
+    "train/file_lock.py": "O_EXCL is the lock",
+    "train/logging/tensorboard.py": "a file that grows, with a new name",
+    "train/data/staging.py": "the lock in a folder that mkdtemp made",
+    "train/models/fetch.py": "in a folder that mkdtemp made",
+    "train/distributed/allreduce_check.py": "in the doctor's own folder",
+    "train/bench/collectives.py": "in the bench's own folder",
+    "train/bench/processes.py": "in the bench's own folder",
+    "train/checkpoint/store.py": "renames folders",
+    "train/inference/export.py": "renames a folder",
+    "train/run/record.py": "moves results of this run",
+    "bench/photos.py": "in a folder that mkdtemp made",
+    "bench/write_page.py": "pages of this repository",
+}
+
+
+def writes_a_file(node: ast.AST) -> bool:
+    """Whether it is a call that opens a file for writing, or renames one."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+    words = [value.value for value in ast.walk(node) if isinstance(value, ast.Constant)]
+    if name in ("open", "fdopen"):
+        is_packed = "gzip" in ast.unparse(node.func) or "tarfile" in ast.unparse(node.func)  # into an open stream
+        has_mode = any(isinstance(word, str) and re.fullmatch(r"[wax]b?\+?b?", word) for word in words)
+        return (has_mode and not is_packed) or "O_CREAT" in ast.unparse(node)
+    renames = ast.unparse(node.func) in ("os.replace", "os.rename", "os.link", "os.symlink", "shutil.move")
+    return renames or name in ("write_text", "write_bytes", "save_file", "tofile", "mkstemp", "copyfile", "copy2")
+
+
+def test_files_are_written_by_one_function() -> None:
+    direct = {name_of(path) for path in MODULES if any(map(writes_a_file, nodes(path)))}
+    assert direct == {*DIRECT_WRITERS}
 
 
 # Names of the first months, which say nothing to whoever did not write them -> what to write instead. They may not

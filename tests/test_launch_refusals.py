@@ -183,6 +183,15 @@ def test_a_digest_beside_the_image_is_not_computed_again(folder: Path) -> None:
     assert digest(folder) == "a" * 64
 
 
+def test_a_digest_is_written_through_no_link(folder: Path) -> None:
+    (folder / "other").write_text("another user's")
+    (folder / "train.sif.sha256").symlink_to(folder / "other")
+    assert digest(folder) == hashlib.sha256(b"image").hexdigest()
+    assert (folder / "other").read_text() == "another user's"
+    assert (folder / "train.sif.sha256").read_text() == f"{digest(folder)}  -\n"
+    assert [path.name for path in folder.glob("train.sif.*")] == ["train.sif.sha256"]
+
+
 def ends(folder: Path, srun: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A job whose srun runs these shell words."""
     return start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB, SRUN=srun, **variables)

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from entrypoint import start_daemon_thread
+from entrypoint import ExitCode, Failure, start_daemon_thread
 from train import files
 
 HEARTBEAT_S, STALE_S, POLL_S = 10.0, 60.0, 0.5
@@ -160,6 +160,30 @@ def acquire_lock(path: Path, waited: WaitOutcome | None = None, me: LockHolder |
     with suppress(OSError):  # the dead holder's file went before ours existed, and another process began at 1
         file.unlink()
     return None
+
+
+@contextmanager
+def only_writer(path: Path, *, fix: str) -> Iterator[bool]:
+    """Hold the lock `path`, a hidden name in the folder that the block writes. Yield whether a killed writer held it.
+
+    Whether a writer on another machine lives is known after HEARTBEAT_S to STALE_S.
+
+    Raises:
+        Failure: OUTPUT with `fix` if another process holds it, whose name it tells; as in `files.ERRNO_MEANINGS`.
+    """
+
+    def refuse(holder: LockHolder | None) -> None:
+        name = f"{holder}, since {holder.since}" if holder else f"a living process; its lock is {path}.*"
+        raise Failure(f"another process writes into {path.parent}", found=name, fix=fix, code=ExitCode.OUTPUT)
+
+    waited, me = None, this_process_as_holder(since=time.strftime("%Y-%m-%d %H:%M:%S"))
+    with files.translate_os_errors(path.parent):
+        while (lock := acquire_lock(path, waited, me)) is None:
+            if is_alive_here(holder := read_current_lock(path)[1]):
+                refuse(holder)
+            waited = wait_for_release(path, lambda _: None, beat=refuse)
+    with lock.held():
+        yield lock.number > 1
 
 
 def wait_for_release(

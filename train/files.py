@@ -12,13 +12,12 @@ import json
 import os
 import shutil
 import stat
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, dump_json, file_writer
 
 _FREE_SPACE_FIX = "free space there, or set run.output_dir to another file system"
 _OUTPUT_FOLDER_FIX = "set run.output_dir to a folder that you may write (in a container: mount one with -v or --bind)"
@@ -128,37 +127,25 @@ def private_cache_folder(environ: Mapping[str, str], name: str) -> Path | None:
     return folder if own and os.access(folder, os.W_OK) else None
 
 
-TEMPORARY_PREFIX = ".tmp-"  # of files that a kill may leave behind; `remove_temporary_files` removes them
-
-# NFS reports these once or twice after a file server has restarted, or has answered twice.
-TRANSIENT_ERRNOS = frozenset({errno.ESTALE, errno.EIO})
-MAX_TRIES, RETRY_PAUSE_S = 3, 0.1
+MAX_WRITE_S: Final = 3600.0  # a temporary file that is older is a killed writer's
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace the content of the file `path` by `data`, atomically and durably.
-
-    It writes a temporary file beside it, calls fsync, renames it, and calls fsync on the folder. After the return
-    the new content survives a power cut. Until then the old content is untouched.
+    """Replace the content of the file `path` by `data`, as `file_writer.replace_file` does; remove what a kill left.
 
     Raises:
         Failure: IO, OUTPUT, RESOURCE or SECURITY, as in `ERRNO_MEANINGS`.
     """
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.urandom(4).hex()}")
-    with translate_os_errors(path):
-        try:
-            create_file(temporary, data)
-            retry_transient_errors(lambda: os.rename(temporary, path))
-            fsync_folder(path.parent)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+    with translate_os_errors(path), file_writer.replace_file(path) as stream:
+        _write_all(stream.fileno(), memoryview(data))
+    with suppress(OSError):
+        for left in file_writer.left_files(path.parent, [path.name], min_age_s=MAX_WRITE_S):
+            remove(left)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON value as `write_atomic` does, indented. Bytes of a path that are no text become escapes."""
-    write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
+    """Write a JSON value as `write_atomic` does, indented."""
+    write_atomic(path, f"{dump_json(value, indent=2)}\n".encode())
 
 
 DIRECT_BLOCK_BYTES: Final = 4096  # memory addresses and file offsets must be multiples of it; no disk needs more
@@ -196,38 +183,18 @@ def _write_direct(handle: int, data: memoryview) -> memoryview:
 
 def create_file(path: Path, data: bytes | memoryview) -> None:
     """Create the file `path`, never through a link, write `data` and call fsync. Raises OSError."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    handle = file_writer.open_new_file(path)
     try:
-        rest = _write_direct(handle, memoryview(data))
-        while rest:
-            rest = rest[os.write(handle, rest) :]
+        _write_all(handle, memoryview(data))
         os.fsync(handle)
     finally:
         os.close(handle)  # NFS and quotas may report an error only at close: let it raise
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make the names in `folder` survive a power cut. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some FUSE and CIFS mounts cannot, and need not
-            raise
-    finally:
-        os.close(handle)
-
-
-def retry_transient_errors(action: Callable[[], None]) -> None:
-    """Run `action`, and repeat it after a transient error of a file server. Raises the last OSError."""
-    for left in reversed(range(MAX_TRIES)):
-        try:
-            return action()
-        except OSError as error:
-            if error.errno not in TRANSIENT_ERRNOS or not left:
-                raise
-            time.sleep(RETRY_PAUSE_S)
-    return None
+def _write_all(handle: int, data: memoryview) -> None:
+    rest = _write_direct(handle, data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
 
 
 def remove_temporary_files(folder: Path) -> list[str]:
@@ -235,7 +202,7 @@ def remove_temporary_files(folder: Path) -> list[str]:
 
     Call it before this run writes there.
     """
-    paths = sorted(folder.glob(f"{TEMPORARY_PREFIX}*"))
+    paths = sorted(folder.glob(f"{file_writer.TEMPORARY_PREFIX}*"))
     for path in paths:
         remove(path)
     return [path.name for path in paths]
@@ -258,7 +225,7 @@ def prepare_folder(folder: Path, need: int = 0) -> None:
     """
     with translate_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / f"{TEMPORARY_PREFIX}probe-{os.urandom(4).hex()}"
+    probe = file_writer.temporary_path(folder / "probe")
     with translate_os_errors(folder):
         try:
             create_file(probe, b"\n")

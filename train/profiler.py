@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from entrypoint import Heartbeat
+from entrypoint import Heartbeat, file_writer, join_lines
 from train import files
 from train.distributed.runtime import Runtime
 from train.logging.progress import format_duration, pluralize
@@ -54,7 +53,7 @@ def format_cost_table(
         share = (cost.gpu_ms if on_gpu else cost.cpu_ms) / total_ms if total_ms > 0 else 0.0
         cells = [f"{cost.calls:,}", f"{cost.cpu_ms:,.1f}", *([f"{cost.gpu_ms:,.1f}"] if on_gpu else []), f"{share:.1%}"]
         lines.append(_shorten_name(cost.name, names).ljust(names) + "".join(cell.rjust(COLUMN_WIDTH) for cell in cells))
-    return "\n".join(lines)
+    return join_lines(lines)
 
 
 def _shorten_name(name: str, width: int) -> str:
@@ -78,8 +77,8 @@ class ProfilerCosts:
 
     def table(self, *, most: int, width: int) -> str:
         """The costliest operations."""
-        note = "\nnote: the driver lets nobody see what the GPU does: these are the CPU's times" if self._blind else ""
-        return self._table(self._costs, "operation", most=most, width=width) + note
+        notes = ["note: the driver lets nobody see what the GPU does: these are the CPU's times"] if self._blind else []
+        return join_lines([self._table(self._costs, "operation", most=most, width=width), *notes])
 
     def as_text(self) -> str:
         """The same at more length; on a GPU with its kernels, which a compiled model has without operations."""
@@ -87,7 +86,8 @@ class ProfilerCosts:
         if not self._on_gpu:
             return text
         kernels = sort_by_cost(self._kernels, on_gpu=True)
-        return f"{text}\n\n{self._table(kernels, 'kernel on the GPU', most=FILE_ROWS, width=FILE_COLUMNS)}"
+        table = self._table(kernels, "kernel on the GPU", most=FILE_ROWS, width=FILE_COLUMNS)
+        return join_lines([text, "", table])
 
     def _table(self, costs: Sequence[OperationCost], what: str, *, most: int, width: int) -> str:
         total, on_gpu = self._total_ms, self._on_gpu
@@ -183,8 +183,9 @@ class StepProfiler:
         self._folder.mkdir(exist_ok=True)
         files.write_atomic(table, f"{title}\n\n{costs.as_text()}\n".encode())
         write_timeline(recording, timeline)
-        paths = f"table     {table}\ntimeline  {timeline}\n          (open it at https://ui.perfetto.dev)"
-        self._say(f"{title}\n{costs.table(most=CONSOLE_ROWS, width=CONSOLE_COLUMNS)}\n{paths}")
+        shown = costs.table(most=CONSOLE_ROWS, width=CONSOLE_COLUMNS)
+        hint = "          (open it at https://ui.perfetto.dev)"
+        self._say(join_lines([title, shown, f"table     {table}", f"timeline  {timeline}", hint]))
 
     @property
     def _on_gpu(self) -> bool:
@@ -224,14 +225,13 @@ def write_timeline(recording: profile, path: Path) -> None:
     Raises:
         OSError: it cannot be written, or was not written whole.
     """
-    with tempfile.TemporaryDirectory(prefix=files.TEMPORARY_PREFIX, dir=path.parent) as scratch:
-        plain, packed = Path(scratch) / "timeline.json", Path(scratch) / path.name
+    with tempfile.TemporaryDirectory(prefix=file_writer.TEMPORARY_PREFIX, dir=path.parent) as scratch:
+        plain = Path(scratch) / "timeline.json"
         recording.export_chrome_trace(str(plain))
         with plain.open("rb") as source:
             source.seek(max(0, plain.stat().st_size - TIMELINE_END_BYTES))
             if not source.read().rstrip().endswith(b"}"):
                 raise OSError(f"{path.name} was not written whole")
             source.seek(0)
-            with gzip.open(packed, "wb", compresslevel=6) as target:
+            with file_writer.replace_file(path) as stream, gzip.open(stream, "wb", compresslevel=6) as target:
                 shutil.copyfileobj(source, target)
-        os.replace(packed, path)

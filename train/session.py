@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from entrypoint import TRACE_SIGNAL, ExitCode, gauges, preload_mapped_files
+from entrypoint import TRACE_SIGNAL, ExitCode, gauges, join_lines, preload_mapped_files
 from train import files
 from train.batch_size import MicroBatchCache
 from train.build import build_trainer
@@ -26,7 +26,6 @@ from train.distributed import nccl_trace, runtime, shared_folder
 from train.distributed.device import describe_precision
 from train.distributed.runtime import Runtime
 from train.evaluation.results import describe_best
-from train.files import one_line
 from train.logging.progress import Progress, format_rows, format_summary, pluralize
 from train.logging.trackers import Trackers, load_tracker_classes, start_trackers
 from train.models import registry
@@ -94,7 +93,7 @@ def train_on_rank(
     if was_finished:
         progress.say(_finished_before(trainer, notes))
     else:
-        progress.say(banner(trainer, variables, previous_notes=notes) + "\n")
+        progress.say(join_lines([banner(trainer, variables, previous_notes=notes), ""]))
         if rank_runtime.is_main:
             trackers = start_trackers(tracker_classes, config, folder, environ, progress.say)
             trainer.metrics_logger.trackers = trackers
@@ -176,13 +175,13 @@ def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequ
         rows["resumed"] = f"at step {trainer.state.step} of {steps.total}"
     short = step_notes(steps, trainer.batches, samples=dataset.num_training, max_steps=config.train.max_steps)
     notes = [*_notes(trainer, (*previous_notes, *short)), *(f"note: {note}" for note in variables.notes())]
-    return "\n".join([format_rows(rows), *trainer.class_table, *notes])
+    return join_lines([format_rows(rows), *trainer.class_table, *notes])
 
 
 def _finished_before(trainer: Trainer, previous_notes: Sequence[str]) -> str:
     """In place of the banner: nothing is trained."""
     heading = f"this run was finished before (step {trainer.state.step})"
-    return "\n".join([heading, format_rows({"output": trainer.folder}), *_notes(trainer, previous_notes)])
+    return join_lines([heading, format_rows({"output": trainer.folder}), *_notes(trainer, previous_notes)])
 
 
 def _notes(trainer: Trainer, previous_notes: Sequence[str]) -> list[str]:
@@ -210,7 +209,8 @@ def _finish(trainer: Trainer, *, typed: str) -> int:
     if trainer.runtime.is_main and not is_locked_out:
         cause = trainer.loop.stop.cause if is_stopped else "finished"
         exit_file.write_exit(trainer.folder, code=code, step=trainer.state.step, cause=cause)
-    trainer.progress.say("\n" + (stopped_summary(trainer, typed) if is_stopped else finished_summary(trainer, typed)))
+    summary = stopped_summary(trainer, typed) if is_stopped else finished_summary(trainer, typed)
+    trainer.progress.say(join_lines(["", summary]))
     trainer.runtime.barrier()
     return int(code)
 
@@ -224,14 +224,14 @@ def stopped_summary(trainer: Trainer, typed: str) -> str:
         lines.append("note: this start had no time for a step: give it more")
     if usage := trainer.usage.summary_rows(trainer.images_trained):
         lines.append(format_rows(usage))
-    return "\n".join([*lines, format_rows({"continue:": typed})])
+    return join_lines([*lines, format_rows({"continue:": typed})])
 
 
 def finished_summary(trainer: Trainer, typed: str) -> str:
     """What came out, what it consumed, and the commands that a user needs next."""
     state, config = trainer.state, trainer.config
     early_stops = trainer.early_stops
-    lines = [
+    lines: list[str] = [
         format_summary(
             result=state.result,
             classes=trainer.dataset.classes,
@@ -251,13 +251,13 @@ def finished_summary(trainer: Trainer, typed: str) -> str:
         lines.append(f"ended early: {'; '.join(stop.description for stop in early_stops)}")
     run = FinishedRun(config=config, steps=trainer.steps, step=state.step, early_stops=early_stops)
     program = program_of(typed)
-    folder = shlex.quote(one_line(str(trainer.folder)))
+    folder = shlex.quote(str(trainer.folder))
     commands = {
         "report:": f"{program} report {folder}",
         "predict:": f"{program} predict {folder} IMAGES",
         "continue:": continue_command(run, typed),
     }
-    return "\n".join([*lines, format_rows(commands)])
+    return join_lines([*lines, format_rows(commands)])
 
 
 def _describe_best(trainer: Trainer) -> str | None:

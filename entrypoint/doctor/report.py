@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from entrypoint.console import to_printable
 from entrypoint.doctor.context import Finding, num_failed
-from entrypoint.errors import CONTROL_ESCAPES, NEWLINE_ESCAPE
 
 STATE_LABELS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
 _STATE_COLORS = {"ok": "32", "warn": "33", "fail": "1;31"}  # green, yellow, bold red
@@ -52,9 +52,9 @@ def _finding_lines(finding: Finding, width: int, colour: bool, columns: int | No
     if colour:
         word = f"\x1b[{_STATE_COLORS[finding.state]}m{word}\x1b[0m"
     indent = " " * (4 + 2 + width + 2)
-    text = _wrap_text(_escape_control(finding.text), indent, columns)
-    fix = _wrap_text(f"{_FIX_LABEL} {_escape_control(finding.fix)}", indent, columns) if finding.fix else []
-    first = f"{word}  {finding.name:<{width}}  {text[0]}"
+    text = _wrap_text(to_printable(finding.text), indent, columns)
+    fix = _wrap_text(f"{_FIX_LABEL} {to_printable(finding.fix)}", indent, columns) if finding.fix else []
+    first = f"{word}  {to_printable(finding.name):<{width}}  {text[0]}"
     return [first, *(indent + line for line in (*text[1:], *fix))]
 
 
@@ -64,8 +64,3 @@ def _wrap_text(text: str, indent: str, columns: int | None) -> list[str]:
     if width < _MIN_TEXT_COLUMNS:
         return [text]
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
-
-
-def _escape_control(text: str) -> str:
-    """Escape control characters: a variable's value may contain terminal sequences."""
-    return text.translate(CONTROL_ESCAPES).translate(NEWLINE_ESCAPE)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from entrypoint.console import NonFailingStream
+from entrypoint import ExitCode, Failure
+from entrypoint.console import NonFailingStream, dump_json, escape_output, join_lines, print_message
 
 
 class Broken(io.StringIO):
@@ -87,3 +89,53 @@ def test_what_the_console_cannot_write_is_shown_in_ascii_and_not_left_out(encodi
     )
     environ = {**os.environ, "PYTHONIOENCODING": encoding}
     assert subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, timeout=60).stdout == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a\nb", "a\\nb"),
+        ("a\rb", "a\\x0db"),
+        ("a\x1b[2Jb", "a\\x1b[2Jb"),
+        ("a\x00\x7f\x9b", "a\\x00\\x7f\\x9b"),
+        ("a\u2028\u2029\u202e\u2066", "a\\u2028\\u2029\\u202e\\u2066"),
+        (os.fsdecode(b"caf\xe9"), "caf\\udce9"),
+        ("Äpfel\t苹果 \\n", "Äpfel\t苹果 \\n"),
+    ],
+)
+def test_a_message_shows_what_controls_a_terminal_as_escapes(name: str, shown: str) -> None:
+    stream = io.StringIO()
+    print_message(name, stream)
+    assert stream.getvalue() == f"{shown}\n"
+
+
+def test_line_breaks_of_ours_stay_and_those_of_a_name_do_not() -> None:
+    text = join_lines(["data", join_lines(["  one", "  tw\no"]), f"also {join_lines(['a', 'b'])}"])
+    assert text.split("\n") == ["data", "  one", "  tw\\no", "also a\\nb"]
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("\r 50%|█████     | step 1/2", "\r 50%|█████     | step 1/2"),
+        ("50 %\r", "50 %\r"),
+        ("two\nlines\ttab\r\n", "two\nlines\ttab\r\n"),
+        ("name\repoch 9\x1b[K", "name\\x0depoch 9\\x1b[K"),
+    ],
+)
+def test_a_stream_keeps_lines_and_bars_and_nothing_that_moves_the_cursor(text: str, written: str) -> None:
+    stream = io.StringIO()
+    print(text, end="", file=NonFailingStream(stream))  # type: ignore[arg-type]
+    assert stream.getvalue() == written
+
+
+def test_json_has_no_character_that_controls_a_terminal_and_means_the_same() -> None:
+    value = {"path": os.fsdecode(b"caf\xe9\x1b"), "name": "苹果\x7f\x9b\u2028\u202e\n"}
+    text = dump_json(value, indent=2)
+    assert escape_output(text) == text
+    assert (json.loads(text), "苹果" in text) == (value, True)
+
+
+def test_a_failure_is_one_line_for_each_fact() -> None:
+    failure = Failure("no\nERROR[1] x", found="a\nb", fix="c\x1b", also=["d\ne"], code=ExitCode.DATA)
+    assert str(failure) == "ERROR[65] no\\nERROR[1] x\n  found: a\\nb\n  fix: c\\x1b\n  also: d\\ne"

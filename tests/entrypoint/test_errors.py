@@ -60,7 +60,7 @@ def test_a_code_is_found_by_its_number_alone() -> None:
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:
     shown = str(Failure("a\nb", found="x\x1b[31m\r\x9b2J ü", fix="y", code=ExitCode.DATA))
-    assert shown == "ERROR[65] a\nb\n  found: x\\x1b[31m\\x0d\\x9b2J ü\n  fix: y"
+    assert shown == "ERROR[65] a\\nb\n  found: x\\x1b[31m\\x0d\\x9b2J ü\n  fix: y"
 
 
 def test_a_value_of_several_lines_cannot_pass_for_another_fact() -> None:

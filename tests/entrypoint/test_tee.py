@@ -144,3 +144,32 @@ def test_a_folder_that_cannot_be_written_is_an_output_failure() -> None:
     with pytest.raises(Failure, match="log of rank 0") as caught:
         open_log(Path("/proc/none"), 0)
     assert caught.value.code == 73
+
+
+@pytest.mark.parametrize("target", ["another user's", None])
+def test_a_log_is_written_through_no_link(tmp_path: Path, target: str | None) -> None:
+    if target:
+        (tmp_path / "other").write_text(target)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0003.log").symlink_to(tmp_path / "other")
+    with pytest.raises(Failure, match="log of rank 3") as caught:
+        open_log(tmp_path / "logs", 3)
+    assert (caught.value.code, (tmp_path / "other").exists()) == (73, target is not None)
+
+
+def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank-0000.log")
+    with pytest.raises(Failure, match="log of rank 0"):
+        open_log(tmp_path, 0)
+
+
+def test_our_own_ranks_output_is_escaped_and_characters_may_come_in_parts(tmp_path: Path) -> None:
+    tee = Tee(log=open_log(tmp_path, 0), console=None, escapes=True)
+    for byte in "10 %\rcaf\u00e9 \x1b[2J\u202e\n".encode() + b"\xff\n":
+        tee.feed(1, bytes([byte]))
+    tee.close()
+    assert (tmp_path / "rank-0000.log").read_text() == "café \\x1b[2J\\u202e\n\\xff\n"
+
+
+def test_a_foreign_programs_output_stays_as_it_is(tmp_path: Path) -> None:
+    assert logged(tmp_path, b"\x1b[32mgreen\xff\n") == b"\x1b[32mgreen\xff\n"

@@ -11,13 +11,13 @@ import pytest
 from calls import fail, intercepted
 from disks import mounted
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, file_writer
 from train import files
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(file_writer, "RETRY_PAUSE_S", 0.0)
 
 
 def test_a_written_file_holds_what_was_given(tmp_path: Path) -> None:
@@ -99,6 +99,16 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     (tmp_path / "kept").write_bytes(b"whole")
     assert files.remove_temporary_files(tmp_path) == [".tmp-a", ".tmp-folder"]
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_the_next_writer_removes_what_a_killed_one_left_an_hour_ago(tmp_path: Path) -> None:
+    old, new = (file_writer.temporary_path(tmp_path / "a") for _ in range(2))
+    for path in (old, new, other := file_writer.temporary_path(tmp_path / "b")):
+        path.write_bytes(b"half")
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    files.write_atomic(tmp_path / "a", b"new")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", new.name, other.name}
 
 
 def test_sweeping_does_not_follow_links(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, file_writer
 from train import files
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
@@ -319,7 +319,7 @@ def prepare_folder(folder: Path, *, need: int = 0) -> list[str]:
     store.list_checkpoints(folder)  # refuses a link before a file is written through it
     files.prepare_folder(folder, need)
     removed = store.remove_leftovers(folder)
-    rehearsal = folder / f"{files.TEMPORARY_PREFIX}rehearsal"
+    rehearsal = file_writer.temporary_path(folder / "rehearsal")
     try:
         save_checkpoint(rehearsal, step=0, tensors={"model": {"weight": torch.zeros(1)}}, metadata={}, keep=1)
         newest_checkpoint(rehearsal)

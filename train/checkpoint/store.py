@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, file_writer
 from train import files
 from train.checkpoint import manifest
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
@@ -174,7 +174,7 @@ def _is_complete(path: Path) -> bool:
 
 def _delete_checkpoint(path: Path) -> None:
     """Rename a checkpoint and delete it, so that a kill leaves no partial one."""
-    renamed = path.with_name(f"{files.TEMPORARY_PREFIX}gone-{path.name}-{os.urandom(4).hex()}")
+    renamed = file_writer.temporary_path(path, "gone-")
     with suppress(OSError):
         os.rename(path, renamed)
         files.remove(renamed)
@@ -214,14 +214,14 @@ def is_committed(path: Path, contents: Manifest) -> bool:
 
 def commit_checkpoint(final: Path, data_by_name: Mapping[str, bytes | memoryview], contents: Manifest) -> None:
     """Commit the checkpoint `final`. Raises OSError or Failure, and leaves no temporary folder."""
-    temporary = final.with_name(f"{files.TEMPORARY_PREFIX}{final.name}-{os.urandom(4).hex()}")
+    temporary = file_writer.temporary_path(final)
     try:
         temporary.mkdir(parents=True)
         for name, data in data_by_name.items():
             files.create_file(temporary / name, data)
         files.write_atomic(temporary / manifest.FILE_NAME, manifest.to_bytes(contents))
         _rename_into_place(temporary, final, contents)
-        files.fsync_folder(final.parent)
+        file_writer.fsync_folder(final.parent)
     finally:
         files.remove(temporary)
     files.remove(final.with_name(REPLACED_PREFIX + final.name))
@@ -237,7 +237,7 @@ def _rename_into_place(temporary: Path, final: Path, contents: Manifest) -> None
         files.remove(old)
         os.rename(final, old)
     try:
-        files.retry_transient_errors(lambda: os.rename(temporary, final))
+        file_writer.retry_transient_errors(lambda: os.rename(temporary, final))
     except FileNotFoundError:  # the rename worked, but the file server lost its answer, and it was retried
         with suppress(DamagedCheckpointError):
             if read_manifest(final) == contents:

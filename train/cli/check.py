@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, Plan, print_message
+from entrypoint import ExitCode, Failure, Plan, join_lines, print_message
 from train import file_lock
 from train.checkpoint import store
 from train.checkpoint.manifest import DamagedCheckpointError
@@ -33,7 +33,7 @@ from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
 from train.evaluation.results import EvaluationResult
-from train.logging.progress import pluralize
+from train.logging.progress import format_rows, pluralize
 from train.optim import schedule
 from train.run import folder, lock, record, time_limit
 from train.run.folder import describe_folder_state, refuse_symlinks, run_folder
@@ -230,9 +230,8 @@ def describe_plan(
     if preview := preview_resume(config, folder, steps=steps, data=data.facts):
         rows |= {} if preview.refused else {"this run": preview.message}
         warnings += [f"this run {preview.message}"] if preview.refused else []
-    lines = [f"{name:<14} {value}" for name, value in (rows | dict(also)).items()]
-    lines += [f"WARNING: {warning}" for warning in warnings]
-    return "\n".join([*lines, *(f"note: {line}" for line in notes if line)])
+    lines = [format_rows(rows | dict(also)), *(f"WARNING: {warning}" for warning in warnings)]
+    return join_lines([*lines, *(f"note: {line}" for line in notes if line)])
 
 
 def launch_rows(plan: Plan) -> dict[str, str]:

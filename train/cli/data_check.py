@@ -7,7 +7,6 @@ lossless file format is a duplicate.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections import Counter, deque
@@ -22,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from entrypoint import ExitCode, Failure, num_usable_cores
+from entrypoint import ExitCode, Failure, dump_json, join_lines, num_usable_cores
 from train import plugin
 from train.config.schema import RunConfig
 from train.data import decode, registry, statistics
@@ -270,7 +269,7 @@ class DataFindings:
         )
 
     def as_text(self) -> str:
-        """Text with one fact per line; bytes of a path that are not UTF-8 are escaped."""
+        """Text with one fact per line."""
         rows = [
             ("data", self.title),
             *(row for split in self.splits for row in self._lines(split)),
@@ -281,7 +280,7 @@ class DataFindings:
             examples = [f"  {problem}" for problem in problems[:MAX_SHOWN]]
             lines += [f"{name:<14} {len(problems) or 'none'}", *examples]
             lines += [f"  and {len(problems) - MAX_SHOWN:,} more: see --json"] if len(problems) > MAX_SHOWN else []
-        return "\n".join(lines).encode(errors="backslashreplace").decode()
+        return join_lines(lines)
 
     def as_json(self) -> str:
         """All findings as JSON."""
@@ -292,7 +291,7 @@ class DataFindings:
             for split in self.splits
             for leak in split.leaked
         ]
-        return json.dumps({"ok": self.failure is None, "data": self.title, **splits, "leaks": leaks}, indent=2)
+        return dump_json({"ok": self.failure is None, "data": self.title, **splits, "leaks": leaks}, indent=2)
 
     def _lines(self, split: SplitFindings) -> list[tuple[str, str]]:
         if split.samples == 0:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure, Heartbeat
+from entrypoint import ExitCode, Failure, Heartbeat, join_lines
 from train import plugin, rng
 from train.config import checks
 from train.config.precisions import PRECISIONS
@@ -215,7 +215,7 @@ class PipelineProfile:
             numbers = f"{stage.images_per_s:>12,.0f}{1e3 * stage.at(0.5):>13,.2f}"
             lines.append(f"{name:<10}{numbers}   {location.get(name, self.device)}")
         lines.append(f"limit: {self.limit}; a rank trains about {self.images_per_s:,.0f} images/s")
-        return "\n".join(
+        return join_lines(
             [*lines, *(f"change: {line}" for line in self.advice()), *(f"note: {line}" for line in self.all_notes())]
         )
 

@@ -47,7 +47,7 @@ def show_samples(config: RunConfig, *, config_file: str | None, output: str | No
     note = f"data.augment: {read.format_value(as_mapping(config)['data']['augment'])}; run.seed: {config.run.seed}"
     note += "" if config.data.sampling == "uniform" else f"; data.sampling: {config.data.sampling}"
     files.write_named_file(path, plots.draw_samples(shown, note), OPTION, SUFFIX)
-    return f"samples        {files.one_line(str(path))}: {len(shown)} training images as the network gets them"
+    return f"samples        {path}: {len(shown)} training images as the network gets them"
 
 
 def first_samples(config: RunConfig) -> list[tuple[Tensor, str]]:

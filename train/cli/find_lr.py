@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, print_message
+from entrypoint import ExitCode, Failure, join_lines, print_message
 from train import files, plugin
 from train.cli import launch
 from train.config import environment, load
@@ -52,5 +52,5 @@ def handle(arguments: argparse.Namespace, overrides: Sequence[str], environ: Map
     numbers = path.with_suffix(".csv")
     files.write_named_file(path, learning_rate_finder.draw(curve), OPTION, SUFFIX)
     files.write_named_file(numbers, curve.as_csv().encode(), OPTION, SUFFIX)
-    print_message(f"{curve.as_text()}\ncurve          {files.one_line(str(path))}, {numbers.name}", sys.stdout)
+    print_message(join_lines([curve.as_text(), f"curve          {path}, {numbers.name}"]), sys.stdout)
     return 0

@@ -30,6 +30,7 @@ from entrypoint import (
     run_plan,
     run_preflight,
     unmounted_path_failure,
+    write_styled,
 )
 from train.checkpoint import store
 from train.config import checks, environment, models
@@ -263,7 +264,7 @@ def print_preflight_findings(plan: Plan, config: RunConfig, environ: Mapping[str
     """
     terminal = sys.stderr.fileno() if sys.stderr.isatty() else None
     for line in run_preflight(plan, environ, workers=_requested_workers(config.data), terminal=terminal):
-        print(line, file=sys.stderr, flush=True)
+        write_styled(f"{line}\n", sys.stderr)
 
 
 def _requested_workers(data: DataConfig) -> int | None:

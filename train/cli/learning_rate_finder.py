@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from entrypoint import Heartbeat, World
+from entrypoint import Heartbeat, World, join_lines
 from train.bench.blocks import open_trainer
 from train.config.schema import LogConfig, RunConfig
 from train.optim.schedule import Schedule, peak_learning_rate
@@ -89,9 +89,9 @@ class LossCurve:
         lines = [f"tried          {len(self.rates)} steps of {self.images:,} images, learning rates "
                  f"{self.rates[0]:.2g} to {self.rates[-1]:.2g}{end}"]  # fmt: skip
         if self.suggestion is None:
-            return "\n".join([*lines, "suggestion     none: no learning rate made the loss fall. Look at the curve"])
+            return join_lines([*lines, "suggestion     none: no learning rate made the loss fall. Look at the curve"])
         lines += [f"lowest loss    at {self.rates[self.lowest]:.2g}, just before it grows"] if self.has_diverged else []
-        return "\n".join([*lines, f"suggestion     optim.lr={self.suggestion:g}: there the loss falls fastest"])
+        return join_lines([*lines, f"suggestion     optim.lr={self.suggestion:g}: there the loss falls fastest"])
 
 
 def has_diverged(losses: Sequence[float]) -> bool:

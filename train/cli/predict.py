@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -110,7 +111,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     num_classes = len(model.classes)
     explain = None if arguments.explain is None else predict.explain_into(model, Path(arguments.explain))
     top_read = num_classes if arguments.all_classes else top
-    predictions = predict.predict_images(model, files, top_read, lambda text: print(text, file=sys.stderr), explain)
+    predictions = predict.predict_images(model, files, top_read, partial(print_message, stream=sys.stderr), explain)
     try:
         if table is not None:
             columns = model.classes if arguments.all_classes else ()

@@ -15,6 +15,7 @@ from typing import Final
 
 from entrypoint import ExitCode, Failure, print_message
 from train.cli.launch import TrainArgumentParser
+from train.logging.progress import format_rows
 
 REPORT_FOLDER: Final = "report"
 EXAMPLES: Final = """examples:
@@ -49,7 +50,8 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     page, *others = write_report(document, folder, own=not arguments.output)
     for caution in document.cautions():
         print_message(f"caution: {caution}", sys.stdout)
-    print_message(f"report         {page}\nbeside it      {', '.join(path.name for path in others)}", sys.stdout)
+    rows = {"report": page, "beside it": ", ".join(path.name for path in others)}
+    print_message(format_rows(rows), sys.stdout)
     return 0
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from entrypoint import ExitCode, Failure, print_message
+from entrypoint import ExitCode, Failure, join_lines, print_message
 from train import files
 from train.config.schema import RunConfig
 from train.tasks import TASKS
@@ -53,7 +53,7 @@ def pack_shards(config: RunConfig, output: str | None, size: int | None, quality
     index = packing.pack_images(
         config.data, Path(output), scaling=scaling, say=lambda line: print_message(line, console)
     )
-    return f"{_describe(index)}\ntrain on them:  train data.name=shards data.root={output}"
+    return join_lines([_describe(index), f"train on them:  train data.name=shards data.root={output}"])
 
 
 def with_source(config: RunConfig, command: str, source: str) -> RunConfig:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, print_message
+from entrypoint import ExitCode, Failure, join_lines, print_message
 from train.cli.launch import TrainArgumentParser
 from train.config import schema
 from train.config.models import WEIGHTS_FOLDER
@@ -37,8 +37,8 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     record = published.record
     found_by_name = folder.resolve() == Path(WEIGHTS_FOLDER).resolve()
     setting = record.name if found_by_name else os.fspath(path)
-    text = f"weights {record}\nin      {path}\nuse     train model.name={record.model} model.weights={setting}"
-    print_message(text, sys.stdout)
+    use = f"use     train model.name={record.model} model.weights={setting}"
+    print_message(join_lines([f"weights {record}", f"in      {path}", use]), sys.stdout)
     return 0
 
 

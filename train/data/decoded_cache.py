@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure, Heartbeat, num_usable_cores
+from entrypoint import ExitCode, Failure, Heartbeat, file_writer, num_usable_cores, print_message
 from train import file_lock, files
 from train.config.schema import DataConfig
 from train.data import decode, path_list
@@ -93,11 +93,10 @@ class CacheWriter:
         _write_at(self.handle, pixels, int(rows[0]) * pixels[0].nbytes)
 
     def finish(self) -> None:
-        """Write checksums and flags after the images, and flush the file to the disk. Raises OSError."""
+        """Write checksums and flags after the images. Raises OSError."""
         end = self.count * math.prod(self.stored)
         _write_at(self.handle, self.sums, end)
         _write_at(self.handle, self.readable, end + self.sums.nbytes)
-        os.fsync(self.handle)
 
 
 def open_cache(path: Path, count: int, stored: StoredShape) -> DecodedCache | None:
@@ -136,22 +135,13 @@ def write_cache(path: Path, count: int, stored: StoredShape) -> Iterator[CacheWr
     need, free = cache_file_bytes(count, stored), _free_bytes(path.parent)
     if free < need:
         raise OSError(errno.ENOSPC, f"{need / 1e6:.1f} MB are needed")
-    temporary = path.with_name(f"{files.TEMPORARY_PREFIX}{path.name}-{os.urandom(4).hex()}")
     for partial in _partial_files(path):  # of a killed process
         files.remove(partial)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        writer = CacheWriter(handle, count, stored)
+    with file_writer.replace_file(path) as stream:
+        writer = CacheWriter(stream.fileno(), count, stored)
         yield writer
         writer.finish()
-        files.retry_transient_errors(lambda: os.rename(temporary, path))
-        files.write_json(_manifest_path(path), _manifest_content(count, stored))
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    finally:
-        os.close(handle)
+    files.write_json(_manifest_path(path), _manifest_content(count, stored))
 
 
 def refuse_unreadable_cache(path: Path) -> None:
@@ -169,7 +159,7 @@ def refuse_unreadable_cache(path: Path) -> None:
 
 
 def _partial_files(path: Path) -> Iterator[Path]:
-    return path.parent.glob(f"{files.TEMPORARY_PREFIX}{path.stem}.*")
+    return path.parent.glob(f"{file_writer.TEMPORARY_PREFIX}{path.stem}.*")
 
 
 def _no_permission_failure(file: Path) -> Failure:
@@ -265,7 +255,9 @@ class CachedSource:
         """
         pixels, readable, damaged = self.cache.read(self.rows[samples])
         if damaged and self.cache.give_up():
-            sys.stderr.write(f"{self.cache.path} is damaged: read from the files; the next start decodes them again\n")
+            print_message(
+                f"{self.cache.path} is damaged: read from the files; the next start decodes them again", sys.stderr
+            )
         for index in np.flatnonzero(~readable):
             pixels[index] = self.files.read(samples[index : index + 1])[0].numpy()
         return torch.from_numpy(pixels)

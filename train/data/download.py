@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, file_writer, to_printable, write_styled
 from train import file_lock, files
 from train import files as file_io
 from train.config.schema import DataConfig
@@ -52,22 +52,21 @@ class StatusLine:
 
     def line(self, text: str) -> None:
         """Write a line that stays."""
-        self._write(f"{text}\n", open_after=False)
+        self._write(f"{to_printable(text)}\n", open_after=False)
         self._last = self._clock()
 
     def passing(self, text: str) -> None:
         """Write a line that need not stay; skipped if the last one is too recent."""
         if self._clock() - self._last >= self._pause:
             self._last = self._clock()
-            self._write(text if self._terminal else f"{text}\n", open_after=self._terminal)
+            self._write(to_printable(text) + "\n" * (not self._terminal), open_after=self._terminal)
 
     def end(self) -> None:
         """Erase a line that need not stay."""
         self._write("", open_after=False)
 
     def _write(self, text: str, *, open_after: bool) -> None:
-        self._stream.write(("\r\x1b[K" if self._open else "") + text)
-        self._stream.flush()
+        write_styled(("\r\x1b[K" if self._open else "") + text, self._stream)
         self._open = open_after
 
 
@@ -259,7 +258,7 @@ def _new_md5() -> Any:
     return hashlib.md5(usedforsecurity=False)  # detects accidents only; without the flag FIPS systems refuse md5
 
 
-TEMPORARY_PREFIX = f"{files.TEMPORARY_PREFIX}fetch-"
+LABEL = "fetch-"  # of temporary files
 
 
 def unpack_archive(archive: PublishedArchive, root: Path) -> None:
@@ -270,7 +269,7 @@ def unpack_archive(archive: PublishedArchive, root: Path) -> None:
     """
     for path, source in _read_archive(archive, root):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with write_atomically(path) as stream:
+        with file_writer.replace_file(path, label=LABEL) as stream:
             shutil.copyfileobj(source, stream, CHUNK_BYTES)
 
 
@@ -287,29 +286,11 @@ def _read_archive(archive: PublishedArchive, root: Path) -> Iterator[tuple[Path,
                 yield paths[member.name], tar.extractfile(member)
 
 
-@contextmanager
-def write_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """A stream whose file appears at `path`, fsynced, if the block ends without an error; else nothing is left.
-
-    Raises:
-        OSError: from the disk.
-    """
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.urandom(4).hex()}")
-    try:
-        with temporary.open("xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        files.retry_transient_errors(lambda: os.replace(temporary, path))
-        files.fsync_folder(path.parent)
-    finally:
-        files.remove(temporary)
-
-
 def remove_partial_files(archive: PublishedArchive, root: Path) -> None:
     """Remove the partial files of killed processes. Call this only under the lock, when no other process writes."""
     for relative_path in (archive.path, *(file.path for file in archive.files)):
-        for partial in (root / relative_path).parent.glob(f"{TEMPORARY_PREFIX}{(root / relative_path).name}-*"):
+        path = root / relative_path
+        for partial in file_writer.left_files(path.parent, [path.name], label=LABEL):
             files.remove(partial)
 
 
@@ -335,7 +316,7 @@ def download_archive(address: str, archive: PublishedArchive, path: Path, progre
         OSError: from the disk, not from the network.
     """
     digest, received, beginning = _new_md5(), 0, b""
-    with open_url(address) as response, write_atomically(path) as stream:
+    with open_url(address) as response, file_writer.replace_file(path, label=LABEL) as stream:
         promised = getattr(response, "length", None) or 0
         # A server may send without end: one chunk too many is enough to know that the file is another one.
         while received <= archive.size and (chunk := read_chunk(response, received)):

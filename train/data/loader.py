@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure, Heartbeat
+from entrypoint import ExitCode, Failure, Heartbeat, print_message
 from train.config.schema import DataConfig
 from train.data import augment, decoded_cache
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
@@ -263,8 +263,7 @@ def _shared_file_failure(path: str, data: DataConfig) -> Failure:
 
 
 def _write_to_stderr(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    print_message(line, sys.stderr)
 
 
 MIB: Final = 2**20

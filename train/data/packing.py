@@ -22,10 +22,11 @@ from typing import Final
 import numpy as np
 from PIL import Image
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, file_writer
 from train import files, rng
 from train.config.schema import DataConfig
 from train.data import decode, registry, shard_index
+from train.data.class_folders import IMAGE_SUFFIXES
 from train.data.image_folder import ImageFileSource
 from train.data.process_pool import map_in_processes
 from train.data.shard_labels import CLASSES_FILE
@@ -81,14 +82,26 @@ def pack_images(
     for split, source in sources.items():
         if isinstance(source, ImageFileSource) and len(source.labels):
             plans += _plan_split(source, SPLIT_NAMES[split], output, shard_bytes)
-    _prepare_output(output, plans, f"{shard_bytes} {scaling}")
-    files.write_atomic(output / CLASSES_FILE, b"".join(os.fsencode(name) + b"\n" for name in splits.classes))
-    missing = [plan for plan in plans if not plan.path.exists()]
-    if len(missing) < len(plans):
-        say(f"{len(plans) - len(missing)} of {len(plans)} shards are there already")
-    for name in map_in_processes(partial(write_shard, scaling), missing):
-        say(f"{name} is written")
-    return shard_index.write_index(output, task=splits.task)
+    files.prepare_folder(output)
+    with shard_index.only_writer(output):
+        _prepare_output(output, plans, f"{shard_bytes} {scaling}")
+        files.write_atomic(output / CLASSES_FILE, b"".join(os.fsencode(name) + b"\n" for name in splits.classes))
+        missing = [plan for plan in plans if not plan.path.exists()]
+        if len(missing) < len(plans):
+            say(f"{len(plans) - len(missing)} of {len(plans)} shards are there already")
+        for name in map_in_processes(partial(write_shard, scaling), missing):
+            say(f"{name} is written")
+        index = shard_index.index_shards(output, task=splits.task)
+    counts = {shard.name: shard.images for shard in index.shards}
+    for plan in plans:
+        if counts.get(plan.path.name, 0) != len(plan.members):
+            raise Failure(
+                "a shard does not hold the images that were packed into it",
+                found=f"{plan.path}: {counts.get(plan.path.name, 0):,} of {len(plan.members):,} images",
+                fix="delete it, and start the same command again",
+                code=ExitCode.DATA,
+            )
+    return index
 
 
 def _plan_split(source: ImageFileSource, name: str, output: Path, shard_bytes: int) -> Iterator[ShardPlan]:
@@ -120,13 +133,17 @@ def _member_key(position: int, path: str) -> str:
 
 
 def _prepare_output(output: Path, plans: Sequence[ShardPlan], settings: str) -> None:
-    """Refuse a folder with other files, or with shards of other images."""
+    """Refuse a folder with other files, or with shards of other images; remove what a killed writer left in ours."""
     digest = hashlib.sha256(settings.encode())
     for plan in plans:
         digest.update(repr((plan.path.name, plan.members)).encode(errors="surrogateescape"))
-    files.prepare_folder(output)
-    existing = {entry.name for entry in os.scandir(output)}
+    left = file_writer.left_files(output, [PLAN_FILE, CLASSES_FILE, *(plan.path.name for plan in plans)])
+    locks = output.glob(f"{shard_index.LOCK_NAME}.*")
+    existing = {*os.listdir(output)} - {path.name for path in (*left, *locks)}
     plan_file = output / PLAN_FILE
+    if plan_file.name in existing or not existing:
+        for path in left:
+            files.remove(path)
     if plan_file.name in existing:
         if files.read_json(plan_file).get("sha256") == digest.hexdigest():
             return
@@ -146,24 +163,20 @@ def _prepare_output(output: Path, plans: Sequence[ShardPlan], settings: str) -> 
 
 def write_shard(scaling: Scaling | None, plan: ShardPlan) -> str:
     """Write one shard, and return its name. Raises Failure: for an image that cannot be read, and for a full disk."""
-    temporary = plan.path.with_suffix(".part")
     try:
-        with files.translate_os_errors(plan.path), open(temporary, "wb") as file:
-            with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-                for key, path, label, sample in plan.members:
-                    suffix, image = _read_image(path, sample, scaling)
-                    _add(archive, key + suffix, image)
-                    _add(archive, *_label_member(key, label))
-            file.flush()
-            os.fsync(file.fileno())
-        with files.translate_os_errors(plan.path):
-            os.replace(temporary, plan.path)
+        with (
+            files.translate_os_errors(plan.path),
+            file_writer.replace_file(plan.path) as stream,
+            tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+        ):
+            for key, path, label, sample in plan.members:
+                suffix, image = _read_image(path, sample, scaling)
+                _add(archive, key + suffix, image)
+                _add(archive, *_label_member(key, label))
     except Failure as failure:
         if failure.code == ExitCode.IO:
             failure.fix = "free space there, and start the same command again; or give another folder: --output DIR"
         raise
-    finally:
-        temporary.unlink(missing_ok=True)
     return plan.path.name
 
 
@@ -189,7 +202,9 @@ def _read_image(path: str, sample: int, scaling: Scaling | None) -> tuple[str, b
         scaled = None if scaling is None else _scale(content, scaling)
     except decode.DECODE_ERRORS as error:
         raise decode.unreadable_image_failure(Path(path), sample, error) from error
-    return (os.path.splitext(path)[1].lower(), content) if scaled is None else (".jpg", scaled)
+    suffix = os.path.splitext(path)[1].lower()
+    ending = suffix if suffix in IMAGE_SUFFIXES else ".jpg"  # the index looks for them, readers at the content
+    return (ending, content) if scaled is None else (".jpg", scaled)
 
 
 def _scale(content: bytes, scaling: Scaling) -> bytes | None:

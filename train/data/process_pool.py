@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from entrypoint import ExitCode, Failure, num_usable_cores
+from entrypoint import ExitCode, Failure, die_with_parent, num_usable_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,7 +27,7 @@ def map_in_processes(
     if count <= 1:
         yield from map(function, items)
         return
-    with ProcessPoolExecutor(count, initializer=_use_default_signals) as pool:
+    with ProcessPoolExecutor(count, initializer=_prepare_process, initargs=(os.getpid(),)) as pool:
         try:
             yield from pool.map(function, items)
         except BrokenProcessPool as error:
@@ -40,7 +41,8 @@ def map_in_processes(
             pool.shutdown(cancel_futures=True)
 
 
-def _use_default_signals() -> None:
-    """The handlers of the command are for its own process."""
+def _prepare_process(parent: int) -> None:
+    """The handlers of the command are for its own process, and without it nobody wants the results."""
+    die_with_parent(signal.SIGKILL, parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

@@ -13,6 +13,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,8 @@ from typing import Any, BinaryIO, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from entrypoint import ExitCode, Failure
-from train import files
+from entrypoint import ExitCode, Failure, file_writer
+from train import file_lock, files
 from train.data import partition
 from train.data.class_folders import IMAGE_SUFFIXES, TRAINING_FOLDER_NAMES, VALIDATION_FOLDER_NAMES
 from train.data.process_pool import map_in_processes
@@ -36,6 +37,8 @@ ORDER_FILE: Final = "order.npy"
 SETS_FILE: Final = "label_sets.npy"  # only of several labels per image
 FACTS_FILE: Final = "index.json"
 ARRAY_FILES: Final = (ENTRIES_FILE, RUNS_FILE, ORDER_FILE)
+INDEX_FILES: Final = (*ARRAY_FILES, SETS_FILE, FACTS_FILE)
+LOCK_NAME: Final = ".writer"  # of whoever packs or indexes
 VERSION: Final = 2
 ENTRY: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("label", "<i8")])
 MAX_UINT32: Final = 2**32 - 1
@@ -169,18 +172,34 @@ def _split_of(name: str) -> Split:
     return "validation" if is_validation else "training"
 
 
+def only_writer(folder: Path) -> AbstractContextManager[bool]:
+    """Let no other process pack or index shards in `folder` meanwhile. Raises Failure as `file_lock.only_writer`."""
+    return file_lock.only_writer(folder / LOCK_NAME, fix="wait until it has ended, and start the same command again")
+
+
 def write_index(folder: Path, processes: int | None = None, task: str = AUTO) -> ShardIndex:
+    """Write the index of the shards in `folder`, as `index_shards`, unless another process writes there.
+
+    Raises:
+        Failure: as `index_shards`; OUTPUT for another writer.
+    """
+    list_shards(folder)
+    for name in INDEX_FILES:
+        files.refuse_unusable_file(folder / name, "index", Path(name).suffix)
+    with only_writer(folder):
+        return index_shards(folder, processes, task)
+
+
+def index_shards(folder: Path, processes: int | None = None, task: str = AUTO) -> ShardIndex:
     """Read all shards once, one behind the other in each of so many processes, and write their index.
 
-    task: as data.task.
+    Only inside `only_writer`. task: as data.task.
 
     Raises:
         Failure: NO_INPUT without shards; DATA for a damaged shard, for images without a label, and as `number_labels`;
             what writing raises.
     """
     listed = list_shards(folder)
-    for name in (*ARRAY_FILES, FACTS_FILE):
-        files.refuse_unusable_file(folder / name, "index", Path(name).suffix)
     parts = list(map_in_processes(partial(_read_shard, folder), [name for name, _ in listed], processes))
     written = sorted({label for part in parts for label in part.labels}, key=str)
     labels, values = number_labels(folder, written, task)
@@ -225,7 +244,9 @@ def order_training_images(
 
 
 def write_files(index: ShardIndex) -> None:
-    """Write all files of an index. Raises Failure: IO, OUTPUT."""
+    """Write all files of an index, and remove what a killed writer left. Raises Failure: IO, OUTPUT."""
+    for left in file_writer.left_files(index.folder, INDEX_FILES):
+        files.remove(left)
     for name, array in zip(ARRAY_FILES, (index.entries, index.run_starts, index.order), strict=True):
         _write_array(index.folder / name, array)
     if index.labels.sets is not None:
@@ -240,13 +261,8 @@ def write_files(index: ShardIndex) -> None:
 
 
 def _write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    temporary = path.with_name(f"{path.name}.part")
-    with files.translate_os_errors(path):
-        with open(temporary, "wb") as file:
-            np.save(file, array)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+    with files.translate_os_errors(path), file_writer.replace_file(path) as stream:
+        np.save(stream, array)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 from entrypoint import (
     ExitCode,
     Failure,
+    file_writer,
     filesystem_type,
     free_memory_mib,
     print_message,
@@ -207,19 +208,22 @@ def _copy_shard(index: ShardIndex, number: int, folder: Path) -> bool:
     """Copy a shard, unless the copy differs from the index: whether it is there now. Raises OSError."""
     shard = index.shards[number]
     copy = folder / shard.name
-    part = copy.with_name(f"{copy.name}.part")
     copy.parent.mkdir(exist_ok=True)  # of a name such as val/0001.tar
-    try:
-        with open(index.folder / shard.name, "rb", buffering=0) as source, open(part, "w+b") as target:
-            shutil.copyfileobj(source, target, READ_BYTES)
-            target.flush()
-            if target.tell() != shard.size or not _holds_indexed_images(target.fileno(), index, number):
-                return False
-        os.rename(part, copy)
+    with (
+        suppress(_OtherContentError),
+        open(index.folder / shard.name, "rb", buffering=0) as source,
+        file_writer.replace_file(copy, durable=False) as target,
+    ):
+        shutil.copyfileobj(source, target, READ_BYTES)
+        target.flush()
+        if target.tell() != shard.size or not _holds_indexed_images(target.fileno(), index, number):
+            raise _OtherContentError
         return True
-    finally:
-        with suppress(OSError):
-            part.unlink()
+    return False
+
+
+class _OtherContentError(Exception):
+    """A copy is not what was indexed, and is given up."""
 
 
 def _holds_indexed_images(handle: int, index: ShardIndex, number: int) -> bool:

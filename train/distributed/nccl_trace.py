@@ -6,9 +6,12 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import torch
+
+from entrypoint import file_writer
 
 FLIGHT_RECORDER_VARIABLE: Final = "TORCH_FR_DUMP_TEMP_FILE"  # the path of its file, without the rank
 NOT_BEGUN: Final = ", not begun"
@@ -28,7 +31,7 @@ def save_and_describe(rank: int, environ: Mapping[str, str]) -> str:
             trace = json.loads(recorder._dump_fr_trace_json(backend=NEW_BACKEND))
             pickled = lambda: recorder._dump_fr_trace(backend=NEW_BACKEND)  # noqa: E731
     if path := environ.get(FLIGHT_RECORDER_VARIABLE):
-        with suppress(OSError, RuntimeError), open(f"{path}{rank}", "wb") as file:
+        with suppress(OSError, RuntimeError), file_writer.replace_file(Path(f"{path}{rank}"), durable=False) as file:
             file.write(pickled())
     unfinished = [entry for entry in trace.get("entries", []) if entry["state"] != "completed"]
     return _describe(unfinished[0]) if unfinished else ""

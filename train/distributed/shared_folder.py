@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, file_writer
 from train import files
 from train.distributed.runtime import Runtime
 
@@ -43,7 +43,7 @@ def refuse_unshared_folder(runtime: Runtime, folder: Path) -> None:
 
 
 def _write_marker(folder: Path) -> str:
-    mark = folder / f"{files.TEMPORARY_PREFIX}seen-{os.urandom(8).hex()}"
+    mark = file_writer.temporary_path(folder / "seen")
     with files.translate_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         files.create_file(mark, b"")

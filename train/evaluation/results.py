@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from train.files import one_line, shorten_name
+from entrypoint import dump_json, join_lines
+from train.files import shorten_name
 from train.metrics import DEFAULT_METRIC, METRICS, Metric, metrics_of
 from train.tasks import CLASSIFICATION, TASKS
 
@@ -125,7 +126,7 @@ def metric_rows(
             rows[metric.label] = metric.format(result.values[name])
     if weak := _weak_classes(result, classes):
         word = "recall" if result.task == CLASSIFICATION else "average precision"
-        rows["weak classes"] = f"{', '.join(f'{one_line(name)} {share:.1%}' for name, share in weak)} ({word})"
+        rows["weak classes"] = f"{', '.join(f'{name} {share:.1%}' for name, share in weak)} ({word})"
     return rows
 
 
@@ -148,7 +149,7 @@ def metrics_to_log(result: EvaluationResult) -> dict[str, Any]:
 def confusion_json(step: int, classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> str:
     """A JSON object with one line for each class: row by label, column by prediction."""
     rows = ",\n".join(json.dumps([*row]) for row in matrix)
-    names = _dump_json([*classes])
+    names = dump_json([*classes], allow_nan=False)
     return f'{{\n"step": {step},\n"classes": {names},\n"matrix": [\n{rows}\n]\n}}\n'
 
 
@@ -161,7 +162,7 @@ def format_confusion_table(result: EvaluationResult, classes: Sequence[str], mat
         percent = "-" if share is None else f"{share:.1%}"
         lines.append((number, shorten_name(name, MAX_NAME_WIDTH), percent, *(str(n) for n in row)))
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    return "\n".join(_align_cells(cells, widths) for cells in lines)
+    return join_lines(_align_cells(cells, widths) for cells in lines)
 
 
 def result_to_json(result: EvaluationResult, matrix: Sequence[Sequence[int]] | None, about: Mapping[str, Any]) -> str:
@@ -170,12 +171,7 @@ def result_to_json(result: EvaluationResult, matrix: Sequence[Sequence[int]] | N
         name: None if value != value or value in _INFINITIES else value for name, value in result.to_json().items()
     }
     confusion = None if matrix is None else [[*row] for row in matrix]
-    return _dump_json({**about, **scalars, "confusion": confusion})
-
-
-def _dump_json(value: Any) -> str:
-    """JSON in which bytes of a folder name that are no text become escapes; os.fsencode gives the bytes back."""
-    return json.dumps(value, allow_nan=False, ensure_ascii=False).encode(errors="backslashreplace").decode()
+    return dump_json({**about, **scalars, "confusion": confusion}, allow_nan=False)
 
 
 _INFINITIES: Final = (float("inf"), float("-inf"))

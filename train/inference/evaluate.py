@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from entrypoint import ExitCode, Failure, Heartbeat, World
+from entrypoint import ExitCode, Failure, Heartbeat, World, print_message
 from train import files
 from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
@@ -190,7 +190,7 @@ def evaluate_on_rank(
     data = open_evaluation_data(config, chosen, rank_runtime, split=split, cache_folder=files.cache_folder(environ))
     sets = data.sets
     for note in data.notes if rank_runtime.is_main else ():
-        sys.stderr.write(f"WARNING: {note}\n")
+        print_message(f"WARNING: {note}", sys.stderr)
     weights = load_weights(chosen)
     model = build_model(config, sets, weights, rank_runtime)
     if with_heat_maps:
@@ -220,12 +220,11 @@ def evaluate_on_rank(
         report = _build_report(
             config, chosen, data, rank_runtime, evaluation, averaged=weights.averaged, loader=loader.description
         )
-        sys.stdout.write((report.as_json() if as_json else report.as_text()) + "\n")
-        sys.stdout.flush()
+        print_message(report.as_json() if as_json else report.as_text(), sys.stdout)
         if per_image is not None and results is not None:
             table = encode_table(results, sample_names(sets.validation), sets.classes)
             files.write_named_file(per_image, table, csv_table.PER_IMAGE_OPTION, csv_table.SUFFIX)
-            sys.stderr.write(f"per image      {len(results.samples):,} rows in {files.one_line(str(per_image))}\n")
+            print_message(f"per image      {len(results.samples):,} rows in {per_image}", sys.stderr)
         if for_report and results is not None:
             explain = _explainer(model, rank_runtime.device, loader.preprocessing) if with_heat_maps else None
             saved = _evaluation_for_report(report, results, sets.validation, config.data.root, explain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final
 
+from entrypoint import join_lines
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
 from train.logging import progress
@@ -60,7 +61,7 @@ class EvaluationReport:
             return progress.format_rows(facts | metric_rows)
         metric_rows.pop("weak classes", None)  # the table shows them
         table = results.format_confusion_table(self.result, self.classes, self.confusion)
-        return f"{progress.format_rows(facts | metric_rows)}\n\n{table}"
+        return join_lines([progress.format_rows(facts | metric_rows), "", table])
 
     def as_json(self) -> str:
         """One line of JSON. The metrics are top-level keys, not inside `result`."""

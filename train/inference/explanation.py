@@ -28,6 +28,7 @@ MAX_OPACITY: Final = 0.65  # of the heat map where it is 1
 MIN_SIDE: Final = 224  # pixels of the shorter side of an image in a picture
 GAP, CAPTION_HEIGHT, FONT_SIZE = 8, 26, 15  # pixels
 CAPTION_LETTERS: Final = 48
+MAX_STEM_BYTES: Final = 240  # of 255, beside a number and the ending
 
 
 def displayable(pixels: Tensor) -> npt.NDArray[np.uint8]:
@@ -100,6 +101,11 @@ def _caption_font() -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), FONT_SIZE)
 
 
+def _shorten_stem(stem: str) -> str:
+    encoded = os.fsencode(stem)
+    return stem if len(encoded) <= MAX_STEM_BYTES else encoded[:MAX_STEM_BYTES].decode(errors="ignore")
+
+
 @dataclass(slots=True, kw_only=True)
 class ExplanationWriter:
     """Writes a picture for each image into a folder, named as the image; the second `cat` becomes `cat-2`."""
@@ -117,6 +123,10 @@ class ExplanationWriter:
             files.write_atomic(self._file(path), draw_explanation(displayable(image), heat, caption))
 
     def _file(self, path: Path) -> Path:
-        name = path.stem
-        self.names[name] += 1
-        return self.folder / (f"{name}.png" if self.names[name] == 1 else f"{name}-{self.names[name]}.png")
+        stem = _shorten_stem(path.stem)
+        name = stem
+        while name in self.names:
+            self.names[stem] += 1
+            name = f"{stem}-{self.names[stem]}"
+        self.names[name] = 1
+        return self.folder / f"{name}.png"

@@ -6,9 +6,9 @@ nothing, and runs no code that the folder names or holds.
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -22,8 +22,8 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from entrypoint import ExitCode, Failure
-from train import files
+from entrypoint import ExitCode, Failure, dump_json, file_writer
+from train import file_lock, files
 from train import files as file_io
 from train.checkpoint import manifest
 from train.checkpoint.manifest import DamagedCheckpointError, FileEntry
@@ -42,6 +42,9 @@ from train.models import registry, weights
 from train.tasks import CLASSIFICATION, TargetScale
 
 DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE = EXPORT_FILE, "model.safetensors", "README.md"
+FORMAT_FILES: Final = tuple(file_format.file for file_format in file_formats.FORMATS.values())
+EXPORT_FILES: Final = (WEIGHTS_FILE, CARD_FILE, model_code.CODE_FILE, *FORMAT_FILES)
+LOCK_NAME: Final = ".export"
 FORMAT_VERSION: Final = 1
 LAYOUTS: Final = {2: "NCHW", 3: "NCDHW"}  # by the dimensions of a sample's size; N: images, C: channels
 MISSING_FIX: Final = "name the folder that `train export` wrote"
@@ -331,8 +334,8 @@ def export_model(
     with _export_fixes(), _new_folder(folder, contents) as target:
         compared = file_formats.compare_files(network, shape, formats, target)
         entries = {name: asdict(manifest.make_file_entry(contents[name])) | facts for name, facts in compared.items()}
-        description = json.dumps(describe_export(about, encoded) | {"files": entries}, indent=2, ensure_ascii=False)
-        contents[DESCRIPTION_FILE] = f"{description}\n".encode(errors="backslashreplace")
+        description = dump_json(describe_export(about, encoded) | {"files": entries}, indent=2)
+        contents[DESCRIPTION_FILE] = f"{description}\n".encode()
         # The description comes last: it makes the folder an export.
         file_io.write_atomic(target / DESCRIPTION_FILE, contents[DESCRIPTION_FILE])
     return {name: len(data) for name, data in contents.items()}
@@ -347,13 +350,18 @@ def _build_plain_network(about: ModelFacts, model: ModelConfig) -> nn.Module:
     return network
 
 
-def refuse_nonempty_folder(folder: Path) -> None:
-    """Raise Failure (OUTPUT) if `folder` exists and is not empty."""
+def refuse_nonempty_folder(folder: Path, *, locked: bool = False) -> None:
+    """Raise Failure (OUTPUT) if `folder` exists and is not empty.
+
+    locked: this process holds the lock. Otherwise a folder with a lock passes: it may be what a killed export left.
+    """
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise _nonempty_failure(folder, "it is a file")
     with _export_fixes(), file_io.translate_os_errors(folder, "read"):
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    if names:
+    locks = [name for name in names if name.startswith(f"{LOCK_NAME}.")]
+    names = [name for name in names if name not in locks]
+    if names and (locked or not locks):
         raise _nonempty_failure(folder, f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")
 
 
@@ -361,26 +369,38 @@ def refuse_nonempty_folder(folder: Path) -> None:
 def _new_folder(folder: Path, contents: Mapping[str, bytes]) -> Iterator[Path]:
     """Write the files into a temporary folder, let the caller add to it, and rename it to `folder`.
 
-    An existing folder is written directly: it may be a mount, which cannot be replaced. After an error nothing is left.
+    An existing folder is written directly: it may be a mount, which cannot be replaced. After an error nothing is left,
+    and what a killed export left is removed: a lock in the existing folder, or above a new one, tells that it was one.
     """
     exists = folder.is_dir()
-    target = folder if exists else folder.with_name(f"{file_io.TEMPORARY_PREFIX}{folder.name}-{os.urandom(4).hex()}")
+    target = folder if exists else file_writer.temporary_path(folder)
+    names = (*contents, DESCRIPTION_FILE)
+    lock = folder / LOCK_NAME if exists else folder.parent / f"{LOCK_NAME}-{zlib.crc32(os.fsencode(folder.name)):08x}"
     file_io.refuse_full_disk(folder, sum(map(len, contents.values())))
-    try:
-        with file_io.translate_os_errors(folder):
-            target.mkdir(parents=True, exist_ok=True)
-        for name, data in contents.items():
-            file_io.write_atomic(target / name, data)
-        yield target
-        if not exists:
-            refuse_nonempty_folder(folder)
+    with file_io.translate_os_errors(folder):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock.only_writer(lock, fix="wait until it has ended, or name another folder with --output") as took_over:
+        for left in file_writer.left_files(lock.parent, names if exists else [folder.name]):
+            file_io.remove(left)
+        if exists and took_over and not (folder / DESCRIPTION_FILE).exists():  # which comes last
+            for name in EXPORT_FILES:
+                file_io.remove(folder / name)
+        refuse_nonempty_folder(folder, locked=True)
+        try:
             with file_io.translate_os_errors(folder):
-                os.rename(target, folder)
-                file_io.fsync_folder(folder.parent)
-    except BaseException:
-        for path in [target / name for name in (*contents, DESCRIPTION_FILE)] if exists else [target]:
-            file_io.remove(path)
-        raise
+                target.mkdir(exist_ok=True)
+            for name, data in contents.items():
+                file_io.write_atomic(target / name, data)
+            yield target
+            if not exists:
+                refuse_nonempty_folder(folder, locked=True)
+                with file_io.translate_os_errors(folder):
+                    os.rename(target, folder)
+                    file_writer.fsync_folder(folder.parent)
+        except BaseException:
+            for path in [target / name for name in names] if exists else [target]:
+                file_io.remove(path)
+            raise
 
 
 @contextmanager

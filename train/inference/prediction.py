@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Protocol
 
+from entrypoint import dump_json
 from train.files import one_line
 from train.inference import csv_table
 from train.inference.csv_table import Cell
@@ -64,7 +64,7 @@ class ClassPrediction:
         """One JSON object, see `dump_json`."""
         pairs = zip(self.classes, self.probabilities, strict=True)
         likeliest = [{"class": name, "probability": share} for name, share in pairs]
-        return dump_json({"path": str(self.path), **likeliest[0], "top": likeliest}, ascii_=ascii_)
+        return dump_json({"path": str(self.path), **likeliest[0], "top": likeliest}, ensure_ascii=ascii_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,9 @@ class LabelPrediction:
         """One JSON object with the labels, and the probability of every label; see `dump_json`."""
         probabilities = dict(zip(self.labels, self.probabilities, strict=True))
         labels = [name for name, _ in self.likely]
-        return dump_json({"path": str(self.path), "labels": labels, "probabilities": probabilities}, ascii_=ascii_)
+        return dump_json(
+            {"path": str(self.path), "labels": labels, "probabilities": probabilities}, ensure_ascii=ascii_
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,16 +132,7 @@ class NumberPrediction:
 
     def as_json(self, *, ascii_: bool = False) -> str:
         """One JSON object, see `dump_json`."""
-        return dump_json({"path": str(self.path), "name": self.name, "value": self.value}, ascii_=ascii_)
-
-
-def dump_json(values: Mapping[str, Any], *, ascii_: bool) -> str:
-    """One JSON object on a line. Undecodable bytes of a path are surrogates; `os.fsencode` restores them.
-
-    ascii_: escape other characters, for a stream that cannot encode them.
-    """
-    text = json.dumps(values, ensure_ascii=ascii_)
-    return text.translate(CONTROL_CHARACTER_ESCAPES).encode(errors="backslashreplace").decode()
+        return dump_json({"path": str(self.path), "name": self.name, "value": self.value}, ensure_ascii=ascii_)
 
 
 def encode_table(predictions: Sequence[Prediction], top: int, classes: Sequence[str] = ()) -> bytes:
@@ -152,7 +145,3 @@ def encode_table(predictions: Sequence[Prediction], top: int, classes: Sequence[
         for prediction in predictions
     ]
     return csv_table.encode([*rows[0]] if rows else ["path"], [[*row.values()] for row in rows])
-
-
-# JSON does not escape these. A reader may treat them as the end of a line, and a terminal as a command.
-CONTROL_CHARACTER_ESCAPES: Final = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}

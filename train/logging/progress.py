@@ -17,6 +17,7 @@ from typing import Any, Final, TextIO
 
 from tqdm import tqdm
 
+from entrypoint import PrintableText, to_printable
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
 
@@ -120,9 +121,9 @@ BAR_REDRAW_INTERVAL_S: Final = 0.1
 MIN_BAR_COLUMNS: Final = 6  # the minimum width of the bar itself
 
 
-def format_rows(facts: Mapping[str, object]) -> str:
+def format_rows(facts: Mapping[str, object]) -> PrintableText:
     """One fact per line, names aligned."""
-    return "\n".join(f"{name:<14} {value}" for name, value in facts.items())
+    return PrintableText("\n".join(f"{to_printable(name):<14} {to_printable(value)}" for name, value in facts.items()))
 
 
 def pluralize(number: int, noun: str) -> str:
@@ -148,7 +149,7 @@ def format_summary(
     checkpoint: Path | None,
     consumed: Mapping[str, str] = NO_ROWS,
     best: str | None = None,
-) -> str:
+) -> PrintableText:
     """The summary of a run: its result, its speed, what it consumed, and its checkpoint.
 
     best: an earlier evaluation that was better.
@@ -202,12 +203,12 @@ class Progress:
             )
 
     def say(self, text: str) -> None:
-        """Print complete lines above the bar."""
+        """Print a line, or lines that are PrintableText, above the bar."""
         if not self._main:
             return
         if self._bar is not None:
             self._bar.clear()
-        self._out.write(text + "\n")
+        self._out.write(to_printable(text) + "\n")
         self._out.flush()
         if self._bar is not None:
             self._bar.refresh()

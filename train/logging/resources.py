@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
 
-from entrypoint import gauges
+from entrypoint import PrintableText, gauges, to_printable
 from train.logging.metrics_logger import EventLabels
 
 TORCH_MEMORY_KEYS: Final = ("torch_allocated_bytes", "torch_reserved_bytes")  # peaks of the training; NaN on a CPU
@@ -268,7 +268,7 @@ def _format_throttling(ranks: Sequence[RankUsage]) -> str:
         f"{who}: {THROTTLE_REASONS[key]} {100 * share:.0f} % of the time. fix: {THROTTLE_FIXES[key]}"
         for key, (share, who) in worst.items()
     ]
-    return f"\n{' ' * 15}".join(lines)
+    return PrintableText(f"\n{' ' * 15}".join(map(to_printable, lines)))
 
 
 def _format_cpu_use(totals: Mapping[str, Any]) -> str:

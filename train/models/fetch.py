@@ -14,9 +14,9 @@ from typing import IO, Any, Final
 
 import safetensors.torch
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, file_writer
 from train import files
-from train.data.download import DownloadError, StatusLine, open_url, read_chunk, write_atomically
+from train.data.download import DownloadError, StatusLine, open_url, read_chunk
 from train.models import weights
 from train.models.pretrained import HASH_IN_NAME, PublishedWeights
 
@@ -41,11 +41,11 @@ def fetch_weights(published: PublishedWeights, folder: Path, *, mirror: str | No
         return path
     try:
         files.prepare_folder(folder)
-        with tempfile.TemporaryDirectory(prefix=files.TEMPORARY_PREFIX, dir=folder) as temporary:
+        with tempfile.TemporaryDirectory(prefix=file_writer.TEMPORARY_PREFIX, dir=folder) as temporary:
             file, source, sha256 = _download(published, Path(temporary), folder, mirror, status)
             tensors = {name: tensor.contiguous() for name, tensor in weights.read_weights(file).tensors.items()}
             content = safetensors.torch.save(tensors, published.record.to_metadata(source, sha256))
-        with write_atomically(path) as stream:
+        with file_writer.replace_file(path) as stream:
             stream.write(content)
     except OSError as error:
         raise files.os_error_failure(error, path) from error

@@ -14,7 +14,7 @@ from stat import S_ISREG
 from statistics import fmean, median, stdev
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, file_writer
 from train import files as file_io
 from train.metrics import NOT_MEASURED, Metric
 from train.report import compare, mistakes, plots, read
@@ -67,7 +67,7 @@ def write_report(document: Report, folder: Path, *, own: bool) -> list[Path]:
 def _earlier_pictures(folder: Path, names: set[str], *, own: bool) -> set[str]:
     """The pictures of an earlier report in `folder`; refuse to overwrite other files."""
     try:
-        existing = {name for name in os.listdir(folder) if not name.startswith(file_io.TEMPORARY_PREFIX)}
+        existing = {name for name in os.listdir(folder) if not name.startswith(file_writer.TEMPORARY_PREFIX)}
     except OSError:  # it does not exist, or `prepare_folder` raises the reason
         return set()
     if _is_report_page(folder / HTML_FILE):

@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, World, job_info_from_environ, redact_words
+from entrypoint import ExitCode, Failure, World, file_writer, job_info_from_environ, redact_words
 from train import files
 from train.config import load
 from train.config.schema import RunConfig
@@ -212,7 +212,7 @@ def move_results_aside(run_folder: Path) -> Path | None:
         target.mkdir()
         for name in names:
             os.rename(run_folder / name, target / name)
-        files.fsync_folder(run_folder)
+        file_writer.fsync_folder(run_folder)
     return target
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from train import files
+from entrypoint import file_writer
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(file_writer, "RETRY_PAUSE_S", 0.0)

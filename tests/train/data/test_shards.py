@@ -291,7 +291,7 @@ def test_an_image_that_is_gone_leaves_no_half_shard(
     monkeypatch.setattr("train.data.process_pool.num_usable_cores", lambda: 1)
     with pytest.raises(Failure, match="it is gone"):
         packed(photos, tmp_path / "out")
-    assert not list((tmp_path / "out").glob("*.part"))
+    assert not list((tmp_path / "out").glob(".tmp-*"))
 
 
 def test_a_folder_with_other_files_is_refused(photos: Path, tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_full_disk_keeps_the_shards_that_are_there_and_says_how_to_go_on(
         packed(photos, tmp_path / "out")
     assert (caught.value.code, "--output DIR" in caught.value.fix) == (74, True)
     assert len(list((tmp_path / "out").glob("train-*.tar"))) >= 2
-    assert not list((tmp_path / "out").glob("*.part"))
+    assert not list((tmp_path / "out").glob(".tmp-*"))
 
 
 @pytest.mark.parametrize("members", [{}, {"a.txt": b"no image"}], ids=["empty", "no image"])

@@ -12,7 +12,7 @@ import pytest
 from calls import fail, intercepted
 from publishing import tar_gz
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, file_writer
 from train.data import download
 from train.data.download import PublishedArchive, PublishedFile
 
@@ -79,7 +79,7 @@ def test_an_interrupted_file_does_not_appear(
     tmp_path: Path, ending: BaseException | Callable[[], BaseException]
 ) -> None:
     (tmp_path / "a").write_bytes(b"before")
-    with pytest.raises((Failure, KeyboardInterrupt, SystemExit)), download.write_atomically(tmp_path / "a") as stream:  # noqa: PT012
+    with pytest.raises((Failure, KeyboardInterrupt, SystemExit)), file_writer.replace_file(tmp_path / "a") as stream:  # noqa: PT012
         stream.write(b"half")
         raise ending  # type: ignore[misc]
     assert left(tmp_path) == {"a": b"before"}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from jobs import trained
+from processes import python
 from safetensors.torch import load_file
 
-from entrypoint import Failure
-from train import files
+from entrypoint import Failure, file_writer
+from train import file_lock, files
 from train.inference import checkpoints, evaluate, export
 
 
@@ -104,15 +106,15 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path, make: object) -> None
 def test_a_disk_that_fills_leaves_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, there: bool
 ) -> None:
-    real, calls = files.create_file, list[Path]()
+    real, calls = file_writer.open_new_file, list[Path]()
 
-    def create(path: Path, data: bytes) -> None:
+    def create(path: Path) -> int:
         calls.append(path)
         if len(calls) == number:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(path, data)
+        return real(path)
 
-    monkeypatch.setattr(files, "create_file", create)
+    monkeypatch.setattr(file_writer, "open_new_file", create)
     folder = tmp_path / "place" / "model"
     (folder if there else folder.parent).mkdir(parents=True)
     with pytest.raises(Failure) as caught:
@@ -135,3 +137,56 @@ def test_what_somebody_else_put_there_meanwhile_stays(
     with pytest.raises(Failure, match="is not empty"):
         to(run, folder)
     assert (names(tmp_path), names(folder)) == (["model"], ["mine"])
+
+
+KILLED = """
+import os, sys
+from entrypoint import file_writer
+from train import __main__ as front
+real, calls = file_writer.open_new_file, []
+def create(path):
+    calls.append(path)
+    if len(calls) == int(sys.argv[3]):
+        os.kill(os.getpid(), 9)
+    return real(path)
+file_writer.open_new_file = create
+front.run_command(["export", sys.argv[1], "--output", sys.argv[2]], os.environ)
+"""
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("number", [1, 3])
+def test_what_a_killed_export_left_is_removed_by_the_next_one(
+    run: Path, tmp_path: Path, number: int, there: bool
+) -> None:
+    folder = tmp_path / "above" / "model"
+    (folder if there else folder.parent).mkdir(parents=True)
+    assert python("-c", KILLED, str(run), str(folder), str(number)).returncode == -9
+    assert names(folder.parent) != ["model"] or names(folder) != []
+    to(run, folder)
+    assert (names(folder.parent), len(names(folder))) == (["model"], 4)
+
+
+def test_an_export_that_another_process_writes_is_named(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    lock = file_lock.acquire_lock(tmp_path / "model" / export.LOCK_NAME)
+    assert lock is not None
+    with lock.held(), pytest.raises(Failure, match="another process writes") as caught:
+        to(run, tmp_path / "model")
+    assert (caught.value.code, f"process {os.getpid()} on " in str(caught.value.found)) == (73, True)
+    assert names(tmp_path / "model") == []
+
+
+def test_a_complete_export_is_no_leftover(run: Path, tmp_path: Path) -> None:
+    to(run, tmp_path / "model")
+    lock = tmp_path / "model" / f"{export.LOCK_NAME}.1"
+    ended = asdict(file_lock.this_process_as_holder()) | {"began": "0"}
+    lock.write_text(json.dumps(ended))
+    with pytest.raises(Failure, match="is not empty"):
+        to(run, tmp_path / "model")
+    assert "model.json" in names(tmp_path / "model")
+
+
+def test_a_folder_name_as_long_as_the_system_allows_is_exported(run: Path, tmp_path: Path) -> None:
+    to(run, tmp_path / ("m" * 255))
+    assert os.listdir(tmp_path) == ["m" * 255]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from entrypoint import Failure
 from train import __main__ as front
+from train.data.preprocessing import DEFAULT_PREPROCESSING
 from train.inference import explanation, grad_cam
 
 
@@ -190,3 +191,14 @@ def test_a_folder_with_files_of_the_user_is_left_alone(
     assert predict(run, photo, "--explain", tmp_path / "photos") == 73
     assert photo.read_bytes() == before
     assert capsys.readouterr().out == ""
+
+
+def test_pictures_have_names_of_their_own_however_long_the_images_names_are(tmp_path: Path) -> None:
+    stems = ["cat", "cat", "cat-2", "n" * 251, "n" * 251, "ä" * 125]
+    writer = explanation.ExplanationWriter(folder=tmp_path, preprocessing=DEFAULT_PREPROCESSING, bytes_=False)
+    count = len(stems)
+    paths = [Path(str(number), f"{stem}.png") for number, stem in enumerate(stems)]
+    writer.write(torch.zeros(count, 3, 8, 8), torch.zeros(count, 8, 8), paths, [""] * count)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == count
+    assert names[:3] == ["cat-2-2.png", "cat-2.png", "cat.png"]
