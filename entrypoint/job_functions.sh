@@ -169,7 +169,7 @@ _use_job_record() {
   done
   unset "${srun_amounts[@]}" "${srun_places[@]}" SRUN_EXPORT_ENV
   if [[ $removed ]]; then
-    echo "note: not passed on to srun, as another job may have set it:$removed." \
+    echo "note: srun is not given what another job or step may have set:$removed." \
       "If you mean it, write the option behind srun in the job script"
   fi
 

@@ -318,10 +318,10 @@ def test_without_the_job_s_record_the_cpus_are_those_of_the_environment(
 
 def test_a_placement_that_srun_does_not_get_is_named(folder: Path) -> None:
     done = start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB, **INHERITED)
-    note = re.findall(r"^note: not passed on to srun.*", done.stdout, re.M)[0]
+    note = re.findall(r"^note: srun is not given.*", done.stdout, re.M)[0]
     assert {"SLURM_CPU_BIND=quiet,mask_cpu:0x1", "SLURM_DISTRIBUTION=plane"} <= set(note.split())
     assert "SLURM_GPUS_PER_NODE" not in note
-    assert "not passed on" not in start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB).stdout
+    assert "not given" not in start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB).stdout
 
 
 def test_the_tasks_of_a_job_without_an_environment_have_a_path(folder: Path) -> None:
