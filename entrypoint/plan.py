@@ -349,10 +349,10 @@ def _unused_warnings(
         ("GPUs", job_gpus if device == "cuda" else 0, len(gpus) * tasks, "gpus-per-node"),
     )
     return tuple(
-        f"this job has {given} {noun} on this node, and its tasks see {visible}. fix: in the job script, before srun: "
+        f"this job has {count} {noun} on this node, and its tasks see {visible}. fix: in the job script, before srun: "
         f"unset {_INHERITED_OPTIONS}; and srun --{option}=N. If another step of the job uses the others, nothing"
-        for noun, given, visible, option in rows
-        if visible < given
+        for noun, count, visible, option in rows
+        if visible < count
     )
 
 
