@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Functions of the job scripts in launch/, which read them out of the image:
-#   source <(apptainer exec "$image" entrypoint job-functions)
+#   functions=$(apptainer exec "$image" entrypoint job-functions) && eval "$functions"
 # They run on the host, where sbatch and srun are, and use the script's variable `image`. Slurm's
 # scripts also have the function `fail CODE MESSAGE FIX`.
 : "${image:?}"
@@ -66,6 +66,10 @@ requeue_or_exit() {
 
   # Whoever cancelled the job does not want it back; a preempted job is requeued by Slurm.
   if [[ $again == no || $received_term == yes ]]; then exit "$code"; fi
+  if [[ $interactive == yes ]]; then
+    echo "exit code $code: not requeued, as your shell is the job. The same command continues"
+    exit "$code"
+  fi
   if ((${SLURM_RESTART_COUNT:-0} >= 10#$MAX_REQUEUES)); then
     echo "exit code $code: not requeued, MAX_REQUEUES=$MAX_REQUEUES"
     exit "$code"
@@ -121,8 +125,7 @@ _submit_or_begin() {
     exec sbatch "${sbatch_options[@]}" "$0" "${words[@]}"
   fi
 
-  export SLURM_EXPORT_ENV=ALL # with `sbatch --export=NONE`, srun would not pass on even PATH
-  export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # since Slurm 22.05 srun needs it said again
+  _use_job_record
   ENTRYPOINT_IMAGE_DIGEST=$(_image_digest)
   export ENTRYPOINT_IMAGE_DIGEST
   echo "image $image $ENTRYPOINT_IMAGE_DIGEST"
@@ -133,6 +136,65 @@ _submit_or_begin() {
   trap : USR1 USR2
 
   watch_run "${train_args[@]}"
+}
+
+# What srun takes from its environment as options for CPUs, memory, GPUs and tasks. sbatch passes on
+# what a shell in another job has (srun --pty, salloc), and nothing tells it from this job's own.
+# Without these srun gives the tasks all that the job has.
+# Source: srun(1) of Slurm 22.05 to 26.05, INPUT ENVIRONMENT VARIABLES. The others there say how srun
+# prints and waits, or are set for each job.
+srun_amounts=(SLURM_CPUS_PER_{GPU,TASK} SRUN_CPUS_PER_TASK SLURM_GPUS SLURM_GRES SLURM_HINT
+  SLURM_GPUS_PER_{NODE,SOCKET,TASK} SLURM_MEM_PER_{CPU,GPU,NODE} SLURM_THREADS_PER_CORE
+  SLURM_TRES_PER_TASK)
+srun_places=(SLURM_CPU_BIND{,_LIST,_TYPE,_VERBOSE} SLURM_CPU_FREQ_REQ SLURM_{CORE,THREAD}_SPEC
+  SLURM_DISTRIBUTION SLURM_DIST_PLANESIZE SLURM_EXACT SLURM_EXCLUSIVE SLURM_GPU_{BIND,FREQ}
+  SLURM_GRES_FLAGS SLURM_MEM_BIND{,_LIST,_PREFER,_SORT,_TYPE,_VERBOSE} SLURM_NCORES_PER_SOCKET
+  SLURM_NSOCKETS_PER_NODE SLURM_NTASKS_PER_{CORE,GPU,SOCKET,TRES} SLURM_OVERCOMMIT SLURM_TRES_BIND)
+
+# Leave srun the numbers that Slurm's record of this job has, and no others. Set `interactive`:
+# whether the job is a shell in which this script was typed.
+_use_job_record() {
+  local record name removed='' cpus tasks_per_node threads
+  record=$(scontrol show job --oneliner "$SLURM_JOB_ID" 2>/dev/null) || true
+  interactive=no
+  if [[ -t 0 || $record == *" BatchFlag=0 "* ]]; then
+    interactive=yes
+    echo "note: this trains in job $SLURM_JOB_ID, which is your shell, and its #SBATCH lines do not" \
+      "count. To submit it: sbatch $0 ${words[*]}"
+  fi
+
+  cpus=$(_read_record ' CPUs/Task=([0-9]+) ' "${SLURM_CPUS_PER_TASK:-1}")
+  for name in "${srun_places[@]}"; do
+    if [[ -v $name && $name != *_BIND_* ]]; then removed+=" $name=${!name}"; fi
+  done
+  unset "${srun_amounts[@]}" "${srun_places[@]}" SRUN_EXPORT_ENV
+  if [[ $removed ]]; then
+    echo "note: srun is not given what another job or step may have set:$removed." \
+      "If you mean it, write the option behind srun in the job script"
+  fi
+
+  export PATH SLURM_EXPORT_ENV=ALL # the tasks of sbatch --export=NIL and NONE would have no PATH
+  export SLURM_OVERLAP=1           # or srun waits for the step in which this script was typed
+  if ((cpus > 1)); then            # without -c the tasks divide the job's CPUs
+    export SLURM_CPUS_PER_TASK=$cpus SRUN_CPUS_PER_TASK=$cpus # 22.05 reads only the second
+  fi
+  threads=$(_read_record ' ReqB:S:C:T=[^ ]*:([0-9]+) ' '')
+  if [[ $threads ]]; then export SLURM_THREADS_PER_CORE=$threads; fi # --hint=nomultithread
+  if [[ ${SLURM_NTASKS:-} ]]; then # a step's, in `srun --pty`
+    SLURM_NTASKS=$(_read_record ' NumTasks=([0-9]+) ' "$SLURM_NTASKS") SLURM_NPROCS=$SLURM_NTASKS
+    export SLURM_NTASKS SLURM_NPROCS
+  fi
+  tasks_per_node=$(_read_record ' NtasksPerN:B:S:C=([0-9]+):' "${SLURM_NTASKS_PER_NODE:-0}")
+  if ((tasks_per_node)); then
+    export SLURM_NTASKS_PER_NODE=$tasks_per_node
+  else
+    unset SLURM_NTASKS_PER_NODE
+  fi
+}
+
+# _read_record PATTERN DEFAULT: print what the pattern's group matches in `record`.
+_read_record() {
+  if [[ $record =~ $1 ]]; then echo "${BASH_REMATCH[1]}"; else echo "$2"; fi
 }
 
 # Print the image's sha256. For 3 GB that takes seconds, so it is kept beside the image.

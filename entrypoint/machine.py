@@ -99,6 +99,8 @@ class Machine:
         cores: cores that this process can keep busy.
         core_ids: the kernel's numbers of the cores that this process may run on.
         machine_cores: cores that the machine has, or that its quota gives.
+        threads_per_core: how many of the machine's cores each of `core_ids` stands for: 2 where this process may run
+            on one of the two threads of each core (Slurm's --hint=nomultithread).
         gpus: UUIDs of the GPUs that this process may use, in CUDA's order.
         gpu_cores: for each of `gpus` the numbers of the cores near it (its NUMA node's), empty where the
             driver does not say; empty for a single GPU.
@@ -125,6 +127,7 @@ class Machine:
     container: ContainerEngine
     hidden_job: Mapping[str, str]
     host_files: Mapping[str, str]
+    threads_per_core: int = 1
 
 
 def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: StrPath = "/") -> Machine:
@@ -145,7 +148,15 @@ def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: StrPath
         container=container_engine(),
         hidden_job={} if "SLURM_JOB_ID" in environ else slurm_job_of_parents(os.getppid()),
         host_files=_read_host_files(environ, root),
+        threads_per_core=_threads_per_core(os.sched_getaffinity(0), root),
     )
+
+
+def _threads_per_core(core_ids: Iterable[int], root: StrPath) -> int:
+    """The threads of a core over those of them that are among `core_ids`; 1 if the kernel does not say."""
+    file = os.path.join(root, f"sys/devices/system/cpu/cpu{min(core_ids)}/topology/thread_siblings")
+    siblings = int(_read_text(file).strip().replace(",", "") or "0", 16)
+    return siblings.bit_count() // (sum(siblings >> core & 1 for core in core_ids) or 1) or 1
 
 
 def has_amd_accelerators(root: StrPath = "/") -> bool:

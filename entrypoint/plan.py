@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.launchers import detect_allocation, per_rank
+from entrypoint.launchers import detect_allocation, per_rank, slurm
 from entrypoint.launchers.allocation import Allocation
 from entrypoint.machine import Machine, read_machine
 from entrypoint.options import LaunchOptions
@@ -145,7 +145,11 @@ def plan_allocation(
             **allocation.sources,
             **_exchange_sources(allocation, environ),
         },
-        warnings=allocation.warnings + _gpu_warnings(allocation, machine, device, spawn),
+        warnings=(
+            *allocation.warnings,
+            *_gpu_warnings(allocation, machine, device, spawn),
+            *_unused_warnings(allocation, machine, device, environ),
+        ),
         exchanges_hosts=allocation.exchanges_hosts,
     )
 
@@ -318,6 +322,38 @@ def _gpu_warnings(allocation: Allocation, machine: Machine, device: str, spawn: 
             f"fix: --procs-per-node {num_gpus}, or a task for each GPU",
         )
     return ()
+
+
+# What sbatch passes on from the shell that submits, and srun obeys. Source: srun(1), INPUT ENVIRONMENT VARIABLES.
+_INHERITED_OPTIONS = (
+    "SLURM_CPU_BIND SLURM_CPUS_PER_TASK SLURM_GPU_BIND SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_TRES_BIND "
+    "SLURM_TRES_PER_TASK"
+)
+
+
+def _unused_warnings(
+    allocation: Allocation, machine: Machine, device: str, environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """What the Slurm job has on this node and its tasks do not see. Only the warnings of rank 0's node are shown."""
+    if allocation.node_rank or not slurm.in_job(environ):
+        return ()
+    job_cores, job_gpus = slurm.count_job_resources(environ, machine)
+    tasks, gpus = allocation.tasks_on_node, machine.gpus + machine.idle
+    rows = (
+        (
+            "CPUs",
+            min(job_cores, machine.machine_cores),
+            len(machine.core_ids) * machine.threads_per_core * tasks,
+            "cpus-per-task",
+        ),
+        ("GPUs", job_gpus if device == "cuda" else 0, len(gpus) * tasks, "gpus-per-node"),
+    )
+    return tuple(
+        f"this job has {count} {noun} on this node, and its tasks see {visible}. fix: in the job script, before srun: "
+        f"unset {_INHERITED_OPTIONS}; and srun --{option}=N. If another step of the job uses the others, nothing"
+        for noun, count, visible, option in rows
+        if visible < count
+    )
 
 
 def make_plan(environ: Mapping[str, str], options: LaunchOptions) -> Plan:

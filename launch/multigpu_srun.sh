@@ -47,7 +47,10 @@ fi
 
 # The image brings two functions. prepare_job sets train_args, the arguments for `train`.
 # Outside a job it checks the configuration, submits this script, and exits.
-source <(apptainer exec "$image" entrypoint job-functions)
+functions=$(apptainer exec "$image" entrypoint job-functions) ||
+  fail 78 "$image cannot be run on $(uname -n): the lines above say why" \
+    "apptainer exec $image entrypoint job-functions, there, until it prints functions"
+eval "$functions"
 prepare_job "$@"
 
 code=0

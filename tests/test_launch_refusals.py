@@ -18,6 +18,28 @@ from train.run import exit_file
 LAUNCH = Path(__file__).parents[1] / "launch"
 IN_A_JOB = {"SLURM_JOB_ID": "7"}
 LINES = "train.max_steps=1\ntrain.max_steps=2 'optim.args={nesterov: true}\n\n"
+# As `scontrol show job --oneliner` prints it: two nodes, and -c4 --ntasks-per-node=2 --hint=nomultithread.
+RECORD = (
+    "JobId=7 JobName=train BatchFlag=1 NumNodes=2 NumCPUs=16 NumTasks=4 CPUs/Task=4 ReqB:S:C:T=0:0:*:1 "
+    "Socks/Node=* NtasksPerN:B:S:C=2:0:*:* CoreSpec=*"
+)
+# What a batch script inherits from `srun -c1 --gpus-per-task=1 --pty bash` and the like, and what srun reads of it.
+INHERITED = {
+    "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_CPU_BIND_LIST": "0x1", "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+    "SLURM_CPU_BIND_VERBOSE": "quiet", "SLURM_CPU_FREQ_REQ": "Low", "SLURM_CPUS_PER_GPU": "1",
+    "SLURM_CPUS_PER_TASK": "1", "SRUN_CPUS_PER_TASK": "1", "SLURM_CORE_SPEC": "1", "SLURM_THREAD_SPEC": "1",
+    "SLURM_DISTRIBUTION": "plane", "SLURM_DIST_PLANESIZE": "2", "SLURM_EXACT": "1", "SLURM_EXCLUSIVE": "1",
+    "SLURM_GPU_BIND": "single:1", "SLURM_GPU_FREQ": "low", "SLURM_GPUS": "1", "SLURM_GPUS_PER_NODE": "1",
+    "SLURM_GPUS_PER_SOCKET": "1", "SLURM_GPUS_PER_TASK": "1", "SLURM_GRES": "gpu:1",
+    "SLURM_GRES_FLAGS": "enforce-binding", "SLURM_HINT": "nomultithread", "SLURM_MEM_BIND": "quiet,local",
+    "SLURM_MEM_BIND_LIST": "", "SLURM_MEM_BIND_PREFER": "", "SLURM_MEM_BIND_TYPE": "local",
+    "SLURM_MEM_BIND_VERBOSE": "quiet", "SLURM_MEM_PER_CPU": "100", "SLURM_MEM_PER_GPU": "100",
+    "SLURM_MEM_PER_NODE": "100", "SLURM_NCORES_PER_SOCKET": "1", "SLURM_NSOCKETS_PER_NODE": "1",
+    "SLURM_NTASKS_PER_CORE": "1", "SLURM_NTASKS_PER_GPU": "1", "SLURM_NTASKS_PER_NODE": "1",
+    "SLURM_NTASKS_PER_SOCKET": "1", "SLURM_NTASKS_PER_TRES": "1", "SLURM_OVERCOMMIT": "1",
+    "SLURM_THREADS_PER_CORE": "1", "SLURM_TRES_BIND": "gres/gpu:single:1", "SLURM_TRES_PER_TASK": "gres/gpu:1",
+    "SRUN_EXPORT_ENV": "NIL", "SLURM_EXPORT_ENV": "NIL",
+}  # fmt: skip
 UNREADABLE = {"a quote has no end": "2", "empty": "3", "beyond the last": "4", "they count from 1": "0", "no array": ""}
 
 
@@ -33,7 +55,7 @@ case $1-$2 in
 esac""",
     "srun": """[[ ! ${SRUN:-} ]] || eval "$SRUN"; shift; exec "$@" """,
     "sbatch": """echo "sbatch: $*" """,
-    "scontrol": """echo "scontrol: $*" """,
+    "scontrol": """if [[ $1 == show ]]; then echo "${RECORD:-}"; else echo "scontrol: $*"; fi""",
     "squeue": "echo node09",
 }
 
@@ -267,3 +289,67 @@ def test_a_requeue_is_told_only_after_slurm_has_taken_it(folder: Path) -> None:
     (folder / "bin" / "scontrol").write_text("#!/bin/bash\nexit 1\n")
     done = ends(folder, "exit 75")
     assert (done.returncode, "requeued" in done.stdout) == (75, False)
+
+
+def given_to_srun(folder: Path, script: str = "singlegpu.sh", **variables: str) -> dict[str, str]:
+    """The variables of Slurm, and PATH, in the environment of the job script's srun."""
+    done = start(folder, script, "config.yaml", **IN_A_JOB, SRUN='env >"$FOLDER.env"', **variables)
+    assert done.returncode == 0, done.stderr
+    lines = (folder / "run.env").read_text().splitlines()
+    given = dict(line.split("=", 1) for line in lines if re.match(r"(SLURM|SRUN)_\w+=|PATH=", line))
+    return {name: value for name, value in given.items() if name not in IN_A_JOB}
+
+
+@pytest.mark.parametrize("script", ["singlegpu.sh", "multinode_srun.sh", "torchrun.sh"])
+def test_srun_gets_no_option_from_the_shell_that_submitted(folder: Path, script: str) -> None:
+    job = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01"}
+    given = given_to_srun(folder, script, **job, **INHERITED, RECORD="JobId=7 CPUs/Task=1 NtasksPerN:B:S:C=0:0:*:* ")
+    assert given.pop("PATH")
+    assert given == job | {"SLURM_EXPORT_ENV": "ALL", "SLURM_OVERLAP": "1"}
+
+
+def test_srun_gets_the_job_s_own_numbers(folder: Path) -> None:
+    given = given_to_srun(folder, **INHERITED, SLURM_NTASKS="1", SLURM_NPROCS="1", RECORD=RECORD)
+    own = {name: value for name, value in given.items() if "PER" in name or name in ("SLURM_NTASKS", "SLURM_NPROCS")}
+    assert own == {
+        "SLURM_CPUS_PER_TASK": "4", "SRUN_CPUS_PER_TASK": "4", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4",
+        "SLURM_NTASKS_PER_NODE": "2", "SLURM_THREADS_PER_CORE": "1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("variables", "cpus"), [({}, None), ({"SLURM_CPUS_PER_TASK": "4"}, "4")])
+def test_without_the_job_s_record_the_cpus_are_those_of_the_environment(
+    folder: Path, variables: dict[str, str], cpus: str | None
+) -> None:
+    given = given_to_srun(folder, **variables)
+    assert (given.get("SLURM_CPUS_PER_TASK"), given.get("SRUN_CPUS_PER_TASK")) == (cpus, cpus)
+
+
+def test_a_placement_that_srun_does_not_get_is_named(folder: Path) -> None:
+    done = start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB, **INHERITED)
+    note = re.findall(r"^note: srun is not given.*", done.stdout, re.M)[0]
+    assert {"SLURM_CPU_BIND=quiet,mask_cpu:0x1", "SLURM_DISTRIBUTION=plane"} <= set(note.split())
+    assert "SLURM_GPUS_PER_NODE" not in note
+    assert "not given" not in start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB).stdout
+
+
+def test_the_tasks_of_a_job_without_an_environment_have_a_path(folder: Path) -> None:
+    (folder / "site.env").write_text("export -n PATH\n")  # as bash has it after sbatch --export=NIL
+    assert given_to_srun(folder, SITE_ENV="./site.env")["PATH"].startswith(f"{folder}/bin")
+
+
+def test_a_script_typed_in_an_interactive_job_says_so_and_requeues_nothing(folder: Path) -> None:
+    done = ends(folder, "exit 75", RECORD=RECORD.replace("BatchFlag=1", "BatchFlag=0"))
+    assert f"To submit it: sbatch {LAUNCH}/singlegpu.sh config.yaml\n" in done.stdout
+    assert (done.returncode, "exit code 75: not requeued" in done.stdout) == (75, True)
+    assert "scontrol" not in done.stdout
+
+
+@pytest.mark.parametrize("variables", [{}, IN_A_JOB], ids=["login node", "job"])
+def test_an_image_that_cannot_be_run_is_named_and_nothing_goes_on(folder: Path, variables: dict[str, str]) -> None:
+    (folder / "bin" / "apptainer").write_text("#!/bin/bash\necho 'FATAL: no squashfuse' >&2; exit 255\n")
+    for script in ("singlegpu.sh", "sweep.sh", "torchrun.sh"):
+        done = start(folder, script, "config.yaml", "lr.txt", **variables)
+        assert done.returncode == 78
+        assert re.match(r"FATAL: no squashfuse\nERROR\[78\] train.sif cannot be run on .*\n  fix: .*\n$", done.stderr)
+        assert done.stdout == ""

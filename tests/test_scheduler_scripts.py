@@ -168,5 +168,14 @@ def test_the_starts_of_a_job_that_keeps_its_id_are_a_chain(run_script: RunScript
 
 
 @pytest.mark.parametrize("scheduler", JOBS)
+def test_a_job_whose_image_cannot_be_run_ends_and_submits_nothing(
+    run_script: RunScript, tmp_path: Path, scheduler: str
+) -> None:
+    write_command(tmp_path / "bin" / "apptainer", "#!/bin/bash\nexit 255\n")
+    ended = run_script(scheduler, exits=75)
+    assert (ended.code, ended.submitted, ended.variables) == (78, [], {})
+
+
+@pytest.mark.parametrize("scheduler", JOBS)
 def test_the_tasks_know_when_the_job_ends(run_script: RunScript, scheduler: str) -> None:
     assert int(run_script(scheduler, exits=0).variables["ENTRYPOINT_DEADLINE"]) > 1_700_000_000

@@ -119,6 +119,18 @@ def check_job_shell(environ: Mapping[str, str], machine: Machine) -> None:
         raise _without_srun_failure(environ, variables, "this host is not one of the job's")
 
 
+def count_job_resources(environ: Mapping[str, str], machine: Machine) -> tuple[int, int]:
+    """CPUs and GPUs that the job has on this node, as far as its variables say; SLURM_GPUS_ON_NODE is the step's."""
+    step_gpus, job_ids = environ.get("SLURM_GPUS_ON_NODE", ""), environ.get("SLURM_JOB_GPUS", "")
+    gpus = max(int(step_gpus) if is_whole_number(step_gpus) else 0, len(job_ids.split(",")) if job_ids else 0)
+    try:
+        hosts = expand_hosts(environ["SLURM_JOB_NODELIST"], "SLURM_JOB_NODELIST")
+        counts = expand_counts(environ["SLURM_JOB_CPUS_PER_NODE"], "SLURM_JOB_CPUS_PER_NODE")
+        return counts[hosts.index(environ.get("SLURMD_NODENAME") or machine.hostname)], gpus
+    except (KeyError, ValueError, IndexError, Failure):
+        return 0, gpus
+
+
 def _first_set_variable(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
     return next(((name, environ[name]) for name in names if environ.get(name)), (names[0], "1"))
 

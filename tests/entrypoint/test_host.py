@@ -205,3 +205,18 @@ def test_an_instinct_gpu_is_told_from_those_for_displays(
         node.mkdir(parents=True)
         (node / "properties").write_text(f"simd_count 440\ngfx_target_version {version}\nvendor_id 4098\n")
     assert machine.has_amd_accelerators(tmp_path) is accelerators
+
+
+@pytest.mark.parametrize(
+    ("siblings", "core_ids", "threads"),
+    [("00000000,00000011\n", {0, 1}, 2), ("00000011\n", {0, 4}, 1), ("00000001\n", {0, 1}, 1), ("", {0}, 1)],
+    ids=["one thread of each core", "both threads", "no hyperthreads", "not said"],
+)
+def test_a_process_knows_how_many_threads_its_cores_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, siblings: str, core_ids: set[int], threads: int
+) -> None:
+    file = tmp_path / "sys/devices/system/cpu/cpu0/topology/thread_siblings"
+    file.parent.mkdir(parents=True)
+    file.write_text(siblings)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: core_ids)
+    assert machine.read_machine({}, gpus=False, root=tmp_path).threads_per_core == threads

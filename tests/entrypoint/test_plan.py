@@ -53,6 +53,41 @@ def test_gpus_left_idle_are_said() -> None:
     assert "2 of 4 visible GPUs" in found.warnings[0]
 
 
+def unused(task: str, **changes: Any) -> list[str]:
+    """What a task of a job with 4 CPUs and 2 GPUs on each node says that its tasks do not see."""
+    warnings = planned(captured(task), machine(**changes)).warnings
+    return [text.split(". fix:")[0] for text in warnings if text.startswith("this job has")]
+
+
+def test_what_the_job_has_and_its_tasks_do_not_see_is_said() -> None:
+    one_each = {"core_ids": frozenset({0}), "gpus": fake_gpus(1)}
+    assert unused("per-node/task-0@node01", **one_each) == [
+        "this job has 4 CPUs on this node, and its tasks see 1",
+        "this job has 2 GPUs on this node, and its tasks see 1",
+    ]
+
+
+def test_tasks_that_see_a_part_of_the_job_each_and_all_of_it_together_say_nothing() -> None:
+    assert unused("per-gpu/task-0@node01", core_ids=frozenset({0, 1}), gpus=fake_gpus(1)) == []
+    assert unused("gpus-per-task/task-0@node01", core_ids=frozenset({0, 1}), gpus=fake_gpus(1)) == []
+
+
+def test_one_thread_of_each_core_is_all_of_the_core() -> None:
+    given = {"core_ids": frozenset({0, 1}), "gpus": fake_gpus(2)}
+    assert len(unused("per-node/task-0@node01", **given)) == 1
+    assert unused("per-node/task-0@node01", **given, threads_per_core=2) == []
+
+
+def test_no_more_cores_are_missed_than_the_machine_has() -> None:
+    assert unused("per-node/task-0@node01", cores=2, gpus=fake_gpus(2)) == []
+
+
+@pytest.mark.parametrize("changes", [{"SLURM_JOB_CPUS_PER_NODE": "x"}, {"SLURMD_NODENAME": "other"}])
+def test_variables_that_do_not_say_what_the_job_has_miss_nothing(changes: dict[str, str]) -> None:
+    environ = captured("per-node/task-0@node01") | changes | {"SLURM_JOB_GPUS": "", "SLURM_GPUS_ON_NODE": "x"}
+    assert planned(environ, machine(core_ids=frozenset({0}), gpus=fake_gpus(1))).warnings == ()
+
+
 def instances(given: int) -> Machine:
     """A made-up machine that gives this process so many instances of MIG."""
     first, *idle = (f"MIG-made-up-{number}" for number in range(given))

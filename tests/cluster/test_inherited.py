@@ -1,0 +1,206 @@
+"""Job scripts that are submitted or typed in the shell of another job: they train on all that their own job has."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+
+import pynvml
+import pytest
+from bed import Cluster, Done, running, until
+from machines import REPOSITORY
+from slurm_table import SUITES
+
+# Neither older suite has Apptainer, and what a task of `train` sees is all that is asked for here.
+APPTAINER = """#!/bin/bash
+shift
+[[ $1 != --nv ]] || shift
+case "$2 ${3:-}" in
+  train\\ where) echo none ;;
+  train\\ * | torchrun\\ *)
+    echo "task $SLURM_PROCID on $SLURMD_NODENAME: cores $(taskset -cp $$ | sed 's/.*: //'), GPUs $CUDA_VISIBLE_DEVICES"
+    exit "${EXITS:-0}" ;;
+  *) PYTHONPATH=/shared/lib exec python3 -m "${@:2}" ;;
+esac
+"""
+# Without an environment (--export=NIL) the site's file is what a job knows.
+SITE = "PATH=/shared/bin:$PATH IMAGE=config.yaml\n"
+OPTIONS = {
+    "singlegpu": "--gpus-per-node=1 --cpus-per-task=2",
+    "multigpu": "--gpus-per-node=2 --cpus-per-task=2",
+    "multigpu_srun": "--gpus-per-node=2 --ntasks-per-node=2 --cpus-per-task=1",
+    "multinode": "--gpus-per-node=2 --cpus-per-task=2",
+    "multinode_srun": "--gpus-per-node=2 --ntasks-per-node=2 --cpus-per-task=1",
+    "torchrun": "--gpus-per-node=2 --cpus-per-task=2",
+}
+WHOLE = ["cores 0,1, GPUs 0,1"]
+SHARED = ["cores 0, GPUs 0,1", "cores 1, GPUs 0,1"]
+TASKS = {
+    "singlegpu": ["cores 0,1, GPUs 0"],
+    "multigpu": WHOLE,
+    "multigpu_srun": SHARED,
+    "multinode": WHOLE * 2,
+    "multinode_srun": SHARED * 2,
+    "torchrun": WHOLE * 2,
+}
+# The shell that submits, and what else sbatch is given there.
+SHELLS = {
+    "the login node": ("bash -c", ""),
+    "srun -c1 --pty": ("script -qec", ""),
+    "salloc": ("salloc -Q -n1 -c1 --gpus-per-node=1 bash -c", ""),
+    "two nodes": ("srun -N2 -n2 --kill-on-bad-exit=0 bash -c", ""),
+    "--gpus-per-task": ("srun -n1 --gpus-per-task=1 bash -c", ""),
+    "--gpus": ("srun -n1 --gpus=1 bash -c", ""),
+    "--gpu-bind": ("srun -n1 --gpus-per-node=1 --gpu-bind=single:1 bash -c", ""),
+    "--cpu-bind": ("srun -n1 --cpu-bind=map_cpu:0 bash -c", ""),
+    "--mem-per-cpu": ("srun -n1 --mem-per-cpu=100 bash -c", "--mem=500"),
+    "--mem": ("srun -n1 --mem=100 bash -c", "--mem-per-cpu=200"),
+    "--mem-per-gpu": ("srun -n1 --gpus=1 --mem-per-gpu=100 bash -c", "--mem=500"),
+    "--tres-per-task": ("srun -n1 --tres-per-task=gres/gpu:1 bash -c", ""),
+    "--distribution": ("srun -n1 --distribution=cyclic --hint=nomultithread bash -c", ""),
+    "--exclusive": ("srun -n1 --exclusive bash -c", ""),
+    "--export=NIL": ("srun -n1 -c1 bash -c", "--export=NIL"),
+    "--export=NONE": ("salloc -Q -n1 -c1 bash -c", "--export=NONE"),
+}
+NEW = ("--tres-per-task",)  # which Slurm 22.05 does not know
+ALL_SCRIPTS = ("srun -c1 --pty", "salloc", "two nodes")  # from the other shells two of the scripts are submitted
+MARKS = {suite: pytest.mark.together(f"shells of {suite}") for suite in SUITES}
+EACH = pytest.mark.parametrize(
+    "slurm", [pytest.param(suite, id=version, marks=MARKS[suite]) for suite, version in SUITES.items()], indirect=True
+)
+EACH_SHELL = pytest.mark.parametrize(
+    ("slurm", "shell"),
+    [
+        pytest.param(suite, shell, id=f"{shell}-{version}", marks=MARKS[suite])
+        for suite, version in SUITES.items()
+        for shell in SHELLS
+        if suite != "bookworm" or shell not in NEW
+    ],
+    indirect=["slurm"],
+)
+
+
+def scripts(shell: str) -> list[str]:
+    """The scripts that are submitted there."""
+    return list(OPTIONS) if shell in ALL_SCRIPTS else ["multigpu", "multinode_srun"]
+
+
+@pytest.fixture(scope="module")
+def slurm(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two nodes of two CPUs, to which Slurm binds tasks, and two stand-in GPUs."""
+    request.getfixturevalue("older_nodes")(request.param)
+    with running(SUITE=request.param, NODES="2", CPUS="2", GPUS="2", TASK_PLUGIN="task/affinity") as cluster:
+        shutil.copytree(REPOSITORY / "launch", cluster.shared / "launch")
+        shutil.copytree(REPOSITORY / "entrypoint", cluster.shared / "lib" / "entrypoint")
+        shutil.copy(pynvml.__file__, cluster.shared / "lib")
+        (cluster.shared / "bin").mkdir()
+        (cluster.shared / "bin" / "apptainer").write_text(APPTAINER)
+        (cluster.shared / "bin" / "apptainer").chmod(0o755)
+        (cluster.shared / "launch" / "site.env").write_text(SITE)
+        (cluster.shared / "config.yaml").touch()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def outputs(slurm: Cluster) -> dict[str, dict[str, str]]:
+    """Shell -> script -> what the job printed that the script became when it was submitted there."""
+    for number, (shell, (start, options)) in enumerate(SHELLS.items()):
+        lines = [
+            f"sbatch -Q --output=/shared/{number}-{script}.out {OPTIONS[script]} {options} "
+            f"/shared/launch/{script}.sh config.yaml"
+            for script in scripts(shell)
+        ]
+        commands = "[[ ${SLURM_PROCID:-0} != 0 ]] || { " + "; ".join(lines) + "; }"
+        if start.startswith("script"):
+            in_terminal(slurm, f"srun -n1 -c1 --pty bash -c '{commands}'")
+        else:
+            slurm.login(*start.split(), commands)
+    until(lambda: not slurm.login("squeue", "-h").stdout, 240, lambda: slurm.login("squeue").stdout)
+    return {
+        shell: {script: text(slurm, f"{number}-{script}.out") for script in scripts(shell)}
+        for number, shell in enumerate(SHELLS)
+    }
+
+
+def text(cluster: Cluster, name: str) -> str:
+    """A file in the shared folder; nothing if no job has written it."""
+    path = cluster.shared / name
+    return path.read_text() if path.exists() else ""
+
+
+def in_terminal(cluster: Cluster, command: str) -> Done:
+    """A command that needs a terminal."""
+    return cluster.login("script", "-qec", command, "/dev/null", seconds=60)
+
+
+def tasks(output: str) -> list[str]:
+    """What the job's tasks saw, sorted by node."""
+    return [seen for _, seen in sorted(re.findall(r"^task \d+ on (\w+): ([^\r\n]*)", output, re.M))]
+
+
+@EACH_SHELL
+def test_a_job_has_all_that_it_asked_for_from_whatever_shell_it_was_submitted(
+    outputs: dict[str, dict[str, str]], shell: str
+) -> None:
+    seen = {script: tasks(output) for script, output in outputs[shell].items()}
+    assert seen == {script: TASKS[script] for script in scripts(shell)}, outputs[shell]
+
+
+@EACH
+def test_a_binding_of_the_shell_that_submitted_is_named(outputs: dict[str, dict[str, str]]) -> None:
+    note = "note: srun is not given what another job or step may have set: SLURM_CPU_BIND=quiet,mask_cpu:0x1"
+    assert note in outputs["srun -c1 --pty"]["multigpu"]
+    assert "note: " not in outputs["the login node"]["multigpu"]
+
+
+TYPED = {
+    "srun --pty": ("srun -n1 -c2 --gpus=2 --pty bash -c '{}'", "multigpu", WHOLE),
+    "salloc": ("salloc -Q -N2 --ntasks-per-node=2 --gpus-per-node=2 bash -c '{}'", "multinode_srun", SHARED * 2),
+    "srun --pty in salloc": (
+        "salloc -Q -N2 --ntasks-per-node=2 --gpus-per-node=2 srun -N1 -n1 --pty bash -c '{}'", "multinode_srun",
+        SHARED * 2,
+    ),
+    "torchrun in srun --pty": ("srun -n1 -c2 --gpus=2 --pty bash -c '{}'", "torchrun", WHOLE),
+}  # fmt: skip
+
+
+@EACH
+@pytest.mark.parametrize("shell", TYPED)
+def test_a_script_typed_in_a_job_trains_on_all_of_that_job_at_once(slurm: Cluster, shell: str) -> None:
+    command, script, seen = TYPED[shell]
+    done = in_terminal(slurm, command.format(f"/shared/launch/{script}.sh config.yaml"))
+    assert (done.returncode, tasks(done.stdout)) == (0, seen), done.stdout
+    assert f"To submit it: sbatch /shared/launch/{script}.sh config.yaml" in done.stdout
+
+
+@EACH
+def test_a_script_typed_in_a_job_does_not_requeue_the_shell(slurm: Cluster) -> None:
+    typed = "EXITS=75 /shared/launch/singlegpu.sh config.yaml; echo then $?"
+    done = in_terminal(slurm, f"srun -n1 -c2 --gpus=1 --pty bash -c '{typed}'")
+    assert "exit code 75: not requeued, as your shell is the job" in done.stdout
+    assert "then 75" in done.stdout
+
+
+# Scripts of users who call srun themselves: the start says what their job has and their tasks do not see.
+SHOW = "env PYTHONPATH=/shared/lib python3 -m entrypoint show --device cpu"
+OWN_SCRIPTS = {
+    "a binding of another shell": f"SLURM_CPU_BIND=quiet,mask_cpu:0x1 srun -c2 {SHOW}",
+    "fewer CPUs than the job has": f"srun -c1 --exact {SHOW}",
+}
+
+
+@EACH
+@pytest.mark.parametrize("srun", OWN_SCRIPTS)
+def test_a_start_says_that_its_task_sees_one_core_of_two(slurm: Cluster, srun: str) -> None:
+    name = f"own-{list(OWN_SCRIPTS).index(srun)}.out"
+    slurm.login("sbatch", "--wait", "-n1", "-c2", f"--output=/shared/{name}", "--wrap", OWN_SCRIPTS[srun])
+    assert "WARNING: this job has 2 CPUs on this node, and its tasks see 1. fix: " in text(slurm, name)
+
+
+@EACH
+def test_a_start_with_all_of_its_job_warns_of_nothing(slurm: Cluster) -> None:
+    wrap = f"export SRUN_CPUS_PER_TASK=2; srun {SHOW}"
+    slurm.login("sbatch", "--wait", "-n1", "-c2", "--output=/shared/all.out", "--wrap", wrap)
+    assert "launcher" in text(slurm, "all.out")
+    assert "WARNING" not in text(slurm, "all.out")
