@@ -33,6 +33,7 @@ LAYERS = {
         "world",
         "job",
         "hostlist",
+        "driver_errors",
         "machine",
         "images",
         "cuda_compat",
