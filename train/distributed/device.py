@@ -276,7 +276,7 @@ def choose_device(device_type: str, local_rank: int) -> torch.device:
             f"CUDA finds no GPU for local rank {local_rank}",
             found=f"{count} usable GPUs",
             expected=f"{local_rank + 1} or more, or exactly one for this rank alone",
-            fix="entrypoint doctor says whether CUDA starts here, and how to mend it; or use --device cpu",
+            fix="entrypoint doctor says why (a container needs --nv or --gpus all); or use --device cpu",
             code=ExitCode.NODE,
         )
     try:
