@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from entrypoint.monitor_ranks import ProcessMeter
     from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
     from entrypoint.options import LaunchOptions, add_launch_arguments, parse_launch_options
-    from entrypoint.plan import Plan, make_plan
+    from entrypoint.plan import NO_DRIVER_SOURCE, Plan, find_device, make_plan
     from entrypoint.preload import preload_mapped_files
     from entrypoint.redaction import redact, redact_value, redact_words
     from entrypoint.threads import start_daemon_thread
     from entrypoint.world import World, world_from_environ
 
 __all__ = [
+    "NO_DRIVER_SOURCE",
     "SIGNAL_REPEAT_WINDOW_S",
     "TRACE_SIGNAL",
     "ExitCode",
@@ -57,6 +58,7 @@ __all__ = [
     "dump_json",
     "file_writer",
     "filesystem_type",
+    "find_device",
     "free_memory_mib",
     "gauges",
     "is_ephemeral_path",
@@ -133,7 +135,9 @@ EXPORTS_BY_MODULE = {
         "parse_launch_options",
     ),
     "plan": (
+        "NO_DRIVER_SOURCE",
         "Plan",
+        "find_device",
         "make_plan",
     ),
     "preload": ("preload_mapped_files",),

@@ -35,9 +35,9 @@ _EXAMPLES = """examples:
 SHOW_DESCRIPTION = """One line per value: its name, the value and its source. A source in capitals is the variable that
 was read; `given` is one of your options or variables; `launch key` is derived from job, step and
 restart; `this process`, `no launcher found` and `one node: loopback` mean that nothing had to be
-read; `PMI` and `a file in the run's folder` are where tasks tell each other their hosts before ranks
-start. A value without a source was counted here or follows from the others. `spawn` is the number
-of ranks that this task starts.
+read; `NVML` is NVIDIA's list of GPUs; `PMI` and `a file in the run's folder` are where tasks tell each
+other their hosts before ranks start. A value without a source was counted here or follows from the
+others. `spawn` is the number of ranks that this task starts.
 """.replace("\n", " ")
 
 
@@ -233,7 +233,8 @@ def plan_as_json(planned: Plan) -> dict[str, Any]:
 def plan_as_table(planned: Plan) -> str:
     """The plan as an aligned table of name, value and source."""
     world = asdict(planned.world)
-    rows: list[tuple[str, str, str]] = [("launcher", planned.launcher, ""), ("device", planned.device, "")]
+    rows: list[tuple[str, str, str]] = [("launcher", planned.launcher, "")]
+    rows += [("device", planned.device, planned.sources.get("device", ""))]
     rows += [(name, str(value) or UNKNOWN, planned.sources.get(name, "")) for name, value in world.items()]
     rows += [("hosts", ",".join(planned.hosts) or UNKNOWN, planned.sources.get("hosts", ""))]
     rows += [("spawn", str(planned.spawn), "ranks that this task starts")]

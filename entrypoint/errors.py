@@ -40,7 +40,7 @@ class ExitCode(IntEnum):
     PEER = 69, "a rank died, or the network failed", REQUEUE
     BUG = 70, "a bug in this program, the only code with a traceback"
     RESOURCE = 71, "out of memory (host or GPU), shared memory, processes or open files"
-    IMAGE_MISMATCH = 72, "the driver or the type of GPU does not fit this image"
+    IMAGE_MISMATCH = 72, "the driver, its libraries or the type of GPU do not fit this image"
     OUTPUT = 73, "the output folder cannot be used, or another start uses it"
     IO = 74, "disk full, quota, input/output error"
     STOPPED = 75, "stopped cleanly after a signal or before the deadline", REQUEUE

@@ -11,10 +11,12 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
+from entrypoint import driver_errors
 from entrypoint.errors import ExitCode, Failure
 
 StrPath = str | os.PathLike[str]  # importing pathlib would take a tenth of `entrypoint show`
@@ -80,6 +82,25 @@ _AMD_VERSION_LINE = re.compile(r"^gfx_target_version (\d+)$", re.M)
 # Integrated GPUs and those for displays have other numbers. Source: kfd_device.c in the kernel.
 INSTINCT_VERSIONS = ("90008", "90010", "90400", "90401", "90402", "90500")
 ContainerEngine = Literal["apptainer", "docker", "none"]
+T = TypeVar("T")
+# Values of the variables by which schedulers and users give a process GPUs, that mean none. Slurm sets
+# ROCR_VISIBLE_DEVICES on NVIDIA nodes too.
+NO_GPU_VALUES = {
+    "CUDA_VISIBLE_DEVICES": ("", "-1", "NoDevFiles", "10000"),  # the last two: of Slurm and HTCondor
+    "ROCR_VISIBLE_DEVICES": ("", "-1"),
+    "HIP_VISIBLE_DEVICES": ("", "-1"),
+    "SLURM_GPUS_ON_NODE": ("", "0"),
+}
+# NVML's errors without a driver: it is not loaded, its library is not here.
+NVML_DRIVER_NOT_LOADED, NVML_LIBRARY_NOT_FOUND = 9, 12
+DRIVER_FILES = ("proc/driver/nvidia/version", "dev/nvidia*")  # containers without GPUs see the first, too
+DRIVER_LIBRARY_FOLDERS = (
+    "usr/lib/*-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "usr/local/nvidia/lib64",
+    ".singularity.d/libs",
+)
 # Variables of PBS, Grid Engine, LSF and OAR that name a file with a job's hosts.
 HOST_FILE_VARIABLES = ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE", "OAR_NODEFILE")
 # The same in a fixed place. Source: "How Amazon SageMaker AI Provides Training Information".
@@ -132,7 +153,8 @@ class Machine:
 
 def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: StrPath = "/") -> Machine:
     """Read the machine once; every later stage uses the value. gpus: False skips counting GPUs."""
-    all_gpus, visible = nvml_gpus() if gpus else (), environ.get("CUDA_VISIBLE_DEVICES")
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    all_gpus = nvml_gpus() if gpus and not hides_all_gpus(visible) else ()
     usable = visible_gpus(all_gpus, visible)
     look_for_amd = gpus and not usable
     return Machine(
@@ -183,52 +205,112 @@ def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Each GPU's UUID with its MIG instances' UUIDs, in NVML's (PCI bus) order; empty without a driver.
 
     Raises:
-        Failure: NODE if a GPU does not answer; also as `import_pynvml`.
+        Failure: NODE or IMAGE_MISMATCH for a driver that opens no GPU for this process, NODE for a GPU that does not
+            answer; also as `import_pynvml`.
     """
-    pynvml = import_pynvml()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        return tuple(gpu for index in range(pynvml.nvmlDeviceGetCount()) if (gpu := _read_gpu_uuids(index)))
-    finally:
-        pynvml.nvmlShutdown()
+    return _ask_nvml(_list_gpus) or ()
+
+
+def _list_gpus(pynvml: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    count = pynvml.nvmlDeviceGetCount()
+    if gpus := tuple(gpu for index in range(count) if (gpu := _read_gpu_uuids(pynvml, index))):
+        return gpus
+    raise Failure(
+        "no GPU can be used here, although NVIDIA's driver runs",
+        found=f"NVML counts {count}, of which this process may open none",
+        fix="ask the scheduler for GPUs (--gpus-per-node=1), or give the container some (--gpus all); if `sudo "
+        "nvidia-smi` lists none either, the reason is in dmesg; or train without GPUs: --device cpu",
+        code=ExitCode.NODE,
+    )
+
+
+def hides_all_gpus(visible_devices: str | None) -> bool:
+    """Whether this value of CUDA_VISIBLE_DEVICES asks for no GPU: then nobody asks NVML, which may not work."""
+    return visible_devices in NO_GPU_VALUES["CUDA_VISIBLE_DEVICES"]
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA that the driver supports, such as (12, 2); None without a driver."""
-    pynvml = import_pynvml()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-    return version // 1000, version % 1000 // 10
+    """The newest CUDA that the driver supports, such as (12, 2); None without a driver, or if it does not say.
+
+    Raises:
+        Failure: as `nvml_gpus`.
+    """
+    version = _ask_nvml(lambda pynvml: query(pynvml, pynvml.nvmlSystemGetCudaDriverVersion_v2)) or 0
+    return (version // 1000, version % 1000 // 10) if version else None
 
 
 def read_gpu_cores(gpus: Sequence[str]) -> tuple[frozenset[int], ...]:
     """For each GPU the numbers of the cores near it; empty where the driver does not say."""
-    pynvml = import_pynvml()
     words = max(os.sched_getaffinity(0)) // 64 + 1
-    pynvml.nvmlInit()
+    return _ask_nvml(lambda pynvml: tuple(_near_cores(pynvml, uuid, words) for uuid in gpus)) or ()
+
+
+def _ask_nvml(question: Callable[[Any], T]) -> T | None:
+    """The answer of NVML, which is open meanwhile; None where no NVIDIA driver is.
+
+    Raises:
+        Failure: if there is a driver and NVML does not answer; also as `import_pynvml`.
+    """
+    pynvml = import_pynvml()
     try:
-        return tuple(_near_cores(pynvml, uuid, words) for uuid in gpus)
-    finally:
-        pynvml.nvmlShutdown()
+        pynvml.nvmlInit()
+        try:
+            return question(pynvml)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        loader = f" ({error.__context__})" if error.__context__ else ""  # why the library or its function is missing
+        if failure := nvml_failure(error.value, f"{error}{loader}"):
+            raise failure from error
+        return None
+
+
+def nvml_failure(error: int, message: str, root: StrPath = "/") -> Failure | None:
+    """The Failure for an NVML that does not open the GPUs; None where no NVIDIA driver is.
+
+    A library alone is no driver: login nodes have it too, and `apptainer --nv` binds it. error, message: NVML's.
+    """
+    files = _list_files(root, DRIVER_FILES)
+    if error == NVML_LIBRARY_NOT_FOUND:
+        return library_failure("libnvidia-ml.so.1", message, root) if files else None
+    devices = map(_read_text, _list_files(root, ("sys/bus/pci/devices/*/modalias",)))
+    has_gpu = any("v000010DE" in name and "bc03" in name for name in devices)  # NVIDIA's vendor id, a display's class
+    if error == NVML_DRIVER_NOT_LOADED and not (files or has_gpu):
+        return None
+    return driver_errors.driver_failure("nvml", error, f"NVML error {error}: {message}")
+
+
+def library_failure(library: str, message: str, root: StrPath = "/") -> Failure:
+    """The Failure for a library of the driver that cannot be loaded, and names what is here. message: the loader's."""
+    libraries = [f"{folder}/{library.removesuffix('.1')}*" for folder in DRIVER_LIBRARY_FOLDERS]
+    files, engine = _list_files(root, (*DRIVER_FILES, *libraries)), container_engine(root)
+    return Failure(
+        f"no GPU can be used here: NVIDIA's driver is on this machine, and its {library} cannot be loaded",
+        found=f"{message}; here: {', '.join(files) or 'no file of the driver'}",
+        fix=driver_errors.FIX_BY_CONTAINER_ENGINE[engine] + driver_errors.CPU_FIX,
+        code=ExitCode.NODE if engine == "none" else ExitCode.IMAGE_MISMATCH,  # each node starts this container so
+    )
+
+
+def _list_files(root: StrPath, patterns: Iterable[str]) -> list[str]:
+    import glob  # only here: `show` on GPUs starts faster without it
+
+    return [path for pattern in patterns for path in sorted(glob.glob(os.path.join(root, pattern)))]
 
 
 def _near_cores(pynvml: Any, uuid: str, words: int) -> frozenset[int]:
-    try:
-        masks = pynvml.nvmlDeviceGetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(uuid), words)
-    except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
-        return frozenset()
+    masks = query(
+        pynvml, lambda: pynvml.nvmlDeviceGetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(uuid), words), default=()
+    )
     return frozenset(64 * index + bit for index, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1)
+
+
+def query(pynvml: Any, question: Callable[[], Any], default: Any = None) -> Any:
+    """NVML's answer, or `default` if this GPU or driver does not support the question."""
+    try:
+        return question()
+    except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):  # the second: the driver is older than pynvml
+        return default
 
 
 def import_pynvml() -> Any:
@@ -251,12 +333,11 @@ def import_pynvml() -> Any:
     return pynvml
 
 
-def _read_gpu_uuids(index: int) -> tuple[str, tuple[str, ...]] | None:
+def _read_gpu_uuids(pynvml: Any, index: int) -> tuple[str, tuple[str, ...]] | None:
     """A GPU's UUID and those of its MIG instances; None for a GPU of another job."""
-    pynvml = import_pynvml()
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        return str(pynvml.nvmlDeviceGetUUID(handle)), _mig_uuids(handle)
+        return str(pynvml.nvmlDeviceGetUUID(handle)), _mig_uuids(pynvml, handle)
     except pynvml.NVMLError as error:
         if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
             return None
@@ -391,17 +472,12 @@ def _match_gpu_entry(gpus: tuple[tuple[str, tuple[str, ...]], ...], entry: str) 
     return matches if len(matches) == 1 else ()
 
 
-def _mig_uuids(handle: object) -> tuple[str, ...]:
-    """The UUIDs of a GPU's MIG instances, without those of other jobs."""
-    pynvml = import_pynvml()
-    try:
-        indices = range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))
-    except pynvml.NVMLError:  # no support for MIG
-        return ()
-    uuids: list[str] = []
-    for index in indices:
-        try:
-            uuids.append(str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))))
-        except pynvml.NVMLError:  # a removed instance leaves a gap in the indices
-            continue
-    return tuple(uuids)
+def _mig_uuids(pynvml: Any, handle: object) -> tuple[str, ...]:
+    """The UUIDs of a GPU's MIG instances, without those of other jobs; none without support for MIG."""
+
+    def read(index: int) -> str:
+        return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
+
+    count = query(pynvml, lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle), default=0)
+    uuids = (query(pynvml, partial(read, index)) for index in range(count))
+    return tuple(uuid for uuid in uuids if uuid)  # a removed instance leaves a gap in the indices

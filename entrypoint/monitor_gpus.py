@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from entrypoint.gauges import GPU_FIELDS
-from entrypoint.machine import visible_gpus
+from entrypoint.machine import query, visible_gpus
 
 # NVML's bits for each reason why a clock is lowered. Idle GPUs and clocks that somebody set are no
 # problem.
@@ -55,10 +55,10 @@ def list_devices(nvml: Any) -> Iterator[GpuDevice]:
         board, uuid = _open_device(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, position))
         if uuid is None:
             continue
-        minor = _query(nvml, partial(nvml.nvmlDeviceGetMinorNumber, board))
+        minor = query(nvml, partial(nvml.nvmlDeviceGetMinorNumber, board))
         index = position if minor is None else minor
         yield GpuDevice(uuid=uuid, index=index, instance=None, handle=board, board=board)
-        for instance in range(_query(nvml, partial(nvml.nvmlDeviceGetMaxMigDeviceCount, board)) or 0):
+        for instance in range(query(nvml, partial(nvml.nvmlDeviceGetMaxMigDeviceCount, board)) or 0):
             mig, uuid = _open_device(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, board, instance))
             if uuid is not None:
                 yield GpuDevice(uuid=uuid, index=index, instance=instance, handle=mig, board=board)
@@ -66,8 +66,8 @@ def list_devices(nvml: Any) -> Iterator[GpuDevice]:
 
 def _open_device(nvml: Any, question: Callable[[], Any]) -> tuple[Any, str | None]:
     """The handle that `question` returns and its UUID; without a UUID the handle is useless."""
-    handle = _query(nvml, question)
-    uuid = None if handle is None else _query(nvml, partial(nvml.nvmlDeviceGetUUID, handle))
+    handle = query(nvml, question)
+    uuid = None if handle is None else query(nvml, partial(nvml.nvmlDeviceGetUUID, handle))
     return handle, None if uuid is None else str(uuid)
 
 
@@ -138,20 +138,20 @@ class GpuMeter:
         """Of the full GPU, also for a MIG instance."""
         nvml = self._nvml
         question = partial(nvml.nvmlDeviceGetTemperature, self._device.board, nvml.NVML_TEMPERATURE_GPU)
-        degrees = _query(nvml, question)
+        degrees = query(nvml, question)
         if degrees is not None:
             self._set_with_peak("temperature", "c", degrees)
 
     def _add_slowdowns(self, seconds: float) -> None:
         board, nvml = self._device.board, self._nvml
-        bits = _query(nvml, partial(nvml.nvmlDeviceGetCurrentClocksEventReasons, board))
+        bits = query(nvml, partial(nvml.nvmlDeviceGetCurrentClocksEventReasons, board))
         if bits is None:  # a driver before 535 has an older name
-            bits = _query(nvml, partial(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, board))
+            bits = query(nvml, partial(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, board))
         if bits is not None:
             self._add(reasons_s=seconds, **{reason: seconds for reason in slowdown_reasons(nvml, bits)})
 
     def _read(self, name: str) -> Any:
-        return _query(self._nvml, partial(getattr(self._nvml, name), self._device.handle))
+        return query(self._nvml, partial(getattr(self._nvml, name), self._device.handle))
 
     def _add(self, **sums: float) -> None:
         for name, amount in sums.items():
@@ -172,11 +172,3 @@ def slowdown_reasons(nvml: Any, bits: int) -> list[str]:
         reason for reason, names in SLOWDOWN_REASONS.items() if any(bits & getattr(nvml, name) for name in names)
     ]
     return [reason for reason in reasons if reason != "slow_s" or not {"hot_s", "brake_s"} & {*reasons}]
-
-
-def _query(nvml: Any, question: Callable[[], Any]) -> Any:
-    """NVML's answer; None if this GPU or driver does not support the question."""
-    try:
-        return question()
-    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):  # the second: the driver is older than pynvml
-        return None

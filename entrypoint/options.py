@@ -32,7 +32,11 @@ class LaunchOptions:
 def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that `train` and `entrypoint` share."""
     group = parser.add_argument_group("processes")
-    group.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: GPUs if there are any)")
+    group.add_argument(
+        "--device",
+        metavar="auto|cpu|cuda",
+        help="where to compute (default: GPUs; the CPU if there is no NVIDIA driver)",
+    )
     group.add_argument("--procs-per-node", metavar="N", help="ranks on each node (default: one per visible GPU)")
     manual = parser.add_argument_group("several machines without a scheduler (give all four, on each machine)")
     manual.add_argument("--nodes", metavar="N", help="number of machines")

@@ -13,8 +13,8 @@ from typing import Literal
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers import detect_allocation, per_rank, slurm
 from entrypoint.launchers.allocation import Allocation
-from entrypoint.machine import Machine, read_machine
-from entrypoint.options import LaunchOptions
+from entrypoint.machine import NO_GPU_VALUES, Machine, hides_all_gpus, read_machine
+from entrypoint.options import DeviceChoice, LaunchOptions
 from entrypoint.world import World
 
 # Below Linux's ephemeral range (32768-60999), where outgoing connections take ports at random, and above the range
@@ -47,15 +47,8 @@ def hash_to_uint64(data: bytes) -> int:
 
 
 _SEPARATE_RUNS_FIX = "a separate run for each (CUDA_VISIBLE_DEVICES=MIG-... and its own run.name), or full GPUs only"
-# By which schedulers and users give a process GPUs, with the values that mean none. Slurm sets ROCR_VISIBLE_DEVICES on
-# NVIDIA nodes too.
-NO_GPU_VALUES = {
-    "CUDA_VISIBLE_DEVICES": ("", "-1", "NoDevFiles", "10000"),  # the last two: of Slurm and HTCondor
-    "ROCR_VISIBLE_DEVICES": ("", "-1"),
-    "HIP_VISIBLE_DEVICES": ("", "-1"),
-    "SLURM_GPUS_ON_NODE": ("", "0"),
-}
 AMD_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+NO_DRIVER_SOURCE = "no NVIDIA driver"  # why a plan has the device cpu, although nobody asked for it
 ENROOT_GPU_VARIABLES = "NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
 
@@ -111,6 +104,7 @@ def plan_allocation(
             other.
     """
     device = choose_device(options, machine, environ)
+    chosen = options.device != "auto" or hides_all_gpus(environ.get("CUDA_VISIBLE_DEVICES"))
     spawn = _num_ranks_to_start(allocation, options, machine, device)
     ranks_on_node = spawn if allocation.one_task_per_node else allocation.tasks_on_node
     ports = (
@@ -141,6 +135,7 @@ def plan_allocation(
         threads=_threads_per_rank(machine, spawn, ranks_on_node),
         cores=_cores_near_gpus(machine, spawn) if device == "cuda" else (),
         sources={
+            "device": "given" if chosen else "NVML" if device == "cuda" else NO_DRIVER_SOURCE,
             "master_port": "launch key" if not allocation.master_port else "given",
             **allocation.sources,
             **_exchange_sources(allocation, environ),
@@ -191,7 +186,7 @@ def _cores_near_gpus(machine: Machine, spawn: int) -> tuple[frozenset[int], ...]
 
 
 def choose_device(options: LaunchOptions, machine: Machine, environ: Mapping[str, str]) -> Literal["cpu", "cuda"]:
-    """The requested device; without a request, GPUs if there are any.
+    """The requested device; without a request, GPUs; the CPU where no NVIDIA driver is.
 
     Raises:
         Failure: NODE if GPUs were given to the job (or requested) and none can be used, IMAGE_MISMATCH if
@@ -202,7 +197,7 @@ def choose_device(options: LaunchOptions, machine: Machine, environ: Mapping[str
     if machine.gpus:
         return "cuda"
     promises = [name for name, none in NO_GPU_VALUES.items() if environ.get(name, "") not in none]
-    if "CUDA_VISIBLE_DEVICES" in environ and "CUDA_VISIBLE_DEVICES" not in promises:
+    if hides_all_gpus(environ.get("CUDA_VISIBLE_DEVICES")):
         promises = []  # hidden on purpose, whatever the scheduler gave
     requested = options.device == "cuda" or bool(promises)
     only_amd = "CUDA_VISIBLE_DEVICES" not in promises and not set(promises).isdisjoint(AMD_VARIABLES)
@@ -354,6 +349,15 @@ def _unused_warnings(
         for noun, count, visible, option in rows
         if visible < count
     )
+
+
+def find_device(environ: Mapping[str, str], device: DeviceChoice) -> Literal["cpu", "cuda"]:
+    """Where one process computes that no launcher has to start.
+
+    Raises:
+        Failure: as `choose_device` and `read_machine`.
+    """
+    return choose_device(LaunchOptions(device=device), read_machine(environ, gpus=device != "cpu"), environ)
 
 
 def make_plan(environ: Mapping[str, str], options: LaunchOptions) -> Plan:

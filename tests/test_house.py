@@ -34,6 +34,7 @@ LAYERS = {
         "world",
         "job",
         "hostlist",
+        "driver_errors",
         "machine",
         "images",
         "cuda_compat",

@@ -6,11 +6,11 @@ The context holds the environment, the launch options and the plan.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from entrypoint.errors import Failure
+from entrypoint.errors import ExitCode, Failure
 from entrypoint.machine import StrPath
 from entrypoint.options import LaunchOptions
 from entrypoint.plan import Plan
@@ -67,12 +67,14 @@ class Finding:
         state: `fail` would break a training, `warn` would make it slower or lose something.
         text: what was seen, with its numbers.
         fix: one command or edit; empty for `ok`.
+        code: with which a launch would fail, if that is known.
     """
 
     name: str
     state: FindingState
     text: str
     fix: str = ""
+    code: ExitCode | None = field(default=None, compare=False)
 
 
 def ok(name: str, text: str) -> Finding:
@@ -93,7 +95,7 @@ def fail(name: str, text: str, fix: str) -> Finding:
 def failure_finding(name: str, failure: Failure) -> Finding:
     """The finding for a Failure that a launch would raise."""
     details = f" ({failure.found})" if failure.found else ""
-    return fail(name, failure.what + details, failure.fix)
+    return Finding(name=name, state="fail", text=failure.what + details, fix=failure.fix, code=failure.code)
 
 
 def num_failed(findings: Iterable[Finding]) -> int:

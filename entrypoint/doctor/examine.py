@@ -14,6 +14,7 @@ from entrypoint.plan import Plan, make_plan
 CHECKS_TIMEOUT_S = 4.0
 CHECKS: Mapping[str, Check] = {
     "gpus": gpu.check,
+    "cuda": gpu.check_cuda,
     "memory": host.check_memory_and_limits,
     "cores": host.check_cores,
     "places": paths.check,
@@ -34,7 +35,7 @@ def run_all_checks(base: CheckContext, full_with: Sequence[str] | None = None) -
     planned = run_checks({"plan": lambda context: _check_plan(context, plans)}, base, CHECKS_TIMEOUT_S)
     context = replace(base, plan=plans[0] if plans else None)
     findings = [*planned, *run_checks(CHECKS, context, CHECKS_TIMEOUT_S)]
-    if full_with is None:
+    if full_with is None or ("cuda", "fail") in {(finding.name, finding.state) for finding in findings}:
         return findings
     return [*findings, *run_check("all-reduce", lambda context: full.check_allreduce(context, full_with), context)]
 

@@ -6,15 +6,19 @@ that does.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 
 from entrypoint import cuda_compat, images
-from entrypoint.doctor import reading
 from entrypoint.doctor.context import CheckContext, Finding, fail, ok, warn
 from entrypoint.doctor.nvml import Gpu, NvmlSnapshot, read_nvml
-from entrypoint.machine import container_engine, nvml_gpus, visible_gpus
+from entrypoint.driver_errors import CUDA_NO_DEVICE, driver_failure
+from entrypoint.machine import hides_all_gpus, library_failure, nvml_gpus, visible_gpus
 
 _DRIVER_FINDING = "driver"
+CUDA_PROBE = os.path.join(os.path.dirname(__file__), "cuda_probe.py")
 
 
 def torch_findings(
@@ -92,21 +96,17 @@ def _format_version(version: tuple[int, int]) -> str:
 
 _BUSY_MEMORY_FRACTION = 0.05  # of a GPU's memory; the driver and a desktop use less
 _RESET_FIX = "ask the administrator to reset the GPU; srun --exclude=HOST until then"
-FIX_BY_CONTAINER_ENGINE = {
-    "apptainer": "start the container with --nv: apptainer exec --nv ...",
-    "docker": "start the container with --gpus all: docker run --gpus all ...",
-    "none": "see what `nvidia-smi` says on this host; the kernel driver and libnvidia-ml.so must fit together",
-}
 
 
 def check(context: CheckContext) -> list[Finding]:
     """Check the GPUs and their driver."""
     if context.options.device == "cpu":
         return [ok("gpus", "not looked at: --device cpu")]
-    snapshot = read_nvml()
+    visible = context.environ.get("CUDA_VISIBLE_DEVICES")
+    listed, snapshot = () if hides_all_gpus(visible) else nvml_gpus(), read_nvml()
     if snapshot is None or not snapshot.gpus:
-        return [no_gpu_finding(context)]
-    gpus = select_used_gpus(snapshot, nvml_gpus(), context.environ.get("CUDA_VISIBLE_DEVICES"))
+        return [ok("gpus", "no NVIDIA driver works here: training would compute on the CPU")]
+    gpus = select_used_gpus(snapshot, listed, visible)
     return [
         *gpu_findings(snapshot, gpus),
         *torch_findings(snapshot, gpus, images.installed_torch_versions(), context.environ),
@@ -121,15 +121,29 @@ def preflight(context: CheckContext) -> list[Finding]:
     return [finding for finding in check(context) if finding.name not in left_out]
 
 
-def no_gpu_finding(context: CheckContext) -> Finding:
-    """The finding without a GPU: there is none, or the container was started without them."""
-    version = reading.host_driver_version(context.root)
-    if version is None:
-        return ok("gpus", "this machine has no NVIDIA driver: training would compute on the CPU")
-    text = f"this machine has the NVIDIA driver {version}, but no GPU can be used here"
-    return fail(
-        "gpus", text, f"{FIX_BY_CONTAINER_ENGINE[container_engine(context.root)]}; to train without GPUs: --device cpu"
+def check_cuda(context: CheckContext) -> list[Finding]:
+    """Start CUDA in a process of its own, if ranks will compute on GPUs. A broken driver may hang or crash.
+
+    Raises:
+        Failure: CUDA does not start.
+    """
+    if context.plan is None or context.plan.device == "cpu":
+        return []
+    environ = {**context.environ, **cuda_compat.rank_variables(context.environ)}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", CUDA_PROBE], env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
+    answer = done.stdout.splitlines()
+    if not answer and done.returncode > 0:  # Python's own, of an exception
+        raise library_failure("libcuda.so.1", done.stderr.strip().rpartition("\n")[2], context.root)
+    error = int(answer[0]) if answer else done.returncode
+    if error:
+        words = f"cuInit returns {', '.join(answer[:3])}" if answer else f"cuInit ends its process with signal {-error}"
+        raise driver_failure("cuda", error, words)
+    if answer[3:] and int(answer[3]) < context.plan.spawn:
+        words = f"CUDA shows {answer[3]} GPUs, and this task starts {context.plan.spawn} ranks"
+        raise driver_failure("cuda", CUDA_NO_DEVICE, words)
+    return [ok("cuda", "CUDA starts")]
 
 
 def select_used_gpus(

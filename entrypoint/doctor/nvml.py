@@ -5,15 +5,14 @@ GPUs that do not answer are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any
 
-from entrypoint.machine import import_pynvml
+from entrypoint.machine import import_pynvml, query
 
-T = TypeVar("T")
 MIB = 2**20
 # NVML's reasons for a lowered clock -> in words. Idle GPUs and limits that somebody set are no
 # problem.
@@ -83,9 +82,9 @@ def read_nvml(nvml: Any = None) -> NvmlSnapshot | None:
         return None
     try:
         handles = _gpu_handles(nvml)
-        version = _query(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2, 0)
+        version = query(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2, 0)
         return NvmlSnapshot(
-            driver=str(_query(nvml, nvml.nvmlSystemGetDriverVersion, "unknown")),
+            driver=str(query(nvml, nvml.nvmlSystemGetDriverVersion, "unknown")),
             cuda=(version // 1000, version % 1000 // 10) if version else None,
             gpus=tuple(_read_gpu(nvml, index, handle) for index, handle in handles.items()),
             pairs_without_p2p=_pairs_without_peer_access(nvml, handles),
@@ -101,44 +100,44 @@ def _gpu_handles(nvml: Any) -> dict[int, Any]:
     """
     handles = {}
     for index in range(nvml.nvmlDeviceGetCount()):
-        handle = _query(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, index), None)
-        if handle is not None and _query(nvml, partial(nvml.nvmlDeviceGetUUID, handle), None):
+        handle = query(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, index), None)
+        if handle is not None and query(nvml, partial(nvml.nvmlDeviceGetUUID, handle), None):
             handles[index] = handle
     return handles
 
 
 def _read_gpu(nvml: Any, index: int, handle: Any) -> Gpu:
-    memory = _query(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
+    memory = query(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
     # (corrected, uncorrected, pending, failed)
-    rows = _query(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(handle), (0, 0, 0, 0))
+    rows = query(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(handle), (0, 0, 0, 0))
     prohibited = nvml.NVML_COMPUTEMODE_PROHIBITED
-    capability = _query(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle), None)
+    capability = query(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle), None)
     return Gpu(
         index=index,
         uuid=str(nvml.nvmlDeviceGetUUID(handle)),
-        name=str(_query(nvml, lambda: nvml.nvmlDeviceGetName(handle), "GPU")),
+        name=str(query(nvml, lambda: nvml.nvmlDeviceGetName(handle), "GPU")),
         capability=tuple(capability) if capability else None,
         memory_mib=memory.total // MIB if memory else 0,
         used_mib=memory.used // MIB if memory else 0,
-        programs=len(_query(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), ())),
+        programs=len(query(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), ())),
         uncorrected=_uncorrected_errors(nvml, handle),
-        to_replace=bool(rows[2]) or bool(_query(nvml, lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle), 0)),
+        to_replace=bool(rows[2]) or bool(query(nvml, lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle), 0)),
         worn_out=bool(rows[3]),
         slowed=_slowdown_reasons(nvml, handle),
-        prohibited=_query(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle), None) == prohibited,
+        prohibited=query(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle), None) == prohibited,
     )
 
 
 def _uncorrected_errors(nvml: Any, handle: Any) -> int | None:
     error_type, counter = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-    errors: int | None = _query(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, error_type, counter), None)
+    errors: int | None = query(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, error_type, counter), None)
     return errors
 
 
 def _slowdown_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
-    bits = _query(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle), None)
+    bits = query(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle), None)
     if bits is None:  # an older driver has an older name for them
-        bits = _query(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), 0)
+        bits = query(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), 0)
     return tuple(words for name, words in SLOWDOWN_REASONS.items() if bits & getattr(nvml, name))
 
 
@@ -147,17 +146,7 @@ def _pairs_without_peer_access(nvml: Any, handles: Mapping[int, Any]) -> tuple[t
     status_ok = nvml.NVML_P2P_STATUS_OK
 
     def status(first: Any, second: Any) -> Any:
-        return _query(
-            nvml, lambda: nvml.nvmlDeviceGetP2PStatus(first, second, nvml.NVML_P2P_CAPS_INDEX_READ), status_ok
-        )
+        return query(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(first, second, nvml.NVML_P2P_CAPS_INDEX_READ), status_ok)
 
     pairs = combinations(handles.items(), 2)
     return tuple((i, j) for (i, first), (j, second) in pairs if status(first, second) != status_ok)
-
-
-def _query(nvml: Any, question: Callable[[], T], default: Any) -> Any:
-    """NVML's answer, or `default` if this GPU or driver does not support the question."""
-    try:
-        return question()
-    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):  # the second: the driver is older than pynvml
-        return default

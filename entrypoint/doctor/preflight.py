@@ -27,6 +27,8 @@ FATAL_FINDINGS = {
     "architecture": ExitCode.IMAGE_MISMATCH,
     "direct copies": ExitCode.IMAGE_MISMATCH,
     "compute mode": ExitCode.NODE,
+    "gpus": ExitCode.NODE,
+    "cuda": ExitCode.NODE,
 }
 
 
@@ -79,11 +81,11 @@ def preflight_checks(context: CheckContext) -> dict[str, Check]:
     if context.plan is not None and context.plan.device == "cuda":
         from entrypoint.doctor import gpu
 
-        checks = {"gpus": gpu.preflight, **checks}
+        checks = {"gpus": gpu.preflight, "cuda": gpu.check_cuda, **checks}
     return checks
 
 
 def _refuse_fatal_findings(findings: Sequence[Finding]) -> None:
     for finding in findings:
         if finding.state == "fail" and finding.name in FATAL_FINDINGS:
-            raise Failure(finding.text, fix=finding.fix, code=FATAL_FINDINGS[finding.name])
+            raise Failure(finding.text, fix=finding.fix, code=finding.code or FATAL_FINDINGS[finding.name])

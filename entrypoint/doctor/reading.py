@@ -71,15 +71,6 @@ def filesystem_type(path: Path, root: StrPath = "/") -> str:
     return find_mount(path, root)[1]
 
 
-def host_driver_version(root: StrPath = "/") -> str | None:
-    """The NVIDIA kernel driver's version; None without one.
-
-    A container sees it even if it sees no GPU.
-    """
-    match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", read_text(root, "proc/driver/nvidia/version"))
-    return match[1] if match else None
-
-
 def list_fabric_devices(root: StrPath = "/") -> tuple[FabricDevice, ...]:
     """InfiniBand, RoCE, EFA and Slingshot devices, as the kernel lists them."""
     devices = []

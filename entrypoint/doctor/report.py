@@ -18,7 +18,8 @@ _MIN_TEXT_COLUMNS = 30  # with less room nothing is folded
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
     """The JSON object that `doctor --json` prints."""
-    return {"findings": [asdict(finding) for finding in findings], "failed": num_failed(findings)}
+    rows = [{name: value for name, value in asdict(finding).items() if name != "code"} for finding in findings]
+    return {"findings": rows, "failed": num_failed(findings)}
 
 
 def as_text(findings: Sequence[Finding], *, colour: bool, columns: int | None = None) -> str:

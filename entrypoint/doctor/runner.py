@@ -16,6 +16,7 @@ TimeoutHandler = Callable[[str, float], Sequence[Finding]]
 HANG_CAUSES = {
     "plan": "the GPU driver or a file server hangs",
     "gpus": "the GPU driver hangs",
+    "cuda": "the GPU driver hangs where CUDA starts (cuInit)",
     "places": "a file server hangs",
     "clock": "a file server hangs",
     "network": "the name service or the network hangs",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import null_gpu
 import pytest
-from null_gpu_trainings import TRAIN, TWO_GPUS, Start, steps
+from null_gpu_trainings import LIMIT_S, SETTINGS, TRAIN, TWO_GPUS, Start, steps
 
 from train.logging.metrics_logger import METRICS_FILE, read_events
 
@@ -99,3 +100,39 @@ def test_a_driver_or_gpu_that_does_not_fit_is_refused_before_torch_is_loaded(
     done = start(*TRAIN, faults=faults)
     assert (done.returncode, image in done.stderr) == (72, True), done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("faults", "code", "fix"),
+    [
+        ({"NVML_INIT": "18"}, 78, "reboot the machine"),
+        ({"NVML_INIT": "999"}, 78, "systemctl daemon-reload"),
+        ({"CUDA_INIT": "802"}, 78, "nvidia-fabricmanager"),
+        ({"CUDA_INIT": "crash"}, 78, "nvidia-smi"),
+        ({"CUDA_INIT": "804"}, 72, "unset CUDA_COMPAT"),
+    ],
+    ids=str,
+)
+def test_a_driver_that_does_not_open_its_gpus_is_refused_before_torch_is_loaded(
+    start: Start, tmp_path: Path, faults: dict[str, str], code: int, fix: str
+) -> None:
+    done = start("-m", "train", *SETTINGS, faults=faults)
+    assert (done.returncode, fix in done.stderr) == (code, True), done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_of_a_gpu_goes_on_without_its_driver_only_on_request(
+    start: Start, stand_in: Path, tmp_path: Path
+) -> None:
+    assert start(*TRAIN).returncode == 0
+
+    def go_on(*words: str) -> subprocess.CompletedProcess[str]:
+        environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+        longer = [word.replace("train.epochs=2", "train.epochs=3") for word in SETTINGS]
+        command = [null_gpu.python(stand_in), "-m", "train", *longer, *words]
+        return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
+
+    refused = go_on()
+    assert (refused.returncode, "this run has trained on a GPU" in refused.stderr) == (78, True), refused.stderr
+    allowed = go_on("--device", "cpu")
+    assert (allowed.returncode, "device is CPU" in allowed.stdout) == (0, True), allowed.stdout + allowed.stderr

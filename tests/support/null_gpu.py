@@ -70,7 +70,7 @@ def environment(folder: Path, gpus: int = 1, **faults: str) -> dict[str, str]:
 
     faults, each NULL_GPU_... without its prefix: CAPABILITY=90, NAME, BYTES, DRIVER, DRIVER_CUDA=12080, SAME_UUID,
     APART=1 (each GPU near the core with its index only), FAIL=RANK:LAUNCHES:CODE, HANG=RANK:LAUNCHES,
-    NCCL_INIT=CODE, NCCL_FAIL=COLLECTIVES:CODE, NCCL_LAST_ERROR.
+    NCCL_INIT=CODE, NCCL_FAIL=COLLECTIVES:CODE, NCCL_LAST_ERROR, and those of `driver_environment`.
     """
     return {
         "LD_PRELOAD": str(folder / "libnullgpu.so"),
@@ -81,10 +81,14 @@ def environment(folder: Path, gpus: int = 1, **faults: str) -> dict[str, str]:
     }
 
 
-def driver_environment(driver: str, cuda: int) -> dict[str, str]:
-    """The variables of a process that finds a driver and a GPU, on which nothing runs. cuda: 12080 for 12.8."""
-    libraries = build() / "lib"
-    return {"LD_LIBRARY_PATH": str(libraries), "NULL_GPU_DRIVER": driver, "NULL_GPU_DRIVER_CUDA": str(cuda)}
+def driver_environment(driver: str = "595.10.01", cuda: int = 13_020, **faults: str) -> dict[str, str]:
+    """The variables of a process that finds a driver and a GPU, on which nothing runs. cuda: 12080 for 12.8.
+
+    faults, each NULL_GPU_... without its prefix: NVML_INIT=CODE, NVML_LIST=CODE, NVML_OPEN=CODE (of a GPU),
+    CUDA_INIT=CODE, hang or crash, CUDA_COUNT, COUNT.
+    """
+    found = {"LD_LIBRARY_PATH": str(build() / "lib"), "NULL_GPU_DRIVER": driver, "NULL_GPU_DRIVER_CUDA": str(cuda)}
+    return found | {f"NULL_GPU_{name}": value for name, value in faults.items()}
 
 
 def _compile(folder: Path) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 SUPPORT = Path(__file__).parent
 Start = Callable[..., subprocess.CompletedProcess[str]]
 # Six steps of 32 images and three evaluations.
-TRAIN = (
-    *("-m", "train", "--device", "cuda", "run.name=run", "data.samples=160", "data.image_size=16", "data.classes=4"),
+SETTINGS = (
+    *("run.name=run", "data.samples=160", "data.image_size=16", "data.classes=4"),
     *("data.val_fraction=0.4", "model.args.width=4", "train.global_batch_size=32", "train.epochs=2"),
     *("log.every_steps=1", "log.tensorboard=false", "log.gpu_every_seconds=1"),
 )
+TRAIN = ("-m", "train", "--device", "cuda", *SETTINGS)
 TWO_GPUS = {"gpus": 2}
 LIMIT_S = 900.0  # compiling takes minutes on a busy machine
 

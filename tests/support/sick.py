@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import null_gpu
 import pytest
 from processes import unmeasured
 
@@ -48,6 +49,7 @@ class Sick:
     limit: tuple[str, str] | None = None
     options: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
+    driver: Mapping[str, str] | None = None
 
 
 def findings(place: Sick, at: Path) -> list[Finding]:
@@ -57,6 +59,9 @@ def findings(place: Sick, at: Path) -> list[Finding]:
     program = [sys.executable, "-c", f"{MAIN}; {place.code}; sys.exit(m.main(sys.argv[1:]))"]
     words = [word.replace("AT", str(at)) for word in ("doctor", "--json", "--device", "cpu", *place.options)]
     environ = {"HOME": str(at), **{name: value.replace("AT", str(at)) for name, value in place.environ.items()}}
+    if place.driver is not None and (reason := null_gpu.missing()):
+        pytest.skip(reason)
+    environ |= {} if place.driver is None else null_gpu.driver_environment(**place.driver)
     with control_group(*place.limit) if place.limit else nullcontext("") as enter:
         shell = f'{enter} {place.shell} && exec "$@"'
         command = ["unshare", "--mount", "--uts", "sh", "-c", shell, "sh", *place.before, *program, *words]
@@ -120,6 +125,7 @@ def _calls(names: str, error: str) -> tuple[str, ...]:
 
 _BECOME = f"os.setgroups([]); os.setuid({STRANGER})"
 _BECOME_NOBODY_ELSE = "os.setgroups([]); os.setuid(10_000_000 + os.getpid())"  # a limit counts all that its user runs
+_ANY_DEVICE = ("--device", "auto")
 _TWO_RANKS, _NAMED = ("--procs-per-node", "2"), ("--output", "AT")
 _FAR = ("--nodes", "2", "--node-rank", "1", "--master-addr")
 _EVERYWHERE = " && ".join(_read_only(place) for place in ("/tmp", "/var/tmp", "/dev/shm"))
@@ -199,6 +205,23 @@ PLACES: Mapping[str, Sick] = {
         fix="pip install nvidia-ml-py",
         code="sys.modules['pynvml'] = None",
         options=("--device", "auto"),
+    ),
+    "a driver of another version": fails(
+        "gpus", "NVML error 18", fix="reboot the machine", options=_ANY_DEVICE, driver={"NVML_INIT": "18"}
+    ),
+    "a container that has lost its GPUs": fails(
+        "gpus", "Unknown Error", fix="daemon-reload", options=_ANY_DEVICE, driver={"NVML_INIT": "999"}
+    ),
+    "no library of the driver": fails(
+        "gpus",
+        "libnvidia-ml.so.1 cannot be loaded",
+        fix="--device cpu",
+        options=_ANY_DEVICE,
+        shell=f"{_tmpfs('/dev', 'mode=755')} && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 "
+        "&& mknod -m 666 /dev/nvidia0 c 195 0 && mkdir -m 1777 /dev/shm",
+    ),
+    "a fabric manager that does not run": fails(
+        "cuda", "cuInit returns 802", fix="nvidia-fabricmanager", options=_ANY_DEVICE, driver={"CUDA_INIT": "802"}
     ),
     "half a torchrun set": warns("plan", "LOCAL_WORLD_SIZE is not set", environ=_LEFT_OUT),
     "PYTHONPATH": warns("host python", "PYTHONPATH", environ={"PYTHONPATH": "/somewhere"}),

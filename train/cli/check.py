@@ -345,8 +345,9 @@ def check(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     options, note = launch.launch_options(arguments, config, environ), None
     try:
         plan = launch.plan_launch(config, options, environ)
+        launch.refuse_cpu_after_gpu(config, plan)
     except Failure as failure:
-        if failure.code != ExitCode.NODE:
+        if failure.code not in (ExitCode.NODE, ExitCode.IMAGE_MISMATCH):
             raise
         note = f"here it would not start: {failure.what}. fix: {failure.fix}"
         plan = launch.plan_launch(config, replace(options, device="cpu"), environ)

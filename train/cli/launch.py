@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, Final, NoReturn
 
 from entrypoint import (
+    NO_DRIVER_SOURCE,
     ExitCode,
     Failure,
     HangTimeouts,
@@ -32,6 +33,7 @@ from entrypoint import (
     unmounted_path_failure,
     write_styled,
 )
+from train import files
 from train.checkpoint import store
 from train.config import checks, environment, models
 from train.config.batches import BatchSizes, StepCounts, compute_batch_sizes, count_steps
@@ -229,6 +231,28 @@ def plan_launch(config: RunConfig, options: LaunchOptions, environ: Mapping[str,
     # dp uses all GPUs that it sees, so the second plan's warnings about unused GPUs would be wrong.
     alone = make_plan(environ, replace(options, procs_per_node=1))
     return replace(alone, warnings=plan.warnings) if config.train.parallel == "dp" else alone
+
+
+def refuse_cpu_after_gpu(config: RunConfig, plan: Plan) -> None:
+    """Refuse to resume a run of GPUs on the CPU, unless the user says so: this node lacks its driver.
+
+    Raises:
+        Failure: NODE.
+    """
+    if plan.sources.get("device") != NO_DRIVER_SOURCE or config.checkpoint.resume == "never":
+        return
+    checkpoints = store.list_checkpoints(run_folder(config) / "checkpoints")
+    with suppress(OSError, ValueError, LookupError, TypeError):  # none, or the ranks say what is wrong with it
+        path = checkpoints[max(checkpoints)]
+        device = str(files.read_json(path / store.STATE_FILE)["arithmetic"]["device"])
+        if not device.startswith("CPU"):
+            raise Failure(
+                "this run has trained on a GPU, and none can be used here",
+                found=f"{path}: {device}; here: {NO_DRIVER_SOURCE}",
+                fix="start it on a node with GPUs, in a container with --nv or --gpus all; or go on with --device cpu, "
+                "slower and with other rounding",
+                code=ExitCode.NODE,
+            )
 
 
 def add_config_warnings(plan: Plan, config: RunConfig) -> Plan:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from entrypoint import ExitCode, Failure, parse_launch_options, print_message
+from entrypoint import ExitCode, Failure, find_device, parse_launch_options, print_message
 from train import plugin
 from train.cli.launch import TrainArgumentParser
 from train.config import environment, load, schema
@@ -94,8 +94,8 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Print predictions on stdout, or write them to the table of --csv; name unreadable images on stderr."""
     arguments = build_parser().parse_intermixed_args(argv)
     words, settings = split_images_and_settings(arguments.images)
-    top, device = _parse_top(arguments.top), parse_launch_options(arguments, environ).device
-    table = _table_file(arguments)
+    top, table = _parse_top(arguments.top), _table_file(arguments)
+    device = find_device(environ, parse_launch_options(arguments, environ).device)
     unread = Counter[str]()
     if os.path.exists(os.path.join(arguments.checkpoint, EXPORT_FILE)):
         model, files = _load_from_export(arguments, words, settings, device, unread)
@@ -218,7 +218,7 @@ def _load_from_run(
     environment.remove_conflicting_variables(environ, download=False)
     from train.inference import predict  # torch
 
-    environ["ENTRYPOINT_DEVICE"] = predict.resolve_device(device)
+    environ["ENTRYPOINT_DEVICE"] = device
     model = predict.prepare_from_checkpoint(config, checkpoint, environ, len(files))
     for note in (*checkpoint.notes, *notes):
         print_message(f"note: {note}", sys.stderr)
@@ -236,7 +236,6 @@ def _load_from_export(
     batch_settings = [word for word in settings if word.startswith("eval.batch_size=")]
     factory = _load_custom_factory(folder, arguments.config, [word for word in settings if word not in batch_settings])
     batch_size = load.load_config(None, batch_settings).eval.batch_size
-    device = predict.resolve_device(device)
     return predict.prepare_from_export(folder, device, len(files), factory, batch_size), files
 
 

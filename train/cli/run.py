@@ -33,6 +33,7 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     folder = run_folder(config)
     with lock.record_node_failure(folder, environ):
         plan = launch.plan_launch(config, launch.launch_options(arguments, config, environ), environ)
+        launch.refuse_cpu_after_gpu(config, plan)
     launch.refuse_invalid_launch(config, plan, environ)
     holder = lock.this_start_as_holder(environ, launch_id=plan.launch_id, started_at=time.time())
     has_rank_0 = plan.world.rank == 0

@@ -129,7 +129,7 @@ DEVICE_ERROR_KINDS: Final = (
             "MPS server",
         ),
         what="CUDA does not run on it",
-        fix="entrypoint doctor compares the driver with torch's CUDA; " + EXCLUDE_NODE_FIX,
+        fix="entrypoint doctor starts CUDA, and has a fix for each of its errors; " + EXCLUDE_NODE_FIX,
     ),
     DeviceErrorKind(
         messages=("device-side assert triggered",),
@@ -276,7 +276,7 @@ def choose_device(device_type: str, local_rank: int) -> torch.device:
             f"CUDA finds no GPU for local rank {local_rank}",
             found=f"{count} usable GPUs",
             expected=f"{local_rank + 1} or more, or exactly one for this rank alone",
-            fix="start the container with --nv (Apptainer) or --gpus all (Docker), or use --device cpu",
+            fix="entrypoint doctor says why (a container needs --nv or --gpus all); or use --device cpu",
             code=ExitCode.NODE,
         )
     try:

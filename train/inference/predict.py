@@ -70,11 +70,6 @@ class InferenceModel:
         return self.spec.shape
 
 
-def resolve_device(device: str) -> str:
-    """cpu or cuda: auto is cuda if there is a GPU."""
-    return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def prepare_from_checkpoint(
     config: RunConfig, chosen: ChosenCheckpoint, environ: MutableMapping[str, str], images: int
 ) -> InferenceModel:

@@ -33,7 +33,6 @@ MADE_UP = {
     "gpu.rtx_40_findings fail direct copies": (
         "test_gpus.py::test_direct_copies_that_do_not_work_are_found_before_nccl_hangs",
     ),
-    "gpu.no_gpu_finding fail gpus": ("test_gpus.py::test_a_driver_whose_gpus_are_not_here_names_the_flag",),
     "gpu.gpu_findings warn gpus": ("test_gpus.py::test_gpus_that_are_all_hidden_are_a_warning",),
     "gpu._check_ecc fail ecc: a broken row of its memory could not be replaced": (
         "test_gpus.py::test_each_trouble_is_named_with_its_gpu",
@@ -125,7 +124,14 @@ FOR_REAL = {
         "cluster/test_doctor.py::test_an_output_folder_that_is_not_bound_is_named",
     ),
     "runner.timeout_findings fail name": ("test_names.py::test_a_name_service_that_hangs_keeps_nobody_waiting",),
-    "runner.run_check failure_finding name": ("GPUs where there are none", "no package that counts GPUs"),
+    "runner.run_check failure_finding name": (
+        "GPUs where there are none",
+        "no package that counts GPUs",
+        "a driver of another version",
+        "a container that has lost its GPUs",
+        "no library of the driver",
+        "a fabric manager that does not run",
+    ),
     "variables.host_python_findings warn host python": (
         "PYTHONPATH",
         "PYTHONHOME",

@@ -60,12 +60,6 @@ def test_the_innermost_mount_names_the_file_system(tmp_path: Path) -> None:
     assert kinds == ["nfs4", "tmpfs", "overlay"]
 
 
-def test_the_hosts_driver_is_read(tmp_path: Path) -> None:
-    said = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\n"
-    assert reading.host_driver_version(lay(tmp_path, proc__driver__nvidia__version=said)) == "580.95.05"
-    assert reading.host_driver_version(tmp_path / "none") is None
-
-
 def test_a_fabric_is_up_where_one_of_its_ports_is(tmp_path: Path) -> None:
     lay(tmp_path, sys__class__infiniband__mlx5_0__ports__1__state="4: ACTIVE\n")
     lay(tmp_path, sys__class__infiniband__mlx5_1__ports__1__state="1: DOWN\n")

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 /* The runtime's stand-in, where it is loaded: not in a process that only asks for the driver. */
 extern int null_gpu_launch(void) __attribute__((weak));
@@ -14,7 +16,19 @@ static void *const CONTEXT = (void *)0xc0;
 static long next_handle = 0x100;
 static void *new_handle(void) { return (void *)__sync_add_and_fetch(&next_handle, 16); }
 
-int cuInit(unsigned flags) { return 0; }
+/* NULL_GPU_CUDA_INIT: the error that it returns, or "hang", or "crash". */
+int cuInit(unsigned flags) {
+  const char *text = getenv("NULL_GPU_CUDA_INIT");
+  if (!text) return 0;
+  if (!strcmp(text, "crash")) abort();
+  while (!strcmp(text, "hang")) pause();
+  return atoi(text);
+}
+int cuDeviceGetCount(int *count) {
+  const char *text = getenv("NULL_GPU_CUDA_COUNT");
+  *count = atoi(text ? text : getenv("NULL_GPU_COUNT") ? getenv("NULL_GPU_COUNT") : "1");
+  return 0;
+}
 int cuDriverGetVersion(int *version) {
   const char *text = getenv("NULL_GPU_DRIVER_CUDA");
   *version = text ? atoi(text) : 13020;
@@ -33,6 +47,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
   return cudaDeviceGetAttribute ? cudaDeviceGetAttribute(value, attribute, device) : 0;
 }
 int cuGetErrorString(int error, const char **text) { *text = "error of a stand-in"; return 0; }
+int cuGetErrorName(int error, const char **text) { *text = "CUDA_ERROR_OF_A_STAND_IN"; return 0; }
 int cuModuleLoadData(void **module, const void *image) { *module = new_handle(); return 0; }
 int cuModuleGetFunction(void **function, void *module, const char *name) { *function = new_handle(); return 0; }
 int cuFuncGetAttribute(int *value, int attribute, void *function) {

@@ -12,18 +12,22 @@ static const char *text(const char *variable, const char *otherwise) {
 static unsigned number(const char *variable, const char *otherwise) { return (unsigned)atol(text(variable, otherwise)); }
 static int index_of(void *handle) { return (int)((int *)handle - gpus); }
 
-int nvmlInitWithFlags(unsigned flags) { return 0; }
-int nvmlInit_v2(void) { return 0; }
+int nvmlInitWithFlags(unsigned flags) { return (int)number("NULL_GPU_NVML_INIT", "0"); }
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 int nvmlShutdown(void) { return 0; }
 int nvmlSystemGetDriverVersion(char *to, unsigned size) {
   snprintf(to, size, "%s", text("NULL_GPU_DRIVER", "595.10.01"));
   return 0;
 }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = (int)number("NULL_GPU_DRIVER_CUDA", "13020"); return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = number("NULL_GPU_COUNT", "1"); return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) {
+  *count = number("NULL_GPU_COUNT", "1");
+  return (int)number("NULL_GPU_NVML_LIST", "0");
+}
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
   *handle = &gpus[index];
-  return index < number("NULL_GPU_COUNT", "1") ? 0 : 2; /* NVML_ERROR_INVALID_ARGUMENT */
+  if (index >= number("NULL_GPU_COUNT", "1")) return 2; /* NVML_ERROR_INVALID_ARGUMENT */
+  return (int)number("NULL_GPU_NVML_OPEN", "0");
 }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) { *handle = &gpus[0]; return 0; }
 int nvmlDeviceGetUUID(void *handle, char *to, unsigned size) {

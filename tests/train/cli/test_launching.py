@@ -14,6 +14,7 @@ from entrypoint import ExitCode, Failure, LaunchOptions, Plan
 from entrypoint.launchers import detect_allocation
 from entrypoint.plan import plan_allocation
 from train import __main__ as front
+from train.checkpoint import format
 from train.cli import launch
 from train.config import load
 from train.run import exit_file
@@ -188,3 +189,54 @@ def test_data_workers_of_a_chosen_number_are_compared_with_the_processors(
     planned = plan_allocation(detect_allocation({}, options, machine()), options, machine(), {})
     launch.print_preflight_findings(planned, load.load_config(None, settings), {})
     assert asked == [workers]
+
+
+def plan_here(device: str = "auto", **environ: str) -> Plan:
+    """The plan on a machine without a driver."""
+    options = LaunchOptions(device=device)  # type: ignore[arg-type]
+    return plan_allocation(detect_allocation({}, options, machine()), options, machine(), environ)
+
+
+def saved_run(folder: Path, device: str | None) -> list[str]:
+    """The settings of a run with a checkpoint that was saved on this device; None: by a version that did not say it."""
+    metadata = {"state": {"step": 20}} | ({} if device is None else {"arithmetic": {"device": device}})
+    format.save_checkpoint(folder / "run/checkpoints", step=20, tensors={}, metadata=metadata, keep=9)
+    return [f"run.output_dir={folder}", "run.name=run"]
+
+
+def test_a_run_of_gpus_does_not_go_on_on_the_cpu_unasked(tmp_path: Path) -> None:
+    config = load.load_config(None, saved_run(tmp_path, "NVIDIA H100"))
+    with pytest.raises(Failure, match="this run has trained on a GPU") as refused:
+        launch.refuse_cpu_after_gpu(config, plan_here())
+    assert (refused.value.code, "--device cpu" in refused.value.fix) == (ExitCode.NODE, True)
+    assert "NVIDIA H100" in str(refused.value.found)
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "plan"),
+    [
+        ("NVIDIA H100", (), {"device": "cpu"}),
+        ("NVIDIA H100", (), {"CUDA_VISIBLE_DEVICES": ""}),
+        ("NVIDIA H100", ("checkpoint.resume=never",), {}),
+        ("CPU, AVX2", (), {}),
+        (None, (), {}),
+    ],
+    ids=["asked for", "GPUs hidden", "starts over", "began on the CPU", "an older version"],
+)
+def test_any_other_run_goes_on_there(
+    tmp_path: Path, device: str | None, settings: tuple[str, ...], plan: dict[str, str]
+) -> None:
+    config = load.load_config(None, [*saved_run(tmp_path, device), *settings])
+    launch.refuse_cpu_after_gpu(config, plan_here(**plan))
+
+
+def test_a_run_of_gpus_whose_newest_checkpoint_is_of_the_cpu_goes_on_there(tmp_path: Path) -> None:
+    settings = saved_run(tmp_path, "NVIDIA H100")
+    metadata = {"state": {"step": 30}, "arithmetic": {"device": "CPU, AVX2"}}
+    format.save_checkpoint(tmp_path / "run/checkpoints", step=30, tensors={}, metadata=metadata, keep=9)
+    launch.refuse_cpu_after_gpu(load.load_config(None, settings), plan_here())
+
+
+def test_what_a_start_would_refuse_is_a_note_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert front.run_command(["check", *saved_run(tmp_path, "NVIDIA H100")], {}) == 0
+    assert "note: here it would not start: this run has trained on a GPU" in capsys.readouterr().out
