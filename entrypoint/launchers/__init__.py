@@ -6,6 +6,7 @@ It refuses variables that contradict each other or that were inherited from anot
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from entrypoint.errors import ExitCode, Failure
@@ -41,8 +42,7 @@ def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machin
 
 def _read_innermost_launcher(environ: Mapping[str, str], machine: Machine) -> Allocation:
     if torchrun.has_rank_variables(environ):
-        _refuse_inherited_variables(environ)
-        return torchrun.read_allocation(environ, machine)
+        return _read_torchrun_variables(environ, machine)
     if starter := per_rank.find_launcher(environ):
         _refuse_ranks_of_another_launch(environ, starter)
         return _override_master_addr(environ, per_rank.read_allocation(environ, machine, starter))
@@ -59,6 +59,27 @@ def _read_innermost_launcher(environ: Mapping[str, str], machine: Machine) -> Al
     per_node.refuse_unknown_number_of_nodes(environ)
     _refuse_hidden_job(machine)
     return local.single_node_allocation(machine, batch_script.refuse_several_nodes(environ, machine))
+
+
+def _read_torchrun_variables(environ: Mapping[str, str], machine: Machine) -> Allocation:
+    """The Allocation of torchrun's variables, some of which may be missing.
+
+    NVIDIA's enroot hook and many scripts export RANK=$SLURM_PROCID and the like without LOCAL_WORLD_SIZE. If they only
+    repeat the numbers of the launcher around them, it says what is missing: which ranks share a node, and whether a
+    task has to start a rank per GPU.
+
+    Raises:
+        Failure: LAUNCH_CONFLICT for variables of another launch; also as `torchrun.read_allocation`.
+    """
+    others = {name: value for name, value in environ.items() if name not in torchrun.CORE_VARIABLES}
+    outer = None
+    with suppress(Failure):  # it would not start without these variables: nothing around them is certain
+        around = _read_innermost_launcher(others, machine)
+        outer = around if torchrun.repeats_numbers(environ, around) else None
+    _refuse_inherited_variables(environ, outer)
+    if outer and not environ.get("LOCAL_WORLD_SIZE"):
+        return outer
+    return torchrun.read_allocation(environ, machine, outer)
 
 
 def _refuse_smaller_world(environ: Mapping[str, str], machine: Machine, allocation: Allocation) -> None:
@@ -173,19 +194,19 @@ def current_job_key(environ: Mapping[str, str]) -> str:
     return " ".join(filter(None, keys))
 
 
-def _refuse_inherited_variables(environ: Mapping[str, str]) -> None:
+def _refuse_inherited_variables(environ: Mapping[str, str], outer: Allocation | None) -> None:
     """Refuse torchrun's variables if they belong to another launch.
 
     sbatch and srun pass on the environment of the process that calls them, also that of a rank.
     Variables that we set must name this job, step and launch; variables set by hand must agree with
-    srun's numbers.
+    srun's numbers, or with those of `outer`: mpirun's in a Slurm job, say.
     """
     current_job, original_job = current_job_key(environ), environ.get(JOB_VARIABLE)
     if original_job is not None:
         if not set(current_job.split()) <= set(original_job.split()):
             raise _inherited_variables_failure(environ, original_job, current_job)
         return
-    if slurm.in_step(environ) and not _is_torchrun_inside_task(environ):
+    if outer is None and slurm.in_step(environ) and not _is_torchrun_inside_task(environ):
         _refuse_contradiction_with_step(environ)
 
 
