@@ -35,6 +35,8 @@ from entrypoint.world import World, world_to_environ
 START_TIMEOUT_S: Final = 600.0  # launch.timeouts.start, for a command that has no configuration
 WAITING_NOTE_AFTER_S: Final = 10.0
 NAME_INTERVAL_S: Final = 1.0  # between two questions for the name of rank 0's host
+# For the user's command on the CPU. Without the first, Accelerate makes each rank a world of its own.
+FOREIGN_CPU_VARIABLES: Final = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def run_plan(
@@ -70,10 +72,15 @@ def run_plan(
         if planned.world.num_nodes > 1:
             _resolve_master(planned, deadline, inbox, console)
         base, notes = environment.clean_environ(environ, foreign=foreign, scratch=scratch)
-        _report_notes(planned, (*notes, *_restart_notes(planned, care), *_address_notes(planned, foreign)), console)
+        forced = FOREIGN_CPU_VARIABLES if foreign and planned.device == "cpu" else {}
+        notes += [*_restart_notes(planned, care), *_address_notes(planned, foreign)]
+        replaced = [f"{name}={environ[name]}" for name, value in forced.items() if environ.get(name, value) != value]
+        notes += [f"not used, the ranks compute on the CPU: {text}" for text in replaced]
+        _report_notes(planned, notes, console)
         for name in (heartbeat.HEARTBEAT_VARIABLE, gauges.RESOURCES_VARIABLE, "PMI_FD"):
             base.pop(name, None)  # of an outer run; and mpiexec's socket, which ranks do not inherit
-        shared = base | _shared_variables(planned, environ, console, care) | _master_port_variable(planned, foreign)
+        shared = base | _shared_variables(planned, environ, console, care) | forced
+        shared |= _master_port_variable(planned, foreign)
         for attempt in itertools.count():
             code, stop = _run_attempt(
                 planned, command, shared | _attempt_variables(planned, attempt), log_dir, console, foreign, care, inbox

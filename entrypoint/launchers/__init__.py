@@ -251,6 +251,8 @@ def _inherited_variables_failure(environ: Mapping[str, str], original_job: str, 
         JOB_VARIABLE,
         "ENTRYPOINT_DEVICE",
         *environ.get("ENTRYPOINT_SET", "").split(","),
+        # Of a command on the CPU (entrypoint.launch): it would hide the next job's GPUs too.
+        *(["ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES"] if environ.get("CUDA_VISIBLE_DEVICES") == "" else []),
     ]
     mpi_variables = [variable for launcher in per_rank.RANK_LAUNCHERS for variable in launcher.variables.values()]
     torchelastic_variables = [variable for variable in environ if variable.startswith("TORCHELASTIC_")]

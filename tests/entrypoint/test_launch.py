@@ -39,6 +39,49 @@ def test_each_rank_gets_the_whole_contract(tmp_path: Path) -> None:
     assert [e["RANK"] + e["LOCAL_RANK"] + e["WORLD_SIZE"] for e in (first, second)] == ["002", "112"]
 
 
+def test_a_command_on_the_cpu_sees_no_gpu_and_accelerate_is_told(tmp_path: Path) -> None:
+    for rank in environments(tmp_path, CUDA_VISIBLE_DEVICES="0,1", ACCELERATE_USE_CPU="False"):
+        assert (rank["ACCELERATE_USE_CPU"], rank["CUDA_VISIBLE_DEVICES"]) == ("true", "")
+
+
+def test_what_a_command_on_the_cpu_gets_instead_of_the_users_variables_is_said(tmp_path: Path) -> None:
+    line = ("-m", "entrypoint", "run", "--device", "cpu", "--", "true")
+    done = python(*line, environ={"CUDA_VISIBLE_DEVICES": "0"}, cwd=tmp_path)
+    assert "note: not used, the ranks compute on the CPU: CUDA_VISIBLE_DEVICES=0\n" in done.stderr
+    assert "ACCELERATE_USE_CPU" not in done.stderr
+
+
+def test_a_command_on_a_gpu_keeps_its_devices(tmp_path: Path) -> None:
+    node = machine(gpus=("GPU-fake-0",))
+    plan = plan_allocation(detect_allocation({}, LaunchOptions(), node), LaunchOptions(), node, {})
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}
+    environ.pop("ACCELERATE_USE_CPU", None)
+    assert run_plan(plan, [sys.executable, "-c", TELL], environ, log_dir=tmp_path, foreign=True) == 0
+    seen = json.loads((tmp_path / "rank-0000.log").read_text().splitlines()[-1])
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen.get("ACCELERATE_USE_CPU")) == ("0", None)
+
+
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator()
+model = accelerator.prepare(torch.nn.Linear(2, 1))
+accelerator.backward(model(torch.full((3, 2), accelerator.process_index + 1.0)).sum())
+gradient = next(model.parameters()).grad.flatten().tolist()
+print(accelerator.num_processes, accelerator.process_index, accelerator.device.type, gradient, flush=True)
+"""
+
+
+def test_a_script_with_accelerate_is_one_world_of_two_ranks_on_the_cpu(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ACCELERATED)
+    line = ("-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", "2", "--", sys.executable, "script.py")
+    done = python(*line, environ={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    logs = [(tmp_path / f"logs/rank-{rank:04d}.log").read_text().splitlines()[-1] for rank in range(2)]
+    # Three images of 1, and three of 2: each rank has the mean of both gradients.
+    assert logs == ["2 0 cpu [4.5, 4.5]", "2 1 cpu [4.5, 4.5]"]
+
+
 def test_all_ranks_meet_at_one_address(tmp_path: Path) -> None:
     meetings = {(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in environments(tmp_path, ranks=3)}
     assert len(meetings) == 1
@@ -206,6 +249,13 @@ def test_what_a_rank_hands_on_to_the_next_job_is_refused_there(tmp_path: Path) -
     assert detect_allocation(handed_on, LaunchOptions(), machine()).launcher == "torchrun"
     with pytest.raises(Failure, match=r"of another launch[^$]*of 6.pbs, and this is 7.pbs"):
         detect_allocation(handed_on | {"PBS_JOBID": "7.pbs"}, LaunchOptions(), machine())
+
+
+def test_gpus_that_a_rank_on_the_cpu_does_not_see_are_not_hidden_from_the_next_job(tmp_path: Path) -> None:
+    first = environments(tmp_path, ranks=1, PBS_JOBID="6.pbs")[0]
+    with pytest.raises(Failure, match="of another launch") as caught:
+        detect_allocation(first | {"PBS_JOBID": "7.pbs"}, LaunchOptions(), machine())
+    assert "ACCELERATE_USE_CPU CUDA_VISIBLE_DEVICES" in caught.value.fix
 
 
 def test_one_task_that_starts_all_ranks_passes_over_a_taken_port(tmp_path: Path) -> None:
