@@ -72,15 +72,12 @@ def run_plan(
         if planned.world.num_nodes > 1:
             _resolve_master(planned, deadline, inbox, console)
         base, notes = environment.clean_environ(environ, foreign=foreign, scratch=scratch)
-        forced = FOREIGN_CPU_VARIABLES if foreign and planned.device == "cpu" else {}
+        notes += _adapt_foreign_environ(planned, base) if foreign else []
         notes += [*_restart_notes(planned, care), *_address_notes(planned, foreign)]
-        replaced = [f"{name}={environ[name]}" for name, value in forced.items() if environ.get(name, value) != value]
-        notes += [f"not used, the ranks compute on the CPU: {text}" for text in replaced]
         _report_notes(planned, notes, console)
         for name in (heartbeat.HEARTBEAT_VARIABLE, gauges.RESOURCES_VARIABLE, "PMI_FD"):
             base.pop(name, None)  # of an outer run; and mpiexec's socket, which ranks do not inherit
-        shared = base | _shared_variables(planned, environ, console, care) | forced
-        shared |= _master_port_variable(planned, foreign)
+        shared = base | _shared_variables(planned, environ, console, care) | _master_port_variable(planned, foreign)
         for attempt in itertools.count():
             code, stop = _run_attempt(
                 planned, command, shared | _attempt_variables(planned, attempt), log_dir, console, foreign, care, inbox
@@ -198,6 +195,22 @@ def _address_notes(planned: Plan, foreign: bool) -> list[str]:
     if network.is_own_address(address := network.resolve(world.master_addr)):
         return []
     return [f"the master's address {address} is not this host's own: right if a service or router leads here"]
+
+
+def _adapt_foreign_environ(planned: Plan, environ: dict[str, str]) -> list[str]:
+    """Change the environment of the user's command where ranks would disturb each other; a note for each change.
+
+    `train` removes such variables itself. A rank that is alone on its node keeps the threads that the user bound.
+    """
+    bindings = environment.THREAD_BINDING_VARIABLES if planned.world.local_world_size > 1 else ()
+    bound = [name for name in bindings if environ.pop(name, "").lower() not in ("", "false", "disabled", "none")]
+    forced = FOREIGN_CPU_VARIABLES if planned.device == "cpu" else {}
+    replaced = [f"{name}={environ[name]}" for name, value in forced.items() if environ.get(name, value) != value]
+    environ.update(forced)
+    return [
+        *(f"not used, all ranks of a node would share its first core: {name}" for name in [", ".join(bound)] if name),
+        *(f"not used, the ranks compute on the CPU: {text}" for text in replaced),
+    ]
 
 
 def _starts_all_ranks(planned: Plan) -> bool:

@@ -107,6 +107,22 @@ def test_threads_are_shared_among_ranks_unless_the_user_says(tmp_path: Path) -> 
     assert environments(tmp_path, OMP_NUM_THREADS="")[0]["OMP_NUM_THREADS"] == str(expected)
 
 
+BINDING = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores", "GOMP_CPU_AFFINITY": "0"}
+
+
+def test_ranks_that_would_all_be_bound_to_the_first_core_are_not_and_it_is_said_once(tmp_path: Path) -> None:
+    line = ("-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", "2", "--", "python3", "-c", TELL)
+    done = python(*line, environ=BINDING, cwd=tmp_path)
+    logs = [json.loads((tmp_path / f"logs/rank-{rank:04d}.log").read_text().splitlines()[-1]) for rank in range(2)]
+    assert not any(set(BINDING) & set(log) for log in logs)
+    note = "not used, all ranks of a node would share its first core: OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY"
+    assert done.stderr.count(note) == 1
+
+
+def test_a_rank_alone_keeps_its_users_binding(tmp_path: Path) -> None:
+    assert environments(tmp_path, ranks=1, **BINDING)[0].items() >= BINDING.items()
+
+
 def test_ranks_are_told_which_variables_are_not_the_users_own(tmp_path: Path) -> None:
     first = environments(tmp_path, OMP_NUM_THREADS="3", ENTRYPOINT_SET="")[0]
     assert first["ENTRYPOINT_SET"] == "GLOO_SOCKET_IFNAME,NCCL_SOCKET_IFNAME"
