@@ -30,7 +30,7 @@ from entrypoint.monitor import MonitoredRank, ResourceMonitor
 from entrypoint.plan import Plan
 from entrypoint.supervise import SignalInbox, Supervision, supervise
 from entrypoint.tee import Console, Tee, open_log
-from entrypoint.world import World, world_to_environ
+from entrypoint.world import World, is_loopback, world_to_environ
 
 START_TIMEOUT_S: Final = 600.0  # launch.timeouts.start, for a command that has no configuration
 WAITING_NOTE_AFTER_S: Final = 10.0
@@ -192,9 +192,9 @@ def _address_notes(planned: Plan, foreign: bool) -> list[str]:
     world = planned.world
     if not foreign or planned.agent_store or world.rank > 0 or world.num_nodes == 1:
         return []
-    if network.is_own_address(address := network.resolve(world.master_addr)):
+    if any(map(network.is_own_address, addresses := network.resolve_all(world.master_addr))):
         return []
-    return [f"the master's address {address} is not this host's own: right if a service or router leads here"]
+    return [f"the master's address {addresses[0]} is not this host's own: right if a service or router leads here"]
 
 
 def _adapt_foreign_environ(planned: Plan, environ: dict[str, str]) -> list[str]:
@@ -326,7 +326,9 @@ def _interface_towards_peers(planned: Plan) -> str | None:
     if planned.one_host:
         return network.LOOPBACK_INTERFACE
     if planned.world.num_nodes > 1:
-        return network.interface_between(planned.hosts, master)
+        # Kubeflow's first pod may call itself `localhost`; the others do not.
+        is_first_pod = is_loopback(master) and planned.launcher in per_node.NAMES
+        return network.interface_between(planned.hosts, network.own_address({}) if is_first_pod else master)
     return network.interface_towards(network.resolve(master))
 
 

@@ -31,6 +31,12 @@ def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machin
     Raises:
         Failure: LAUNCH_CONFLICT if the environment is incomplete or contradicts itself.
     """
+    # Of a service called "master" or "pet-master" Kubernetes tells each pod so; a port given by a user is a number.
+    links = {name: environ[name] for name in ("MASTER_PORT", "PET_MASTER_PORT") if "://" in environ.get(name, "")}
+    if links:
+        allocation = detect_allocation({**environ, **dict.fromkeys(links, "")}, options, machine)
+        notes = [f"not used, Kubernetes sets it for a service of that name: {name}={links[name]}" for name in links]
+        return replace(allocation, warnings=(*allocation.warnings, *notes))
     if options.nodes is not None:
         return _with_master_port(environ, local.manual_allocation(options, machine))
     allocation = _with_master_port(environ, _read_innermost_launcher(environ, machine))
@@ -56,9 +62,9 @@ def _read_innermost_launcher(environ: Mapping[str, str], machine: Machine) -> Al
         slurm.check_job_shell(environ, machine)
     per_rank.refuse_unknown_launcher(environ)
     per_rank.refuse_unknown_ranks(environ)
-    per_node.refuse_unknown_number_of_nodes(environ)
+    warnings = per_node.refuse_unknown_number_of_nodes(environ)
     _refuse_hidden_job(machine)
-    return local.single_node_allocation(machine, batch_script.refuse_several_nodes(environ, machine))
+    return local.single_node_allocation(machine, warnings + batch_script.refuse_several_nodes(environ, machine))
 
 
 def _read_torchrun_variables(environ: Mapping[str, str], machine: Machine) -> Allocation:

@@ -11,7 +11,7 @@ from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers import per_node
 from entrypoint.launchers.allocation import Allocation
 from entrypoint.machine import Machine
-from entrypoint.world import TORCHRUN_VARIABLES, is_whole_number, parse_port, parse_whole_number
+from entrypoint.world import TORCHRUN_VARIABLES, is_loopback, is_whole_number, parse_port, parse_whole_number
 
 CORE_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _OTHER_NAMES = {"GROUP_RANK": "NODE_RANK", "GROUP_WORLD_SIZE": "NNODES"}  # of scripts and other libraries
@@ -75,7 +75,8 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, outer: Allocat
     values = {name: parse_whole_number(used, environ[used]) for name, used in names.items() if environ.get(used)}
     if outer and not outer.exchanges_hosts:  # otherwise its numbers of nodes are guesses
         values |= {"GROUP_RANK": outer.node_rank, "GROUP_WORLD_SIZE": outer.num_nodes}
-    local_size, warnings = _local_world_size(values, machine, outer)
+    num_gpus = 0 if is_loopback(environ.get("MASTER_ADDR", "")) else len(machine.gpus)  # then all ranks are here
+    local_size, warnings = _local_world_size(values, num_gpus, outer)
     values["LOCAL_WORLD_SIZE"] = local_size
     values.setdefault("GROUP_RANK", values["RANK"] // local_size)
     values.setdefault("GROUP_WORLD_SIZE", -(-values["WORLD_SIZE"] // local_size))
@@ -105,11 +106,11 @@ def _number_variables() -> list[str]:
 
 
 def _local_world_size(
-    values: Mapping[str, int], machine: Machine, outer: Allocation | None
+    values: Mapping[str, int], num_gpus: int, outer: Allocation | None
 ) -> tuple[int, tuple[str, ...]]:
-    rank, world, gpus = values["RANK"], max(values["WORLD_SIZE"], 1), len(machine.gpus)
-    derived = -(-world // values["GROUP_WORLD_SIZE"]) if values.get("GROUP_WORLD_SIZE") else min(gpus or world, world)
-    size = max(values.get("LOCAL_WORLD_SIZE", derived), 1)
+    rank, world = values["RANK"], max(values["WORLD_SIZE"], 1)
+    per_node = -(-world // values["GROUP_WORLD_SIZE"]) if values.get("GROUP_WORLD_SIZE") else num_gpus or world
+    size = max(values.get("LOCAL_WORLD_SIZE", min(per_node, world)), 1)
     if "LOCAL_WORLD_SIZE" in values:
         fits = outer is None or outer.exchanges_hosts or size == outer.tasks_on_node
     else:
@@ -118,7 +119,7 @@ def _local_world_size(
     if not fits:
         raise Failure(
             "LOCAL_WORLD_SIZE is missing or wrong: the other numbers do not fit it",
-            found=", ".join(f"{name}={value}" for name, value in values.items()) + f", GPUs visible {gpus}",
+            found=", ".join(f"{name}={value}" for name, value in values.items()) + f", GPUs visible {num_gpus}",
             expected=f"{outer.launcher}: {outer.tasks_on_node} tasks on this node" if outer else None,
             fix="set LOCAL_WORLD_SIZE to the number of ranks on this node and GROUP_RANK to its number; under srun or "
             "mpirun unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE: the launcher's own numbers are read",

@@ -22,6 +22,7 @@ from entrypoint.options import LaunchOptions
 from entrypoint.plan import Plan, plan_allocation
 from entrypoint.world import TORCHRUN_VARIABLES
 
+FIRST_POD = {"PET_NNODES": "2", "PET_NODE_RANK": "0"}
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
@@ -190,13 +191,13 @@ def test_a_pod_waits_until_the_name_of_rank_0s_pod_resolves(
 ) -> None:
     asked: list[str] = []
 
-    def resolve(host: str) -> str:
+    def resolve_all(host: str) -> tuple[str, ...]:
         asked.append(host)
         if len(asked) < 3:
             raise Failure(f"{host} does not resolve", fix="start that pod", code=ExitCode.PEER)
-        return "127.0.0.1"
+        return ("127.0.0.1",)
 
-    monkeypatch.setattr(network, "resolve", resolve)
+    monkeypatch.setattr(network, "resolve_all", resolve_all)
     monkeypatch.setattr("entrypoint.launch.NAME_INTERVAL_S", 0.01)
     pet = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "train-0.train"}
     assert run_plan(planned(pet), ["true"], dict(os.environ), log_dir=tmp_path, foreign=True) == 0
@@ -212,7 +213,7 @@ def test_the_rank_that_mpiexec_started_does_not_get_its_closed_socket(tmp_path: 
 
 def test_a_taken_port_given_for_a_foreign_command_is_refused(tmp_path: Path) -> None:
     with network.bind_first_free("127.0.0.1", candidates("foreign")) as taken:
-        environ = captured("per-node/task-0@node01") | {"MASTER_ADDR": "127.0.0.1"}
+        environ = FIRST_POD | {"PET_MASTER_ADDR": "localhost"}
         found = planned(environ | {"MASTER_PORT": str(taken.getsockname()[1])})
         with pytest.raises(Failure, match="taken by another process"):
             run_plan(found, ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)
@@ -222,7 +223,7 @@ def test_a_taken_port_given_for_a_foreign_command_is_refused(tmp_path: Path) -> 
 def test_a_foreign_command_may_meet_at_a_services_address_and_is_told_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], address: str, noted: bool
 ) -> None:
-    found = planned(captured("per-node/task-0@node01") | {"MASTER_ADDR": address})
+    found = planned(FIRST_POD | {"PET_MASTER_ADDR": address})
     assert port_told(found, tmp_path) == str(found.ports[0])
     assert (f"address {address} is not this host's own" in capfd.readouterr().err) is noted
 
