@@ -102,7 +102,7 @@ def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int) -> Plan:
         master_addr=LOOPBACK if len(nodes) == 1 else master_addr,
         master_port=ports[0],
     )
-    refuse_loopback_master(planned.launcher, world)
+    refuse_loopback_master("", world)  # whoever has set it, all tasks have it now
     return replace(
         planned,
         world=world,
