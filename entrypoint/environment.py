@@ -18,6 +18,12 @@ from pathlib import Path
 PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 INSPECT_VARIABLE = "PYTHONINSPECT"
 COMPILER_VARIABLES = ("CC", "CXX")
+# They bind a process's threads to cores, when OpenMP is loaded: libgomp (torch's) reads the first three, the OpenMP of
+# LLVM and Intel also the others. Each rank counts from the first core that it may use, and its data workers inherit the
+# one core of its main thread.
+THREAD_BINDING_VARIABLES = (
+    *("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET", "KMP_PLACE_THREADS"),
+)
 CHECKOUT = Path(__file__).parents[1]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from entrypoint import file_writer, network, pmi
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers.allocation import LOOPBACK
-from entrypoint.plan import Plan, hash_to_uint64
+from entrypoint.plan import Plan, hash_to_uint64, refuse_loopback_master
 
 MAX_POLL_INTERVAL_S = 1.0  # between looks into the folder; the first ones are shorter
 
@@ -74,7 +74,8 @@ def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int) -> Plan:
     """The plan of `task`, when the hosts of all tasks are known: with the ports of task 0, and any task's MASTER_ADDR.
 
     Raises:
-        Failure: LAUNCH_CONFLICT if tasks that each start several ranks share a host.
+        Failure: LAUNCH_CONFLICT if tasks that each start several ranks share a host, or MASTER_ADDR is loopback for
+            several hosts.
     """
     places = [(each.host, each.address) for each in tasks]  # pods of one machine have addresses of their own
     nodes = list(dict.fromkeys(places))
@@ -100,6 +101,7 @@ def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int) -> Plan:
         master_addr=LOOPBACK if len(nodes) == 1 else master_addr,
         master_port=ports[0],
     )
+    refuse_loopback_master("", world)  # whoever has set it, all tasks have it now
     return replace(
         planned,
         world=world,

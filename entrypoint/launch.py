@@ -30,11 +30,13 @@ from entrypoint.monitor import MonitoredRank, ResourceMonitor
 from entrypoint.plan import Plan
 from entrypoint.supervise import SignalInbox, Supervision, supervise
 from entrypoint.tee import Console, Tee, open_log
-from entrypoint.world import World, world_to_environ
+from entrypoint.world import World, is_loopback, world_to_environ
 
 START_TIMEOUT_S: Final = 600.0  # launch.timeouts.start, for a command that has no configuration
 WAITING_NOTE_AFTER_S: Final = 10.0
 NAME_INTERVAL_S: Final = 1.0  # between two questions for the name of rank 0's host
+# For the user's command on the CPU. Without the first, Accelerate makes each rank a world of its own.
+FOREIGN_CPU_VARIABLES: Final = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def run_plan(
@@ -70,7 +72,9 @@ def run_plan(
         if planned.world.num_nodes > 1:
             _resolve_master(planned, deadline, inbox, console)
         base, notes = environment.clean_environ(environ, foreign=foreign, scratch=scratch)
-        _report_notes(planned, (*notes, *_restart_notes(planned, care), *_address_notes(planned, foreign)), console)
+        notes += _adapt_foreign_environ(planned, base) if foreign else []
+        notes += [*_restart_notes(planned, care), *_address_notes(planned, foreign)]
+        _report_notes(planned, notes, console)
         for name in (heartbeat.HEARTBEAT_VARIABLE, gauges.RESOURCES_VARIABLE, "PMI_FD"):
             base.pop(name, None)  # of an outer run; and mpiexec's socket, which ranks do not inherit
         shared = base | _shared_variables(planned, environ, console, care) | _master_port_variable(planned, foreign)
@@ -188,9 +192,25 @@ def _address_notes(planned: Plan, foreign: bool) -> list[str]:
     world = planned.world
     if not foreign or planned.agent_store or world.rank > 0 or world.num_nodes == 1:
         return []
-    if network.is_own_address(address := network.resolve(world.master_addr)):
+    if any(map(network.is_own_address, addresses := network.resolve_all(world.master_addr))):
         return []
-    return [f"the master's address {address} is not this host's own: right if a service or router leads here"]
+    return [f"the master's address {addresses[0]} is not this host's own: right if a service or router leads here"]
+
+
+def _adapt_foreign_environ(planned: Plan, environ: dict[str, str]) -> list[str]:
+    """Change the environment of the user's command where ranks would disturb each other; a note for each change.
+
+    `train` removes such variables itself. A rank that is alone on its node keeps the threads that the user bound.
+    """
+    bindings = environment.THREAD_BINDING_VARIABLES if planned.world.local_world_size > 1 else ()
+    bound = [name for name in bindings if environ.pop(name, "").lower() not in ("", "false", "disabled", "none")]
+    forced = FOREIGN_CPU_VARIABLES if planned.device == "cpu" else {}
+    replaced = [f"{name}={environ[name]}" for name, value in forced.items() if environ.get(name, value) != value]
+    environ.update(forced)
+    return [
+        *(f"not used, all ranks of a node would share its first core: {name}" for name in [", ".join(bound)] if name),
+        *(f"not used, the ranks compute on the CPU: {text}" for text in replaced),
+    ]
 
 
 def _starts_all_ranks(planned: Plan) -> bool:
@@ -310,7 +330,9 @@ def _interface_towards_peers(planned: Plan) -> str | None:
     if planned.one_host:
         return network.LOOPBACK_INTERFACE
     if planned.world.num_nodes > 1:
-        return network.interface_between(planned.hosts, master)
+        # Kubeflow's first pod may call itself `localhost`; the others do not.
+        is_first_pod = is_loopback(master) and planned.launcher in per_node.NAMES
+        return network.interface_between(planned.hosts, network.own_address({}) if is_first_pod else master)
     return network.interface_towards(network.resolve(master))
 
 

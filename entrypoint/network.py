@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import ipaddress
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.world import is_loopback
 
 LOOPBACK_INTERFACE = "lo"
 # ioctl requests, and one flag of the answer. Source: linux/sockios.h, linux/if.h.
 _SIOCGIFFLAGS, _SIOCGIFADDR, _IFF_RUNNING = 0x8913, 0x8915, 0x40
-_DEFAULT_ROUTE_ADDRESS = "192.0.2.1"  # no machine has it (RFC 5737), so it is reached by the default route
+# No machine has them (RFC 5737, RFC 3849), so they are reached by the default routes.
+_DEFAULT_ROUTE_ADDRESSES = ("192.0.2.1", "2001:db8::1")
+_LINK_LOCAL_SCOPE = "20"  # in /proc/net/if_inet6
 
 
 def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
@@ -32,6 +34,10 @@ def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":
+            listener.setsockopt(
+                socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0
+            )  # IPv4 too, whatever the system's default is
         try:
             listener.bind(
                 socket.getaddrinfo(host, port, family)[0][4]
@@ -55,17 +61,18 @@ def listen_address(master: str, num_nodes: int) -> str:
     """The address on which rank 0 listens.
 
     It is a single address if possible, because torch's store has no password.
-    On several nodes the master's name may resolve to loopback here (Debian's 127.0.1.1) or to an
-    address that is forwarded to this host (by a service or a router): then rank 0 has to listen on
-    all interfaces.
+    On several nodes another host may come to it by another address of the master's name: here the name may mean
+    loopback (Debian's 127.0.1.1), another network or another family. An address may be forwarded to this host (by a
+    service or a router). Then rank 0 listens on all addresses, of both families for a name.
 
     Raises:
         Failure: PEER if the master does not resolve here.
     """
     address = resolve(master)
-    if num_nodes == 1 or (is_own_address(address) and not _is_loopback(address)):
+    is_name = address != master
+    if num_nodes == 1 or (not is_name and is_own_address(address) and not is_loopback(address)):
         return address
-    return "::" if ":" in address else "0.0.0.0"
+    return "::" if (is_name or ":" in address) and socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
 def is_own_address(address: str) -> bool:
@@ -88,7 +95,12 @@ def _bind_failure(host: str, port: int, error: OSError) -> Failure:
 
 
 def resolve(host: str) -> str:
-    """The address of `host`, IPv4 if it has one.
+    """The first address of `host`, as `resolve_all`."""
+    return resolve_all(host)[0]
+
+
+def resolve_all(host: str) -> tuple[str, ...]:
+    """The addresses of `host`, those of IPv4 first.
 
     A link-local one keeps its interface (`fe80::1%eth0`).
 
@@ -104,9 +116,10 @@ def resolve(host: str) -> str:
             fix=f"set MASTER_ADDR to the IP address of {host}, or correct the name",
             code=ExitCode.PEER,
         ) from error
-    family, _, _, _, address = min(entries, key=lambda entry: entry[0] != socket.AF_INET)
-    scope = address[3] if family == socket.AF_INET6 and len(address) == 4 else 0
-    return f"{address[0]}%{socket.if_indextoname(scope)}" if scope else str(address[0])
+    entries.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    scopes = [int(address[3]) if len(address) == 4 else 0 for *_, address in entries]
+    names = [f"%{socket.if_indextoname(scope)}" if scope else "" for scope in scopes]
+    return tuple(dict.fromkeys(f"{entry[4][0]}{name}" for entry, name in zip(entries, names, strict=True)))
 
 
 def probe(address: str, port: int, timeout_s: float) -> OSError | None:
@@ -118,20 +131,27 @@ def probe(address: str, port: int, timeout_s: float) -> OSError | None:
     return None
 
 
-def unreachable_failure(host: str, ports: Iterable[int], error: OSError | None, waited_s: float) -> Failure:
-    """The Failure for a master that was never reached: refused, no route and time-out need different fixes."""
-    address = f"{host}, ports {', '.join(map(str, ports))}"
+def unreachable_failure(
+    host: str, ports: Iterable[int], error: OSError | None, waited_s: float, addresses: Sequence[str] = ()
+) -> Failure:
+    """The Failure for a master that was never reached: refused, no route and time-out need different fixes.
+
+    error: of the last attempt. addresses: those of `host` here, where it is a name.
+    """
+    others = "" if list(addresses) in ([], [host]) else f" ({', '.join(addresses)})"
     if error is None:
         why, fix = "something answers there, but not this run", "set MASTER_PORT to another free port"
     elif isinstance(error, ConnectionRefusedError):
-        why, fix = "refused: nothing listens", "look at the output of rank 0: it did not start, or has ended"
-    elif error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+        why = "refused: nothing listens there"
+        fix = "look at the output of rank 0: it may not have started, or have ended, or its host has another address: "
+        fix += "then set MASTER_ADDR to one that all nodes reach"
+    elif error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL):
         why, fix = "no route to the host", "set ENTRYPOINT_INTERFACE or MASTER_ADDR to a network that all nodes share"
     else:
         why, fix = "no answer: a firewall, or the host is down", "open the ports between nodes, or set MASTER_PORT"
     return Failure(
         f"rank 0's store was not reached within {waited_s:.0f} s: {why}",
-        found=address,
+        found=f"{host}{others}, ports {', '.join(map(str, ports))}",
         fix=fix,
         code=ExitCode.PEER,
     )
@@ -140,60 +160,48 @@ def unreachable_failure(host: str, ports: Iterable[int], error: OSError | None, 
 def interface_between(hosts: Sequence[str], master: str) -> str | None:
     """The interface over which ranks of several machines communicate: the one that leads to the master.
 
-    On a master whose own name resolves to loopback (Debian's 127.0.1.1) that would be `lo`, and its
-    published address 127.0.0.1 would mean each peer itself. There it is the interface towards
-    another of `hosts`, or that of the default route, or the first one that is up.
+    On the master itself it is the one towards another of `hosts`, because the master's name may mean a network there
+    that the others cannot reach, or loopback (Debian's 127.0.1.1). If no other host is known, it is the one with the
+    master's address, or that of a default route, or the first one that is up.
 
     Raises:
         Failure: PEER if the master does not resolve here.
     """
-    towards = interface_towards(resolve(master))
-    if not is_loopback_only_here(master):
+    addresses = resolve_all(master)
+    towards = next(filter(None, map(interface_towards, addresses)), None)
+    if is_loopback(master) or not any(is_loopback(address) or is_own_address(address) for address in addresses):
         return towards
-    candidates = _candidate_interfaces(hosts[:2])  # at least one of two hosts is not this one
+    candidates = _candidate_interfaces(hosts[:2], addresses)  # at least one of two hosts is not this one
     return next((name for name in candidates if name not in (None, LOOPBACK_INTERFACE)), towards)
 
 
 def is_loopback_only_here(master: str) -> bool:
     """Whether the master's name means loopback here but not everywhere, unlike `localhost`."""
-    return master != "localhost" and not _is_loopback(master) and _is_loopback(resolve(master))
+    return not is_loopback(master) and is_loopback(resolve(master))
 
 
-def _candidate_interfaces(hosts: Sequence[str]) -> Iterator[str | None]:
+def _candidate_interfaces(hosts: Sequence[str], addresses: Sequence[str]) -> Iterator[str | None]:
     for host in hosts:
-        try:
-            yield interface_towards(resolve(host))
-        except Failure:  # it does not resolve here: try the next one
-            continue
-    yield interface_towards(_DEFAULT_ROUTE_ADDRESS)
-    yield from (name for _, name in socket.if_nameindex() if _ipv4_address(name) and _is_running(name))
+        with suppress(Failure):  # it does not resolve here: try the next one
+            yield from (interface_towards(address) for address in resolve_all(host) if not is_own_address(address))
+    yield from map(interface_towards, (*addresses, *_DEFAULT_ROUTE_ADDRESSES))
+    yield from (name for name, _ in _interface_addresses() if _is_running(name))
 
 
 def own_address(environ: Mapping[str, str]) -> str:
     """The address at which other hosts reach this one.
 
     It is that of ENTRYPOINT_INTERFACE, or the one that this host's name resolves to, or that of the default
-    route, or that of the first interface that is up; loopback if there is none.
+    route, or that of the first interface that is up; of IPv4 if there is one. Loopback if there is none.
     """
-    chosen = _ipv4_address(environ.get("ENTRYPOINT_INTERFACE", ""))
-    if chosen:
-        return chosen
+    own = [pair for pair in _interface_addresses() if pair[0] != LOOPBACK_INTERFACE]
+    candidates = [address for name, address in own if name == environ.get("ENTRYPOINT_INTERFACE")]
     with suppress(Failure):
-        address = resolve(socket.gethostname())
-        if not _is_loopback(address) and is_own_address(address):
-            return address
-    routed = _source_address(_DEFAULT_ROUTE_ADDRESS)
-    if routed is not None:
-        return routed
-    names = (name for _, name in socket.if_nameindex() if name != LOOPBACK_INTERFACE and _is_running(name))
-    return next((own for name in names if (own := _ipv4_address(name))), "127.0.0.1")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        names = resolve_all(socket.gethostname())
+        candidates += [address for address in names if not is_loopback(address) and is_own_address(address)]
+    candidates += filter(None, map(_source_address, _DEFAULT_ROUTE_ADDRESSES))
+    candidates += [address for name, address in own if _is_running(name)]
+    return next(iter(candidates), "127.0.0.1")
 
 
 def interface_towards(address: str) -> str | None:
@@ -201,11 +209,7 @@ def interface_towards(address: str) -> str | None:
     if "%" in address:
         return address.partition("%")[2]
     source = _source_address(address)
-    if source is None:
-        return None
-    if ipaddress.ip_address(source).version == 4:
-        return next((name for _, name in socket.if_nameindex() if _ipv4_address(name) == source), None)
-    return None
+    return next((name for name, own in _interface_addresses() if own == source), None)
 
 
 def _source_address(address: str) -> str | None:
@@ -216,6 +220,16 @@ def _source_address(address: str) -> str | None:
             return str(probe_socket.getsockname()[0])
         except OSError:
             return None
+
+
+def _interface_addresses() -> list[tuple[str, str]]:
+    """The interfaces of this host with their addresses, those of IPv4 first. Without link-local ones."""
+    pairs = [(name, address) for _, name in socket.if_nameindex() if (address := _ipv4_address(name))]
+    with suppress(OSError), open("/proc/net/if_inet6") as file:  # not there without IPv6
+        for digits, _, _, scope, _, name in map(str.split, file):
+            if scope != _LINK_LOCAL_SCOPE:
+                pairs.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))))
+    return pairs
 
 
 def _ipv4_address(interface: str) -> str | None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.launchers import detect_allocation, per_rank, slurm
+from entrypoint.launchers import detect_allocation, per_node, per_rank, slurm
 from entrypoint.launchers.allocation import Allocation
 from entrypoint.machine import NO_GPU_VALUES, Machine, hides_all_gpus, read_machine
 from entrypoint.options import DeviceChoice, LaunchOptions
-from entrypoint.world import World
+from entrypoint.world import World, is_loopback
 
 # Below Linux's ephemeral range (32768-60999), where outgoing connections take ports at random, and above the range
 # where services sit. Source: net.ipv4.ip_local_port_range in the kernel's ip-sysctl documentation.
@@ -122,6 +122,8 @@ def plan_allocation(
         master_addr=allocation.master_addr,
         master_port=ports[0],
     )
+    if not (allocation.exchanges_hosts or environ.get("TORCHELASTIC_RUN_ID")):  # torchrun's agents have met there
+        refuse_loopback_master(allocation.launcher, world)
     return Plan(
         launcher=allocation.launcher,
         device=device,
@@ -147,6 +149,28 @@ def plan_allocation(
         ),
         exchanges_hosts=allocation.exchanges_hosts,
     )
+
+
+def refuse_loopback_master(launcher: str, world: World) -> None:
+    """Refuse loopback as the address of rank 0 for several nodes: each would look for rank 0 on itself.
+
+    Kubeflow and others call the first pod so, on that pod only. By hand, 127.0.0.1 is taken: all "nodes" may be one
+    machine, for a test.
+
+    Raises:
+        Failure: LAUNCH_CONFLICT.
+    """
+    is_first_pod = launcher in per_node.NAMES and world.node_rank == 0
+    is_by_number = launcher == "local" and "localhost" not in world.master_addr
+    if world.num_nodes > 1 and is_loopback(world.master_addr) and not (is_first_pod or is_by_number):
+        raise Failure(
+            f"at {world.master_addr} each of the {world.num_nodes} nodes would look for rank 0 on itself",
+            found=f"MASTER_ADDR={world.master_addr}, node {world.node_rank} of {world.num_nodes}",
+            expected="a name or address of rank 0's host that all nodes reach",
+            fix="unset MASTER_ADDR, if the launcher names the hosts, or set it (--master-addr, PET_MASTER_ADDR) to the "
+            "host of rank 0; to try several nodes on one machine: --nodes N --node-rank K --master-addr 127.0.0.1",
+            code=ExitCode.LAUNCH_CONFLICT,
+        )
 
 
 def _exchange_sources(allocation: Allocation, environ: Mapping[str, str]) -> dict[str, str]:

@@ -84,6 +84,11 @@ def parse_port(variable: str, text: str) -> int:
     return number
 
 
+def is_loopback(host: str) -> bool:
+    """Whether `host` means this host on every host: an address of loopback, or `localhost`."""
+    return host.startswith("127.") or host.partition(".")[0] in ("::1", "localhost", "ip6-localhost")
+
+
 def is_whole_number(text: str) -> bool:
     """Whether `text` is a number of 0 or more, of at most MAX_DIGITS digits."""
     return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from machines import captured
-from network import Host, joined, missing
+from network import Host, ip, joined, missing
 from processes import python, scratch, unmeasured, wait_until
 from runs import ENDLESS, TEN_STEPS, Run
 
@@ -164,6 +164,72 @@ def test_a_master_that_knows_its_own_name_as_loopback_adds_up_with_the_other_mac
     smoke = (sys.executable, "-m", "train.distributed.allreduce_check", "--result", "sum.json", "--timeout", "60")
     line = ("-m", "entrypoint", "run", "--device", "cpu", "--", *smoke)
     started = (host.start(*line, cwd=tmp_path, **launched(rank)) for rank, host in enumerate(debians))
+    codes, said = both(*started)
+    assert codes == [0, 0], said
+    found = json.loads((tmp_path / "sum.json").read_text())
+    assert (found["ranks"], found["interface"]) == (2, "eth0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """How two machines are joined. Each list: the addresses of its eth0; `private`: of a network that joins nothing.
+
+    own: what each machine calls itself; others: what the other one calls it.
+    """
+
+    first: Sequence[str]
+    second: Sequence[str]
+    own: Sequence[str]
+    others: Sequence[str]
+    private: str = ""
+
+
+V4, V6 = ("192.168.77.1", "192.168.77.2"), ("fd77::1", "fd77::2")
+NETWORKS = {
+    "ipv4-only": Network(first=V4[:1], second=V4[1:], own=V4, others=V4),
+    "ipv6-only": Network(first=V6[:1], second=V6[1:], own=V6, others=V6),
+    "ipv6-only-and-debian": Network(first=V6[:1], second=V6[1:], own=("127.0.1.1",) * 2, others=V6),
+    "both-and-the-first-knows-itself-by-ipv4": Network(first=(V4[0], V6[0]), second=(V4[1], V6[1]), own=V4, others=V6),
+    "both-and-the-first-knows-itself-by-ipv6": Network(first=(V4[0], V6[0]), second=(V4[1], V6[1]), own=V6, others=V4),
+    "a-private-network-that-its-own-name-means": Network(
+        first=V4[:1], second=V4[1:], own=("10.99.0.1", V4[1]), others=V4, private="10.99.0.1"
+    ),
+    "a-private-network-that-its-name-means-too": Network(
+        first=V4[:1], second=V4[1:], own=V4, others=("10.99.0.1 192.168.77.1", V4[1]), private="10.99.0.1"
+    ),
+}
+
+
+def readdressed(hosts: Sequence[Host], network: Network, folder: Path) -> list[Host]:
+    """The two machines with other addresses and names."""
+    for host, addresses in zip(hosts, (network.first, network.second), strict=True):
+        ip("-n", host.namespace, "addr", "flush", "dev", "eth0", "scope", "global")
+        for address in addresses:
+            flags = ("/64", "nodad") if ":" in address else ("/24",)
+            done = ip("-n", host.namespace, "addr", "add", f"{address}{flags[0]}", "dev", "eth0", *flags[1:])
+            assert done.returncode == 0, done.stderr
+    if network.private:
+        for words in ("add priv0 type veth peer name priv1", "set priv0 up", "set priv1 up"):
+            ip("-n", hosts[0].namespace, "link", *words.split())
+        ip("-n", hosts[0].namespace, "addr", "add", f"{network.private}/24", "dev", "priv0")
+    files = []
+    for number in (0, 1):
+        texts = [network.own[k] if k == number else network.others[k] for k in (0, 1)]
+        lines = [f"{address} node0{k + 1}\n" for k, text in enumerate(texts) for address in text.split()]
+        files.append(folder / f"{number}.hosts")
+        files[-1].write_text("127.0.0.1 localhost\n" + "".join(lines))
+    return [replace(host, etc_hosts=file) for host, file in zip(hosts, files, strict=True)]
+
+
+@pytest.mark.parametrize("launched", [by_pet, by_slurm])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_machines_add_up_over_any_family_and_however_they_call_the_first_one(
+    pair: Sequence[Host], tmp_path: Path, name: str, launched: Callable[[int], dict[str, str]]
+) -> None:
+    hosts = readdressed(pair, NETWORKS[name], tmp_path)
+    smoke = (sys.executable, "-m", "train.distributed.allreduce_check", "--result", "sum.json", "--timeout", "60")
+    line = ("-m", "entrypoint", "run", "--device", "cpu", "--", *smoke)
+    started = (host.start(*line, cwd=tmp_path, **launched(rank)) for rank, host in enumerate(hosts))
     codes, said = both(*started)
     assert codes == [0, 0], said
     found = json.loads((tmp_path / "sum.json").read_text())

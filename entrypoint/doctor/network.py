@@ -97,9 +97,9 @@ def _check_master(plan: Plan) -> list[Finding]:
     except Failure as failure:
         return [failure_finding("master", failure)]
     towards = network.interface_towards(address)
-    if towards is None and ":" not in address:
+    if towards is None:
         return [fail("master", f"{host} is {address}, and this host has no route to it", _ROUTE_FIX)]
-    master = ok("master", f"{host} is {address}, through {towards or 'an IPv6 route'}")
+    master = ok("master", f"{host} is {address}, through {towards}")
     if plan.world.num_nodes > 1 and network.is_loopback_only_here(host):
         master = _loopback_master_finding(plan, f"{host} is {address}, this host itself")
     if plan.agent_store:
@@ -147,9 +147,8 @@ def check_port(address: str, ports: Sequence[int]) -> Finding:
     except Failure as failure:
         return failure_finding("port", failure)
     num_taken = list(ports).index(port)
-    return ok(
-        "port", f"rank 0 can listen on {address}:{port}" + (f" ({num_taken} before it are taken)" if num_taken else "")
-    )
+    where = f"0.0.0.0:{port} and [::]:{port}" if address == "::" else f"{address}:{port}"
+    return ok("port", f"rank 0 can listen on {where}" + (f" ({num_taken} before it are taken)" if num_taken else ""))
 
 
 def check_route(address: str, port: int, probe: Callable[[str, int, float], OSError | None] = network.probe) -> Finding:

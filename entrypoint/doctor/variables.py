@@ -31,9 +31,11 @@ WARNED_VARIABLES: Mapping[str, str] = {
     "NVIDIA_TF32_OVERRIDE": "`train` does not use it: train.tf32 decides",
     "TORCHDYNAMO_DISABLE": "`train` does not use it: train.compile decides",
     "TORCH_COMPILE_DISABLE": "`train` does not use it: train.compile decides",
-    "OMP_PROC_BIND": "threads are bound to processors: ranks of a node may all be bound to the same ones",
-    "KMP_AFFINITY": "threads are bound to processors: ranks of a node may all be bound to the same ones",
-    "GOMP_CPU_AFFINITY": "threads are bound to processors: ranks of a node may all be bound to the same ones",
+    **dict.fromkeys(
+        environment.THREAD_BINDING_VARIABLES,
+        "`train` does not use it, nor several ranks under `entrypoint run`: all would share the first core. Bind "
+        "processes instead (taskset, srun --cpu-bind)",
+    ),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "each allocation asks the driver: for debugging, many times slower",
     "LD_PRELOAD": "it puts a library before all others, in each rank",
 }

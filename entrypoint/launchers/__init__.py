@@ -6,6 +6,7 @@ It refuses variables that contradict each other or that were inherited from anot
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from entrypoint.errors import ExitCode, Failure
@@ -30,6 +31,12 @@ def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machin
     Raises:
         Failure: LAUNCH_CONFLICT if the environment is incomplete or contradicts itself.
     """
+    # Of a service called "master" or "pet-master" Kubernetes tells each pod so; a port given by a user is a number.
+    links = {name: environ[name] for name in ("MASTER_PORT", "PET_MASTER_PORT") if "://" in environ.get(name, "")}
+    if links:
+        allocation = detect_allocation({**environ, **dict.fromkeys(links, "")}, options, machine)
+        notes = [f"not used, Kubernetes sets it for a service of that name: {name}={links[name]}" for name in links]
+        return replace(allocation, warnings=(*allocation.warnings, *notes))
     if options.nodes is not None:
         return _with_master_port(environ, local.manual_allocation(options, machine))
     allocation = _with_master_port(environ, _read_innermost_launcher(environ, machine))
@@ -41,8 +48,7 @@ def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machin
 
 def _read_innermost_launcher(environ: Mapping[str, str], machine: Machine) -> Allocation:
     if torchrun.has_rank_variables(environ):
-        _refuse_inherited_variables(environ)
-        return torchrun.read_allocation(environ, machine)
+        return _read_torchrun_variables(environ, machine)
     if starter := per_rank.find_launcher(environ):
         _refuse_ranks_of_another_launch(environ, starter)
         return _override_master_addr(environ, per_rank.read_allocation(environ, machine, starter))
@@ -56,9 +62,30 @@ def _read_innermost_launcher(environ: Mapping[str, str], machine: Machine) -> Al
         slurm.check_job_shell(environ, machine)
     per_rank.refuse_unknown_launcher(environ)
     per_rank.refuse_unknown_ranks(environ)
-    per_node.refuse_unknown_number_of_nodes(environ)
+    warnings = per_node.refuse_unknown_number_of_nodes(environ)
     _refuse_hidden_job(machine)
-    return local.single_node_allocation(machine, batch_script.refuse_several_nodes(environ, machine))
+    return local.single_node_allocation(machine, warnings + batch_script.refuse_several_nodes(environ, machine))
+
+
+def _read_torchrun_variables(environ: Mapping[str, str], machine: Machine) -> Allocation:
+    """The Allocation of torchrun's variables, some of which may be missing.
+
+    NVIDIA's enroot hook and many scripts export RANK=$SLURM_PROCID and the like without LOCAL_WORLD_SIZE. If they only
+    repeat the numbers of the launcher around them, it says what is missing: which ranks share a node, and whether a
+    task has to start a rank per GPU.
+
+    Raises:
+        Failure: LAUNCH_CONFLICT for variables of another launch; also as `torchrun.read_allocation`.
+    """
+    others = {name: value for name, value in environ.items() if name not in torchrun.CORE_VARIABLES}
+    outer = None
+    with suppress(Failure):  # it would not start without these variables: nothing around them is certain
+        around = _read_innermost_launcher(others, machine)
+        outer = around if torchrun.repeats_numbers(environ, around) else None
+    _refuse_inherited_variables(environ, outer)
+    if outer and not environ.get("LOCAL_WORLD_SIZE"):
+        return outer
+    return torchrun.read_allocation(environ, machine, outer)
 
 
 def _refuse_smaller_world(environ: Mapping[str, str], machine: Machine, allocation: Allocation) -> None:
@@ -173,19 +200,19 @@ def current_job_key(environ: Mapping[str, str]) -> str:
     return " ".join(filter(None, keys))
 
 
-def _refuse_inherited_variables(environ: Mapping[str, str]) -> None:
+def _refuse_inherited_variables(environ: Mapping[str, str], outer: Allocation | None) -> None:
     """Refuse torchrun's variables if they belong to another launch.
 
     sbatch and srun pass on the environment of the process that calls them, also that of a rank.
     Variables that we set must name this job, step and launch; variables set by hand must agree with
-    srun's numbers.
+    srun's numbers, or with those of `outer`: mpirun's in a Slurm job, say.
     """
     current_job, original_job = current_job_key(environ), environ.get(JOB_VARIABLE)
     if original_job is not None:
         if not set(current_job.split()) <= set(original_job.split()):
             raise _inherited_variables_failure(environ, original_job, current_job)
         return
-    if slurm.in_step(environ) and not _is_torchrun_inside_task(environ):
+    if outer is None and slurm.in_step(environ) and not _is_torchrun_inside_task(environ):
         _refuse_contradiction_with_step(environ)
 
 
@@ -230,6 +257,8 @@ def _inherited_variables_failure(environ: Mapping[str, str], original_job: str, 
         JOB_VARIABLE,
         "ENTRYPOINT_DEVICE",
         *environ.get("ENTRYPOINT_SET", "").split(","),
+        # Of a command on the CPU (entrypoint.launch): it would hide the next job's GPUs too.
+        *(["ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES"] if environ.get("CUDA_VISIBLE_DEVICES") == "" else []),
     ]
     mpi_variables = [variable for launcher in per_rank.RANK_LAUNCHERS for variable in launcher.variables.values()]
     torchelastic_variables = [variable for variable in environ if variable.startswith("TORCHELASTIC_")]

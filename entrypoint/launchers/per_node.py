@@ -14,7 +14,7 @@ from typing import Final
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers.allocation import LOOPBACK, THIS_NODE_ONLY_FIX, Allocation
 from entrypoint.machine import SAGEMAKER_HOST_FILE, Machine
-from entrypoint.world import is_whole_number, parse_port, parse_whole_number
+from entrypoint.world import is_loopback, is_whole_number, parse_port, parse_whole_number
 
 
 def _split_names(text: str) -> Sequence[str]:
@@ -222,33 +222,36 @@ def job_key(environ: Mapping[str, str]) -> str:
     return f"{launcher.name}:{environ.get(launcher.job_id, '')}" if launcher else ""
 
 
-def refuse_unknown_number_of_nodes(environ: Mapping[str, str]) -> None:
-    """Refuse a pod that knows its own index, and whose place among all pods is not certain.
+def refuse_unknown_number_of_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Refuse a pod that is not the first of its job, and whose place among all pods is not certain. Return warnings.
 
     https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode, which JobSet makes its Jobs use;
     Volcano's svc plugin, which counts the pods of each role: VC_MASTER_NUM, VC_WORKER_NUM.
-    Call this when no other launcher was detected.
+    Call this when no other launcher was detected. The first pod may be the only one, unless it has an address of rank
+    0 (MASTER_ADDR).
 
     Raises:
         Failure: LAUNCH_CONFLICT if this is such a pod.
     """
     roles = [name for name in environ if re.fullmatch(r"VC_\w+_NUM", name) and is_whole_number(environ[name])]
-    index, what, way_out = "JOB_COMPLETION_INDEX", "nothing tells how many nodes this Kubernetes indexed Job has", ""
-    if environ.get(index):
-        way_out = "if it has one pod (completions: 1), set PET_NNODES=1; otherwise "
-    elif is_whole_number(number := environ.get("VC_TASK_INDEX", "")) and (
-        int(number) > 0 or sum(int(environ[name]) for name in roles) > 1
-    ):
+    manifest = "set PET_NNODES, PET_NODE_RANK and PET_MASTER_ADDR in the manifest, as launch/kubernetes.yaml does"
+    index, what = "JOB_COMPLETION_INDEX", "nothing tells how many nodes this Kubernetes indexed Job has"
+    way_out = "if its pods do not train together, set PET_NNODES=1; otherwise "
+    is_alone = is_loopback(environ.get("MASTER_ADDR") or LOOPBACK)
+    if environ.get(index) == "0" and is_alone:
+        return (f"{what}: this pod trains alone, and others are refused. fix: {way_out}{manifest}",)
+    if not environ.get(index):
         index, what = "VC_TASK_INDEX", "nothing tells which of the Volcano job's pods this is"
         way_out = "use Volcano's pytorch plugin, or "
-    if way_out:
-        raise Failure(
-            f"{what}: this node would train alone",
-            found=" ".join(f"{name}={environ[name][:200]}" for name in (index, *sorted(roles))),
-            fix=f"{way_out}set PET_NNODES, PET_NODE_RANK and PET_MASTER_ADDR in the manifest, as "
-            f"launch/kubernetes.yaml does; {THIS_NODE_ONLY_FIX}",
-            code=ExitCode.LAUNCH_CONFLICT,
-        )
+        number = environ.get(index, "")
+        if not is_whole_number(number) or (int(number) == 0 and sum(int(environ[name]) for name in roles) <= 1):
+            return ()
+    raise Failure(
+        f"{what}: this node would train alone",
+        found=" ".join(f"{name}={environ[name][:200]}" for name in (index, *sorted(roles))),
+        fix=f"{way_out}{manifest}; {THIS_NODE_ONLY_FIX}",
+        code=ExitCode.LAUNCH_CONFLICT,
+    )
 
 
 def counts_nodes_in_world_size(environ: Mapping[str, str]) -> bool:

@@ -11,9 +11,10 @@ from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers import per_node
 from entrypoint.launchers.allocation import Allocation
 from entrypoint.machine import Machine
-from entrypoint.world import TORCHRUN_VARIABLES, is_whole_number, parse_port, parse_whole_number
+from entrypoint.world import TORCHRUN_VARIABLES, is_loopback, is_whole_number, parse_port, parse_whole_number
 
 CORE_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+_OTHER_NAMES = {"GROUP_RANK": "NODE_RANK", "GROUP_WORLD_SIZE": "NNODES"}  # of scripts and other libraries
 _SIZE_VARIABLE_BY_RANK = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE", "GROUP_RANK": "GROUP_WORLD_SIZE"}
 
 
@@ -55,14 +56,27 @@ def _is_rank_a_node_rank(environ: Mapping[str, str]) -> bool:
     return environ["WORLD_SIZE"] in sizes and environ.get("PET_NODE_RANK", environ["RANK"]) == environ["RANK"]
 
 
-def read_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
+def repeats_numbers(environ: Mapping[str, str], outer: Allocation) -> bool:
+    """Whether CORE_VARIABLES only repeat the numbers of the launcher around them, and the rest is not complete."""
+    numbers = [str(outer.task), str(outer.local_task), str(outer.num_tasks)]
+    is_complete = all(map(environ.get, ("LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")))
+    return not is_complete and outer.launcher != "local" and numbers == [environ[name] for name in CORE_VARIABLES]
+
+
+def read_allocation(environ: Mapping[str, str], machine: Machine, outer: Allocation | None = None) -> Allocation:
     """The Allocation of one rank, from torchrun's variables.
+
+    outer: of the launcher whose numbers they repeat; it knows the nodes.
 
     Raises:
         Failure: LAUNCH_CONFLICT for impossible numbers or a missing master address.
     """
-    values = {name: parse_whole_number(name, environ[name]) for name in _number_variables() if environ.get(name)}
-    local_size, warnings = _local_world_size(values, machine)
+    names = {name: name if environ.get(name) else _OTHER_NAMES.get(name, name) for name in _number_variables()}
+    values = {name: parse_whole_number(used, environ[used]) for name, used in names.items() if environ.get(used)}
+    if outer and not outer.exchanges_hosts:  # otherwise its numbers of nodes are guesses
+        values |= {"GROUP_RANK": outer.node_rank, "GROUP_WORLD_SIZE": outer.num_nodes}
+    num_gpus = 0 if is_loopback(environ.get("MASTER_ADDR", "")) else len(machine.gpus)  # then all ranks are here
+    local_size, warnings = _local_world_size(values, num_gpus, outer)
     values["LOCAL_WORLD_SIZE"] = local_size
     values.setdefault("GROUP_RANK", values["RANK"] // local_size)
     values.setdefault("GROUP_WORLD_SIZE", -(-values["WORLD_SIZE"] // local_size))
@@ -91,12 +105,27 @@ def _number_variables() -> list[str]:
     return [*_SIZE_VARIABLE_BY_RANK, *_SIZE_VARIABLE_BY_RANK.values()]
 
 
-def _local_world_size(values: Mapping[str, int], machine: Machine) -> tuple[int, tuple[str, ...]]:
+def _local_world_size(
+    values: Mapping[str, int], num_gpus: int, outer: Allocation | None
+) -> tuple[int, tuple[str, ...]]:
+    rank, world = values["RANK"], max(values["WORLD_SIZE"], 1)
+    per_node = -(-world // values["GROUP_WORLD_SIZE"]) if values.get("GROUP_WORLD_SIZE") else num_gpus or world
+    size = max(values.get("LOCAL_WORLD_SIZE", min(per_node, world)), 1)
     if "LOCAL_WORLD_SIZE" in values:
-        return max(values["LOCAL_WORLD_SIZE"], 1), ()
-    world = max(values["WORLD_SIZE"], 1)
-    size = min(len(machine.gpus), world) if machine.gpus else world
-    if world == 1:
+        fits = outer is None or outer.exchanges_hosts or size == outer.tasks_on_node
+    else:
+        places = (values["LOCAL_RANK"], values.get("GROUP_RANK", rank // size))
+        fits = world == 1 or places == (rank % size, rank // size)
+    if not fits:
+        raise Failure(
+            "LOCAL_WORLD_SIZE is missing or wrong: the other numbers do not fit it",
+            found=", ".join(f"{name}={value}" for name, value in values.items()) + f", GPUs visible {num_gpus}",
+            expected=f"{outer.launcher}: {outer.tasks_on_node} tasks on this node" if outer else None,
+            fix="set LOCAL_WORLD_SIZE to the number of ranks on this node and GROUP_RANK to its number; under srun or "
+            "mpirun unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE: the launcher's own numbers are read",
+            code=ExitCode.LAUNCH_CONFLICT,
+        )
+    if world == 1 or "LOCAL_WORLD_SIZE" in values:
         return size, ()
     return size, (f"LOCAL_WORLD_SIZE is not set: taken as {size}. fix: set it to the number of ranks on this node",)
 

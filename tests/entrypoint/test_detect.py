@@ -233,3 +233,32 @@ def test_an_environment_cleaned_inside_a_job_is_refused_with_the_flag_to_leave_o
 def test_an_environment_cleaned_inside_a_one_task_job_is_one_world_all_the_same() -> None:
     hidden = machine(hidden_job={"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1"})
     assert detect_allocation({}, LaunchOptions(), hidden).launcher == "local"
+
+
+LINK = "tcp://10.0.0.1:1234"  # so Kubernetes tells each pod of a service
+SERVICE = {"MASTER_PORT": LINK, "MASTER_SERVICE_HOST": "10.0.0.1", "MASTER_SERVICE_PORT": "1234"}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, PET_OF_TWO, PET, STEP, PER_NODE["skypilot"], PER_NODE["kubernetes"], PER_RANK["openmpi"], ONE_NODE_BATCH],
+    ids=["bare", "pet", "pet-of-one", "step", "skypilot", "kubernetes", "openmpi", "batch"],
+)
+def test_the_port_of_a_service_called_master_is_not_used_and_it_is_said(environ: dict[str, str]) -> None:
+    environ = {name: value for name, value in environ.items() if name != "MASTER_PORT"}
+    plain = detect_allocation(environ, LaunchOptions(), machine())
+    found = detect_allocation(environ | SERVICE, LaunchOptions(), machine())
+    assert found.master_port == plain.master_port
+    assert (found.launcher, found.num_nodes) == (plain.launcher, plain.num_nodes)
+    assert f"MASTER_PORT={LINK}" in found.warnings[-1]
+
+
+def test_the_port_of_a_service_called_pet_master_is_not_used() -> None:
+    found = detect_allocation(PET_OF_TWO | {"PET_MASTER_PORT": LINK}, LaunchOptions(), machine())
+    assert found.master_port is None
+    assert f"PET_MASTER_PORT={LINK}" in found.warnings[0]
+
+
+def test_ranks_by_hand_with_the_port_of_a_service_are_asked_for_a_port() -> None:
+    with pytest.raises(Failure, match="without MASTER_PORT"):
+        detect_allocation(TORCHRUN | SERVICE, LaunchOptions(), machine())

@@ -112,6 +112,13 @@ def test_the_users_address_wins_on_all_tasks_even_if_only_some_have_it(has_it: t
     assert {place_task(planned(task), names, task).world.master_addr for task in (0, 1)} == {"ib-node1"}
 
 
+def test_loopback_as_the_users_address_is_refused_on_all_tasks_of_several_hosts() -> None:
+    names = [replace(each, master_addr="localhost" * (task == 0)) for task, each in enumerate(hosts("node1", "node2"))]
+    for task in (0, 1):
+        with pytest.raises(Failure, match="would look for rank 0 on itself"):
+            place_task(planned(task), names, task)
+
+
 def test_a_port_that_only_the_first_task_was_given_counts_for_all() -> None:
     plans = [place_task(planned(task), hosts("node1", "node2"), task) for task in (0, 1)]
     assert {(plan.ports, plan.world.master_port) for plan in plans} == {((20000, 21000), 20000)}

@@ -22,6 +22,7 @@ from entrypoint.options import LaunchOptions
 from entrypoint.plan import Plan, plan_allocation
 from entrypoint.world import TORCHRUN_VARIABLES
 
+FIRST_POD = {"PET_NNODES": "2", "PET_NODE_RANK": "0"}
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
@@ -37,6 +38,49 @@ def test_each_rank_gets_the_whole_contract(tmp_path: Path) -> None:
     first, second = environments(tmp_path)
     assert all(name in first for name in TORCHRUN_VARIABLES.values())
     assert [e["RANK"] + e["LOCAL_RANK"] + e["WORLD_SIZE"] for e in (first, second)] == ["002", "112"]
+
+
+def test_a_command_on_the_cpu_sees_no_gpu_and_accelerate_is_told(tmp_path: Path) -> None:
+    for rank in environments(tmp_path, CUDA_VISIBLE_DEVICES="0,1", ACCELERATE_USE_CPU="False"):
+        assert (rank["ACCELERATE_USE_CPU"], rank["CUDA_VISIBLE_DEVICES"]) == ("true", "")
+
+
+def test_what_a_command_on_the_cpu_gets_instead_of_the_users_variables_is_said(tmp_path: Path) -> None:
+    line = ("-m", "entrypoint", "run", "--device", "cpu", "--", "true")
+    done = python(*line, environ={"CUDA_VISIBLE_DEVICES": "0"}, cwd=tmp_path)
+    assert "note: not used, the ranks compute on the CPU: CUDA_VISIBLE_DEVICES=0\n" in done.stderr
+    assert "ACCELERATE_USE_CPU" not in done.stderr
+
+
+def test_a_command_on_a_gpu_keeps_its_devices(tmp_path: Path) -> None:
+    node = machine(gpus=("GPU-fake-0",))
+    plan = plan_allocation(detect_allocation({}, LaunchOptions(), node), LaunchOptions(), node, {})
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}
+    environ.pop("ACCELERATE_USE_CPU", None)
+    assert run_plan(plan, [sys.executable, "-c", TELL], environ, log_dir=tmp_path, foreign=True) == 0
+    seen = json.loads((tmp_path / "rank-0000.log").read_text().splitlines()[-1])
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen.get("ACCELERATE_USE_CPU")) == ("0", None)
+
+
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator()
+model = accelerator.prepare(torch.nn.Linear(2, 1))
+accelerator.backward(model(torch.full((3, 2), accelerator.process_index + 1.0)).sum())
+gradient = next(model.parameters()).grad.flatten().tolist()
+print(accelerator.num_processes, accelerator.process_index, accelerator.device.type, gradient, flush=True)
+"""
+
+
+def test_a_script_with_accelerate_is_one_world_of_two_ranks_on_the_cpu(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ACCELERATED)
+    line = ("-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", "2", "--", sys.executable, "script.py")
+    done = python(*line, environ={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    logs = [(tmp_path / f"logs/rank-{rank:04d}.log").read_text().splitlines()[-1] for rank in range(2)]
+    # Three images of 1, and three of 2: each rank has the mean of both gradients.
+    assert logs == ["2 0 cpu [4.5, 4.5]", "2 1 cpu [4.5, 4.5]"]
 
 
 def test_all_ranks_meet_at_one_address(tmp_path: Path) -> None:
@@ -62,6 +106,22 @@ def test_threads_are_shared_among_ranks_unless_the_user_says(tmp_path: Path) -> 
     assert environments(tmp_path, OMP_NUM_THREADS="3")[0]["OMP_NUM_THREADS"] == "3"
     expected = max(1, num_usable_cores() // 2)
     assert environments(tmp_path, OMP_NUM_THREADS="")[0]["OMP_NUM_THREADS"] == str(expected)
+
+
+BINDING = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores", "GOMP_CPU_AFFINITY": "0"}
+
+
+def test_ranks_that_would_all_be_bound_to_the_first_core_are_not_and_it_is_said_once(tmp_path: Path) -> None:
+    line = ("-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", "2", "--", "python3", "-c", TELL)
+    done = python(*line, environ=BINDING, cwd=tmp_path)
+    logs = [json.loads((tmp_path / f"logs/rank-{rank:04d}.log").read_text().splitlines()[-1]) for rank in range(2)]
+    assert not any(set(BINDING) & set(log) for log in logs)
+    note = "not used, all ranks of a node would share its first core: OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY"
+    assert done.stderr.count(note) == 1
+
+
+def test_a_rank_alone_keeps_its_users_binding(tmp_path: Path) -> None:
+    assert environments(tmp_path, ranks=1, **BINDING)[0].items() >= BINDING.items()
 
 
 def test_ranks_are_told_which_variables_are_not_the_users_own(tmp_path: Path) -> None:
@@ -131,13 +191,13 @@ def test_a_pod_waits_until_the_name_of_rank_0s_pod_resolves(
 ) -> None:
     asked: list[str] = []
 
-    def resolve(host: str) -> str:
+    def resolve_all(host: str) -> tuple[str, ...]:
         asked.append(host)
         if len(asked) < 3:
             raise Failure(f"{host} does not resolve", fix="start that pod", code=ExitCode.PEER)
-        return "127.0.0.1"
+        return ("127.0.0.1",)
 
-    monkeypatch.setattr(network, "resolve", resolve)
+    monkeypatch.setattr(network, "resolve_all", resolve_all)
     monkeypatch.setattr("entrypoint.launch.NAME_INTERVAL_S", 0.01)
     pet = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "train-0.train"}
     assert run_plan(planned(pet), ["true"], dict(os.environ), log_dir=tmp_path, foreign=True) == 0
@@ -153,7 +213,7 @@ def test_the_rank_that_mpiexec_started_does_not_get_its_closed_socket(tmp_path: 
 
 def test_a_taken_port_given_for_a_foreign_command_is_refused(tmp_path: Path) -> None:
     with network.bind_first_free("127.0.0.1", candidates("foreign")) as taken:
-        environ = captured("per-node/task-0@node01") | {"MASTER_ADDR": "127.0.0.1"}
+        environ = FIRST_POD | {"PET_MASTER_ADDR": "localhost"}
         found = planned(environ | {"MASTER_PORT": str(taken.getsockname()[1])})
         with pytest.raises(Failure, match="taken by another process"):
             run_plan(found, ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)
@@ -163,7 +223,7 @@ def test_a_taken_port_given_for_a_foreign_command_is_refused(tmp_path: Path) -> 
 def test_a_foreign_command_may_meet_at_a_services_address_and_is_told_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], address: str, noted: bool
 ) -> None:
-    found = planned(captured("per-node/task-0@node01") | {"MASTER_ADDR": address})
+    found = planned(FIRST_POD | {"PET_MASTER_ADDR": address})
     assert port_told(found, tmp_path) == str(found.ports[0])
     assert (f"address {address} is not this host's own" in capfd.readouterr().err) is noted
 
@@ -206,6 +266,13 @@ def test_what_a_rank_hands_on_to_the_next_job_is_refused_there(tmp_path: Path) -
     assert detect_allocation(handed_on, LaunchOptions(), machine()).launcher == "torchrun"
     with pytest.raises(Failure, match=r"of another launch[^$]*of 6.pbs, and this is 7.pbs"):
         detect_allocation(handed_on | {"PBS_JOBID": "7.pbs"}, LaunchOptions(), machine())
+
+
+def test_gpus_that_a_rank_on_the_cpu_does_not_see_are_not_hidden_from_the_next_job(tmp_path: Path) -> None:
+    first = environments(tmp_path, ranks=1, PBS_JOBID="6.pbs")[0]
+    with pytest.raises(Failure, match="of another launch") as caught:
+        detect_allocation(first | {"PBS_JOBID": "7.pbs"}, LaunchOptions(), machine())
+    assert "ACCELERATE_USE_CPU CUDA_VISIBLE_DEVICES" in caught.value.fix
 
 
 def test_one_task_that_starts_all_ranks_passes_over_a_taken_port(tmp_path: Path) -> None:

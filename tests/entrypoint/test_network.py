@@ -53,6 +53,30 @@ def test_rank_0_listens_everywhere_only_where_its_address_is_not_its_own(master:
     assert network.listen_address(master, nodes) == address
 
 
+def test_rank_0_that_is_known_by_name_listens_on_both_families() -> None:
+    """Another host may come to another address of that name."""
+    address = network.listen_address("localhost", 2)
+    with network.bind_first_free(address, candidates("families")) as listener:
+        port = listener.getsockname()[1]
+        assert network.probe("127.0.0.1", port, 5.0) is None
+        if socket.has_dualstack_ipv6():
+            assert address == "::"
+            assert network.probe("::1", port, 5.0) is None
+
+
+def test_without_ipv6_rank_0_listens_on_all_addresses_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    assert network.listen_address("localhost", 2) == "0.0.0.0"
+    assert network.listen_address("localhost", 1) == "127.0.0.1"
+
+
+def test_a_port_that_another_process_has_in_one_family_is_passed_over() -> None:
+    with network.bind_first_free("127.0.0.1", candidates("one family")) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Failure, match="taken by another process"):
+            network.bind_first_free(network.listen_address("localhost", 2), [port])
+
+
 def test_an_address_of_this_machine_alone_is_listened_on_alone() -> None:
     if why := missing():
         pytest.skip(why)
@@ -99,6 +123,13 @@ def test_each_way_of_not_reaching_the_master_has_its_own_words(error: OSError | 
     assert "node01" in str(failure.found)
 
 
+def test_a_refused_master_is_not_said_to_have_ended() -> None:
+    error = ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+    failure = network.unreachable_failure("node01", [20_001], error, 10.0, ("10.0.0.1", "fd00::1"))
+    assert failure.found == "node01 (10.0.0.1, fd00::1), ports 20001"
+    assert "may not have started, or have ended, or its host has another address" in failure.fix
+
+
 def test_the_interface_towards_loopback_is_lo() -> None:
     assert network.interface_towards("127.0.0.1") == "lo"
 
@@ -110,7 +141,11 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         pytest.skip(why)
     names = tmp_path_factory.mktemp("etc") / "hosts"
     with joined(1) as (host,):
-        names.write_text("127.0.0.1 localhost\n127.0.1.1 node01\n10.77.0.2 node02\n10.88.0.2 node03\n10.77.0.1 own\n")
+        names.write_text(
+            "127.0.0.1 localhost\n127.0.1.1 node01\n10.77.0.2 node02\n10.88.0.2 node03\n10.77.0.1 own\n"
+            "fd77::6 node06\nfd77::1 own6\n"
+        )
+        ip("-n", host.namespace, "addr", "add", "fd77::1/64", "dev", "eth0", "nodad")
         ip("-n", host.namespace, "link", "add", "docker0", "type", "bridge")
         ip("-n", host.namespace, "link", "add", "ib0", "type", "veth", "peer", "name", "switch")
         for name, address in (("docker0", "10.66.0.1"), ("ib0", "10.88.0.1"), ("switch", "169.254.0.1")):
@@ -136,6 +171,10 @@ def between(host: Host, hosts: Sequence[str], master: str) -> str:
         pytest.param(("node01", "no-such-host.invalid"), "node01", "eth0", id="loopback-and-another-host-unknown"),
         pytest.param((), "node01", "eth0", id="loopback-and-no-default-route"),
         pytest.param((), "own", "eth0", id="its-own-address"),
+        pytest.param(("own", "node03"), "own", "ib0", id="its-own-address-and-another-host-elsewhere"),
+        pytest.param(("node03", "own"), "own", "ib0", id="its-own-address-and-another-host-before-it"),
+        pytest.param((), "node06", "eth0", id="an-address-of-ipv6"),
+        pytest.param((), "own6", "eth0", id="its-own-address-of-ipv6"),
         pytest.param((), "127.0.0.1", "lo", id="loopback-for-all"),
         pytest.param((), "localhost", "lo", id="localhost-for-all"),
     ],
@@ -187,3 +226,20 @@ def test_a_listener_on_a_link_local_address_answers_a_probe() -> None:
 def test_a_link_local_address_on_an_interface_that_is_not_there_is_named() -> None:
     with pytest.raises(Failure, match="fe80::1%nowhere0"):
         network.resolve("fe80::1%nowhere0")
+
+
+def own_address(host: Host, **environ: str) -> str:
+    line = f"from entrypoint.network import own_address; print(own_address({environ!r}))"
+    with host.start("-c", line, cwd=REPOSITORY) as process:
+        return process.communicate(timeout=60)[0].strip()
+
+
+def test_the_own_address_is_of_ipv6_where_there_is_no_other() -> None:
+    if why := missing():
+        pytest.skip(why)
+    with joined(1) as (host,):
+        assert own_address(host) == "10.77.0.1"
+        ip("-n", host.namespace, "addr", "flush", "dev", "eth0", "scope", "global")
+        assert own_address(host) == "127.0.0.1"
+        ip("-n", host.namespace, "addr", "add", "fd77::1/64", "dev", "eth0", "nodad")
+        assert (own_address(host), own_address(host, ENTRYPOINT_INTERFACE="eth0")) == ("fd77::1", "fd77::1")

@@ -189,12 +189,22 @@ def test_a_rank_with_a_local_rank_is_a_process_also_in_a_pod() -> None:
     assert (found.launcher, found.task, found.num_nodes) == ("torchrun", 1, 1)
 
 
-@pytest.mark.parametrize("index", ["0", "1"])
-def test_a_pod_of_an_indexed_job_is_refused_since_nothing_tells_how_many_there_are(index: str) -> None:
+INDEXED = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": "0"}
+
+
+@pytest.mark.parametrize("changes", [{"JOB_COMPLETION_INDEX": "1"}, {"MASTER_ADDR": "train-0.train"}])
+def test_a_pod_of_an_indexed_job_that_has_others_is_refused(changes: dict[str, str]) -> None:
     with pytest.raises(Failure, match="nothing tells how many nodes") as caught:
-        detected({"JOB_COMPLETION_INDEX": index, "KUBERNETES_SERVICE_HOST": "10.96.0.1"})
-    assert "completions: 1), set PET_NNODES=1" in caught.value.fix
+        detected(INDEXED | changes)
+    assert "if its pods do not train together, set PET_NNODES=1" in caught.value.fix
     assert THIS_NODE_ONLY_FIX in caught.value.fix
+
+
+@pytest.mark.parametrize("changes", [{}, {"MASTER_ADDR": "localhost"}, {"SLURM_JOB_ID": ""}])
+def test_the_first_pod_of_an_indexed_job_trains_and_is_told_of_others(changes: dict[str, str]) -> None:
+    found = detected(INDEXED | changes)
+    assert (found.launcher, found.num_nodes) == ("local", 1)
+    assert "PET_NNODES" in found.warnings[0]
 
 
 def test_a_pod_of_an_indexed_job_of_one_pod_trains_as_its_fix_says() -> None:

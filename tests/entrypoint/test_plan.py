@@ -286,3 +286,47 @@ def test_one_mpi_rank_per_node_starts_more_only_when_asked() -> None:
     environ |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MASTER_ADDR": "node01"}
     assert planned(environ, machine(gpus=fake_gpus(2))).spawn == 1
     assert planned(environ, machine(gpus=fake_gpus(2)), procs_per_node=2).world.world_size == 4
+
+
+LOCALHOST = {"MASTER_ADDR": "localhost"}
+BY_HAND = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost.localdomain", "127.0.0.1", "127.0.1.1", "::1"])
+@pytest.mark.parametrize(
+    "environ",
+    [
+        captured("per-node/task-0@node01"),
+        captured("per-gpu/task-3@node02"),
+        {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "localhost"},
+        BY_HAND,
+    ],
+    ids=["slurm-node", "slurm-task", "second-pod", "ranks-by-hand"],
+)
+def test_loopback_as_the_master_of_several_nodes_is_refused_at_once(environ: dict[str, str], address: str) -> None:
+    with pytest.raises(Failure, match="would look for rank 0 on itself") as caught:
+        planned(environ | {"MASTER_ADDR": address}, device="cpu")
+    assert caught.value.code == 76
+    assert "unset MASTER_ADDR" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        captured("one-task/task-0@node01") | LOCALHOST,
+        captured("exclusive/task-1@node01") | LOCALHOST,
+        {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "localhost"},
+        BY_HAND | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"} | LOCALHOST,
+        BY_HAND | {"TORCHELASTIC_RUN_ID": "none"} | LOCALHOST,
+    ],
+    ids=["one-node", "one-node-of-two-tasks", "first-pod", "ranks-by-hand-of-one-node", "agents-that-have-met"],
+)
+def test_loopback_is_the_masters_address_where_all_ranks_or_the_first_one_are_here(environ: dict[str, str]) -> None:
+    assert planned(environ, device="cpu").world.master_addr == "localhost"
+
+
+def test_several_nodes_on_one_machine_are_tried_by_number() -> None:
+    nodes = {"nodes": 2, "node_rank": 1}
+    assert planned({}, master_addr="127.0.0.1", **nodes).world.num_nodes == 2
+    with pytest.raises(Failure, match="would look for rank 0 on itself"):
+        planned({}, master_addr="localhost", **nodes)

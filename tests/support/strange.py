@@ -33,6 +33,10 @@ REMOVED = {
     "PYTORCH_TUNABLEOP_ENABLED": "1",
     "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1",
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
+    "OMP_PLACES": "cores",
+    "GOMP_CPU_AFFINITY": "0-127",
+    "KMP_HW_SUBSET": "1c,1t",
+    "KMP_PLACE_THREADS": "1c,1t",
 }
 # What is the user's to choose, and does not change a number on the CPU.
 ACTING = {

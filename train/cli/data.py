@@ -142,6 +142,7 @@ def handle(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping
         """
         plan = launch.plan_launch(config, launch.launch_options(arguments, config, environ), environ)
         process["OMP_NUM_THREADS"] = plan.num_threads(environ)
+        environment.remove_conflicting_variables(process, download=False)
         environment.limit_openmp_spinning(process)
         return plan.device, plan.world.local_world_size, plan.world.world_size
 

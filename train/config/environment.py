@@ -47,8 +47,16 @@ REMOVED_VARIABLES: Final[Mapping[str, str]] = {
     "TRITON_INTERPRET": "train.compile decides",
     "PYTORCH_TUNABLEOP_*": "it chooses kernels with a stopwatch, and a run would not repeat",
     "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "train.parallel decides",
+    # entrypoint.environment.THREAD_BINDING_VARIABLES
+    "OMP_PROC_BIND": "all ranks and data workers of a node would share its first core",
+    "OMP_PLACES": "all ranks and data workers of a node would share its first core",
+    "GOMP_CPU_AFFINITY": "all ranks and data workers of a node would share its first core",
+    "KMP_AFFINITY": "all ranks and data workers of a node would share its first core",
+    "KMP_HW_SUBSET": "all ranks and data workers of a node would share its first core",
+    "KMP_PLACE_THREADS": "all ranks and data workers of a node would share its first core",
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "it lets a file of weights run code",
 }
+UNBOUND: Final = (("OMP_PROC_BIND", "false"), ("KMP_AFFINITY", "disabled"), ("KMP_AFFINITY", "none"))
 # Left to the user, and logged: threads, kernels with the same arithmetic, networks, memory, files,
 # debugging.
 RECORDED_VARIABLES: Final = (
@@ -115,7 +123,7 @@ def remove_conflicting_variables(environ: MutableMapping[str, str], *, download:
     removed = {
         name: environ[name]
         for name in sorted(environ)
-        if removal_reason(name) is not None or _crashes_ddp(name, environ)
+        if (removal_reason(name) and (name, environ[name].lower()) not in UNBOUND) or _crashes_ddp(name, environ)
     }
     for name in removed:
         del environ[name]

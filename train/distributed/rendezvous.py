@@ -7,6 +7,7 @@ warning.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -14,7 +15,7 @@ import socket
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -232,12 +233,11 @@ def _hosts_of_ranks(environ: Mapping[str, str]) -> list[str]:
 def _serve_store(world: World, ports: Sequence[int], launch_id: str, deadline: float) -> dist.Store:
     listener = network.bind_first_free(network.listen_address(world.master_addr, world.num_nodes), ports)
     address, port = listener.getsockname()[:2]
-    for earlier in ports[: list(ports).index(port)]:
-        if _is_store_of_launch(launch_id, world, earlier):
-            listener.close()
-            raise duplicate_rank_failure(0, f"a store of this run already listens on {world.master_addr}:{earlier}")
+    for earlier, _ in _stores_of_launch(launch_id, world, ports[: list(ports).index(port)]):
+        listener.close()
+        raise duplicate_rank_failure(0, f"a store of this run already listens on {world.master_addr}:{earlier}")
     store = dist.TCPStore(
-        {"0.0.0.0": _LOOPBACK, "::": "::1"}.get(address, address),
+        _LOOPBACK if address in ("0.0.0.0", "::") else address,
         port,
         world.world_size,
         is_master=True,
@@ -254,24 +254,25 @@ def _find_store(world: World, ports: Sequence[int], launch_id: str, deadline: fl
     """Try the ports until a store answers with this launch_id. Until the deadline, refusals are normal."""
     started, error = time.monotonic(), None
     deadline += SAME_HOST_GRACE_S if is_on_same_host(0, world) else 0.0
-    address = network.resolve(world.master_addr)
+    addresses = network.resolve_all(world.master_addr)
     while True:
-        for port in ports:
+        for address, port in itertools.product(addresses, ports):
             error = network.probe(address, port, _STORE_TIMEOUT_S)
             if error is None and (store := _connect_store_of_launch(launch_id, world, address, port)):
                 store.set_timeout(timedelta(seconds=max(deadline - time.monotonic(), 1.0)))
                 return store
         if time.monotonic() > deadline:
-            raise network.unreachable_failure(world.master_addr, ports, error, time.monotonic() - started)
+            waited_s = time.monotonic() - started
+            raise network.unreachable_failure(world.master_addr, ports, error, waited_s, addresses)
         time.sleep(_RETRY_INTERVAL_S)
 
 
-def _is_store_of_launch(launch_id: str, world: World, port: int) -> bool:
-    address = network.resolve(world.master_addr)
-    return (
-        network.probe(address, port, _STORE_TIMEOUT_S) is None
-        and _connect_store_of_launch(launch_id, world, address, port) is not None
-    )
+def _stores_of_launch(launch_id: str, world: World, ports: Sequence[int]) -> Iterator[tuple[int, dist.Store]]:
+    """The stores of this launch that answer at the master's addresses, each with its port."""
+    for address, port in itertools.product(network.resolve_all(world.master_addr), ports):
+        reached = network.probe(address, port, _STORE_TIMEOUT_S) is None
+        if reached and (store := _connect_store_of_launch(launch_id, world, address, port)):
+            yield port, store
 
 
 def _connect_store_of_launch(launch_id: str, world: World, address: str, port: int) -> dist.Store | None:
@@ -312,14 +313,11 @@ def _refuse_second_rank_zero(world: World, environ: Mapping[str, str]) -> None:
     """
     if world.rank or world.num_nodes == 1 or environ.get("ENTRYPOINT_AGENT_STORE") == "1":
         return
-    address = network.resolve(world.master_addr)
-    if network.is_own_address(address):
+    if any(map(network.is_own_address, network.resolve_all(world.master_addr))):
         return
-    launch_id = environ.get("ENTRYPOINT_RUN_ID", "")
-    for port in (int(port) for port in environ.get("ENTRYPOINT_PORTS", str(world.master_port)).split(",")):
-        reached = network.probe(address, port, _STORE_TIMEOUT_S) is None
-        other = _connect_store_of_launch(launch_id, world, address, port) if reached else None
-        if other and other.get(_SERVER_UUID_KEY).decode() != _PROCESS_UUID:
+    ports = [int(port) for port in environ.get("ENTRYPOINT_PORTS", str(world.master_port)).split(",")]
+    for port, other in _stores_of_launch(environ.get("ENTRYPOINT_RUN_ID", ""), world, ports):
+        if other.get(_SERVER_UUID_KEY).decode() != _PROCESS_UUID:
             failure = duplicate_rank_failure(
                 0, f"one here on {socket.gethostname()}, one on {world.master_addr}:{port}"
             )

@@ -6,6 +6,7 @@ import pytest
 from strange import ACTING, REMOVED
 
 from entrypoint import ExitCode, Failure
+from entrypoint.environment import THREAD_BINDING_VARIABLES
 from train.config import environment
 
 # Variables that have nothing to do with a training.
@@ -45,6 +46,29 @@ def test_a_debug_level_that_crashes_torch_on_the_cpu_is_taken_out_there(device: 
     notes = environment.remove_conflicting_variables(environ, download=False).notes()
     assert ("TORCH_DISTRIBUTED_DEBUG" in environ) == left
     assert notes == ([] if left else [f"TORCH_DISTRIBUTED_DEBUG: not used, {environment.DEBUG_DETAIL_REASON}"])
+
+
+def test_what_binds_all_ranks_to_the_first_core_is_taken_out_by_every_name() -> None:
+    names = {name for name in environment.REMOVED_VARIABLES if name.startswith(("OMP_", "GOMP_", "KMP_"))}
+    assert names == set(THREAD_BINDING_VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "binds"),
+    [
+        ("OMP_PROC_BIND", "close", True),
+        ("OMP_PROC_BIND", "TRUE", True),
+        ("OMP_PROC_BIND", "FALSE", False),
+        ("KMP_AFFINITY", "granularity=fine,compact,1,0", True),
+        ("KMP_AFFINITY", "none", False),
+    ],
+)
+def test_a_binding_that_binds_nothing_is_left(name: str, value: str, binds: bool) -> None:
+    environ = {name: value}
+    notes = environment.remove_conflicting_variables(environ, download=False).notes()
+    assert (name not in environ) == binds
+    why = f"{name}: not used, all ranks and data workers of a node would share its first core"
+    assert notes == [why] * binds
 
 
 def test_no_variable_is_said_too() -> None:
