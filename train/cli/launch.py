@@ -233,7 +233,11 @@ def plan_launch(config: RunConfig, options: LaunchOptions, environ: Mapping[str,
 def add_config_warnings(plan: Plan, config: RunConfig) -> Plan:
     """Add the warnings about the configuration to the plan."""
     unused = (*registry.unused_key_warnings(config.data), *checks.unused_key_warnings(config))
-    others = (*checks.parallel_warnings(config.train.parallel), *schedule.fine_tuning_warnings(config))
+    others = (
+        *checks.parallel_warnings(config.train.parallel),
+        *checks.mixing_warnings(config),
+        *schedule.fine_tuning_warnings(config),
+    )
     return replace(plan, warnings=(*plan.warnings, *others, *unused))
 
 
