@@ -138,7 +138,16 @@ class TrainState:
 
 
 def _keep_kernel_choice(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """The optimizer's kernels (fused, foreach) suit this start's device; the checkpoint may come from another."""
+    """The optimizer's kernels (fused, foreach) suit this start's device; the checkpoint may come from another.
+
+    Raises:
+        ValueError: the parameters are in other groups, in which a version has put them that decayed others.
+    """
+    sizes, own_sizes = (
+        [len(group["params"]) for group in each["param_groups"]] for each in (saved, optimizer.state_dict())
+    )
+    if sizes != own_sizes:
+        raise ValueError(f"its optimizer has groups of {sizes} parameters, and here these are {own_sizes}")
     for group, own_group in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         group.update({name: own_group[name] for name in ("fused", "foreach") if name in own_group})
     return saved

@@ -18,7 +18,7 @@ from train.data import packing
 # 24 steps in three epochs, from 16 readers.
 SETTINGS = (
     *("data.name=shards", "data.root=shards", "data.image_size=8", "data.loader=workers", "data.workers=1"),
-    *("data.readers=16", "data.augment=[random_resized_crop, horizontal_flip]", "model.args={width: 4}"),
+    *("data.readers=16", "data.augment=[random_resized_crop, horizontal_flip, mixup]", "model.args={width: 4}"),
     *("optim.schedule=constant", "optim.warmup_epochs=0", "optim.lr=0.02", "log.tensorboard=false"),
     *("train.epochs=3", "train.global_batch_size=32", "train.micro_batch_size=8", "train.reproducible=bitwise"),
     *("eval.every_epochs=100", "checkpoint.every_steps=1", "log.every_steps=1"),

@@ -88,6 +88,17 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
         fresh(width=5).restore(trained().tensors(), through_a_file(trained()))
 
 
+def test_a_checkpoint_whose_optimizer_has_other_groups_is_refused_with_their_sizes() -> None:
+    """A version that gave weight decay to other parameters would continue with the moments of others."""
+    left, resumed = trained(), fresh()
+    weight, bias = resumed.network.parameters()
+    resumed.optimizer = torch.optim.SGD([{"params": [weight]}, {"params": [bias], "weight_decay": 0.0}], lr=0.1)
+    with pytest.raises(Failure, match="does not fit this model and optimizer") as caught:
+        resumed.restore(left.tensors(), through_a_file(left))
+    assert "groups of [2] parameters" in (caught.value.found or "")
+    assert "[1, 1]" in (caught.value.found or "")
+
+
 def test_sums_that_were_begun_go_on_on_their_rank_or_all_on_rank_0() -> None:
     window = state.LogWindow(sums=[[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]], since=5.0)
     assert [window.sums_of(rank, 2) for rank in range(2)] == window.sums

@@ -258,7 +258,11 @@ def refuse_cpu_after_gpu(config: RunConfig, plan: Plan) -> None:
 def add_config_warnings(plan: Plan, config: RunConfig) -> Plan:
     """Add the warnings about the configuration to the plan."""
     unused = (*registry.unused_key_warnings(config.data), *checks.unused_key_warnings(config))
-    others = (*checks.parallel_warnings(config.train.parallel), *schedule.fine_tuning_warnings(config))
+    others = (
+        *checks.parallel_warnings(config.train.parallel),
+        *checks.mixing_warnings(config),
+        *schedule.fine_tuning_warnings(config),
+    )
     return replace(plan, warnings=(*plan.warnings, *others, *unused))
 
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
-from train.config import schema
+from train.config import augmentations, schema
 from train.config.batches import nearest_multiples
 from train.config.load import nearest_name
 from train.config.models import BUILTIN_MODELS, FORBIDDEN_ARGUMENTS
@@ -168,6 +168,17 @@ def num_readers(config: RunConfig) -> int:
     if config.data.readers != "auto":
         return config.data.readers
     return math.gcd(config.train.global_batch_size, 64)
+
+
+def mixing_warnings(config: RunConfig) -> tuple[str, ...]:
+    """The warning for mixup and CutMix with the images of one reader of shards."""
+    mixes = augmentations.stage_steps(config.data.augment, "batch")
+    if config.data.readers != 1 or not mixes:
+        return ()
+    return (
+        f"data.readers: 1: {mixes[0].name} mixes images that lie near each other in the shards; if these are sorted by "
+        "class, mostly of one class. fix: leave data.readers out, or set at least 2",
+    )
 
 
 def refuse_uneven_readers(config: RunConfig) -> None:

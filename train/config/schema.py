@@ -124,7 +124,7 @@ class OptimConfig:
     """The optimizer and its learning rate schedule.
 
     name: a class of torch.optim, a short name, or package.module:Class. weight_decay_on: all
-    parameters, or only weights (not biases, not norms). args, schedule_args: arguments of the
+    parameters, or only weights (not biases, norms, tokens, position embeddings). args, schedule_args: arguments of the
     optimizer and of the schedule. loss: of numbers, or bce of classes. target_threshold: targets of
     bce above it are 1, and 0 otherwise. layer_decay: each layer's learning rate is so many times that of the layer
     after it.

@@ -278,12 +278,18 @@ def _center_crop_and_resize(image: Image.Image, target: WidthHeight, preprocessi
     return image.resize(target, resampling, box=(left, top, left + width, top + height))
 
 
-def _covering_size(image: WidthHeight, target: WidthHeight, preprocessing: Preprocessing) -> WidthHeight:
-    """The smallest size in the image's shape that covers `target` / crop_ratio. Rounded down, as by timm.
+def covered_size(target: WidthHeight, preprocessing: Preprocessing) -> WidthHeight:
+    """`target` / crop_ratio in whole pixels, rounded down, as by timm.
 
     The small addition is for ratios such as 224 / 232, whose quotient may be a little below the whole number.
     """
-    least_width, least_height = (int(length / preprocessing.crop_ratio + 1e-6) for length in target)
+    width, height = (int(length / preprocessing.crop_ratio + 1e-6) for length in target)
+    return width, height
+
+
+def _covering_size(image: WidthHeight, target: WidthHeight, preprocessing: Preprocessing) -> WidthHeight:
+    """The smallest size in the image's shape that covers `covered_size`. Rounded down, as by timm."""
+    least_width, least_height = covered_size(target, preprocessing)
     width, height = image
     if height * least_width <= width * least_height:
         return int(least_height * width / height), least_height

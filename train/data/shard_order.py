@@ -6,6 +6,8 @@ the other, are cut into as many equal parts as there are readers (data.readers),
 from each part. So a reader reads each run once, and any batch is computed from its number, on any number of ranks.
 A rank has consecutive images of a batch. The parts take turns in it as the bits of their numbers do when they are
 reversed: so those of a rank are spread over the epoch, and its micro batches hold as many classes as those of others.
+Where neighbours are mixed (`mixing`), MIXED_READERS parts take turns from image to image, in an order that is drawn
+each time: two images of one block lie near each other in the shards, so they often have one class.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from train import rng
+from train.config import augmentations
 from train.config.checks import num_readers
 from train.config.schema import RunConfig
 from train.data.sampler import EpochOrder
@@ -25,6 +28,8 @@ from train.data.shards import ShardSource
 from train.data.splits import SampleSource
 
 WINDOW: Final = 8  # shards that a reader mixes
+# More parts would come closer to pairs by chance; but a rank of more than readers / MIXED_READERS reads runs of others.
+MIXED_READERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,6 +57,7 @@ class ShardOrder:
     shards: in the order in which they are read. group_starts: the first of each group that is read side by side, and
     the end, int64 [groups + 1]. first_blocks: of each group, and the end, int64 [groups + 1]. block_ends: how many
     images the blocks up to each hold, int64 [blocks]. readers: a power of two that divides the global batch.
+    alternating: the number of readers of which each in turn gives one image.
     """
 
     runs: TrainingRuns
@@ -62,13 +68,22 @@ class ShardOrder:
     readers: int
     global_batch_size: int
     key: tuple[int, int]
+    alternating: int = 1
     _shuffled: dict[int, Int64Array] = field(default_factory=dict)
 
     @classmethod
     def draw(
-        cls, runs: TrainingRuns, *, readers: int, global_batch_size: int, seed: int, epoch: int, window: int = WINDOW
+        cls,
+        runs: TrainingRuns,
+        *,
+        readers: int,
+        global_batch_size: int,
+        seed: int,
+        epoch: int,
+        window: int = WINDOW,
+        mixes: bool = False,
     ) -> ShardOrder:
-        """The order of this epoch."""
+        """The order of this epoch. mixes: samples 2k and 2k + 1 come from two readers, if there are two."""
         counts = np.diff(runs.first_of_shard)
         shards = rng.permutation(len(counts), rng.ORDER, seed, epoch)
         groups = -(-len(shards) // window)
@@ -86,6 +101,7 @@ class ShardOrder:
             readers=readers,
             global_batch_size=global_batch_size,
             key=(seed, epoch),
+            alternating=min(readers, MIXED_READERS) if mixes else 1,
         )
 
     def part(self, first: int, end: int) -> EpochOrder:
@@ -93,8 +109,12 @@ class ShardOrder:
         images_of_reader = int(self.block_ends[-1]) // self.readers
         share = self.global_batch_size // self.readers
         batch, position = np.divmod(np.arange(first, end), self.global_batch_size)
-        turn, number = np.divmod(position, share)
-        reader = _reverse_bits(self.readers)[turn]
+        group, in_group = np.divmod(position, share * self.alternating)
+        number, turn = np.divmod(in_group, self.alternating)
+        if self.alternating > 1:
+            key = rng.random_bits(rng.ORDER, *self.key, batch, group, number)
+            turn = np.argsort(rng.random_bits(key[:, None], np.arange(self.alternating)))[np.arange(len(turn)), turn]
+        reader = _reverse_bits(self.readers)[group * self.alternating + turn]
         return EpochOrder(samples=self._images(reader * images_of_reader + batch * share + number))
 
     def _images(self, positions: Int64Array) -> Int64Array:
@@ -136,7 +156,10 @@ def draw_orders(training: SampleSource, config: RunConfig) -> Callable[[int], Sh
         return None
     runs = training_runs(training.paths.layout)
     readers, size, seed = num_readers(config), config.train.global_batch_size, config.run.seed
-    return lambda epoch: ShardOrder.draw(runs, readers=readers, global_batch_size=size, seed=seed, epoch=epoch)
+    mixes = bool(augmentations.stage_steps(config.data.augment, "batch"))
+    return lambda epoch: ShardOrder.draw(
+        runs, readers=readers, global_batch_size=size, seed=seed, epoch=epoch, mixes=mixes
+    )
 
 
 def training_runs(layout: ShardLayout) -> TrainingRuns:

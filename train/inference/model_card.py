@@ -16,7 +16,7 @@ from torch import Tensor
 from entrypoint import Failure, redact_words
 from train.config import resume_rules, schema
 from train.config.schema import RunConfig
-from train.data.decode import fill_color
+from train.data import decode
 from train.data.preprocessing import FitName, Interpolation, Preprocessing
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
@@ -100,9 +100,6 @@ LOADING_TEXT: Final = (
     "Beside this folder, with torch, torchvision, safetensors and Pillow. The project that trained it is not needed:"
 )
 IMAGE_TEXT: Final = "The lines read images of 8 bits per channel."
-REDUCED_TEXT: Final = (
-    "Pixels can differ slightly from those of `train predict`, which decodes large JPEG files at a reduced size."
-)
 RESAMPLING: Final[Mapping[Interpolation, str]] = {"bilinear": "BILINEAR", "bicubic": "BICUBIC"}  # Pillow's names
 
 
@@ -143,8 +140,7 @@ def _loading_sections(spec: InputSpec, folder: str, code: ModelCode, formats: Se
     if code.file is not None:
         yield f"{OWN_CODE_TEXT}\n"
     if takes_images(spec):
-        is_exact = spec.preprocessing.decode == "exact"
-        yield f"{IMAGE_TEXT}{'' if is_exact else f' {REDUCED_TEXT}'}\n"
+        yield f"{IMAGE_TEXT}\n"
     for name in formats:
         example = OTHER_EXAMPLES[name]
         yield f"{example.introduction}\n"
@@ -192,46 +188,89 @@ def loading_example(spec: InputSpec, folder: str, code: ModelCode) -> str:
     )
 
 
+# The card's code does with Pillow what `decode.decode_image` does, pixel by pixel. The size to which the whole image is
+# scaled, by data.fit:
+SCALED_SIZE_LINE: Final = "def scaled_size(width, height):  # of the whole image\n"
+SCALED_SIZES: Final[Mapping[FitName, str]] = {
+    "crop": """\
+    if height * {least_width} <= width * {least_height}:
+        return int({least_height} * width / height), {least_height}
+    return {least_width}, int({least_width} * height / width)
+""",
+    "pad": """\
+    if width * {height} > {width} * height:
+        return {width}, max(1, round(height / width * {width}))
+    return max(1, round(width / height * {height})), {height}
+""",
+    "stretch": "    return {width}, {height}\n",
+}
+READING_LINES: Final = """\
+def read_image(path):  # {what}
+    file = Image.open(path)
+{reduce}    file.load()
+    is_turned = {{"exif", "Raw profile type exif"}} & file.info.keys()
+    image = (ImageOps.exif_transpose(file) if is_turned else file).convert("RGB")
+{fit}    return image{gray}
+
+image = read_image("photo.jpg")"""
+# A JPEG is decoded at a reduced size; an image that is no square may be turned by a quarter afterwards.
+REDUCE_LINE: Final = '    file.draft("RGB", scaled_size(*file.size))\n'
+REDUCE_TURNED_LINES: Final = """\
+    is_quarter_turn = "exif" in file.info and file.getexif().get(274) in (5, 6, 7, 8)
+    file.draft("RGB", scaled_size(*file.size[::-1])[::-1] if is_quarter_turn else scaled_size(*file.size))
+"""
+WHOLE_CROP_LINES: Final = """\
+    width = max(1, min(image.width, round(image.height * {width} / {height})))
+    height = max(1, min(image.height, round(image.width * {height} / {width})))
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    image = image.resize(({width}, {height}), {resampling}, (left, top, left + width, top + height))
+"""
+FIT_LINES: Final[Mapping[FitName, str]] = {
+    "crop": """\
+    image = image.resize(scaled_size(*image.size), {resampling})
+    left, top = round((image.width - {width}) / 2), round((image.height - {height}) / 2)
+    image = image.crop((left, top, left + {width}, top + {height}))
+""",
+    "pad": """\
+    scaled = image.resize(scaled_size(*image.size), {resampling})
+    image = Image.new("RGB", ({width}, {height}), {color})
+    image.paste(scaled, (round(({width} - scaled.width) / 2), round(({height} - scaled.height) / 2)))
+""",
+    "stretch": "    image = image.resize(({width}, {height}), {resampling})\n",
+}
+FIT_WORDS: Final[Mapping[FitName, str]] = {
+    "crop": "the central part",
+    "pad": "the whole image and a border",
+    "stretch": "the whole image",
+}
+
+
 def _image_lines(spec: InputSpec) -> list[str]:
     """Lines that assign a Pillow image of the network's size and channels to `image`."""
-    gray = '.convert("L")' if spec.shape.channels == 1 else ""
-    example = FIT_EXAMPLES[spec.preprocessing.fit]
+    preprocessing, (height, width) = spec.preprocessing, spec.shape.size
+    least_width, least_height = decode.covered_size((width, height), preprocessing)
+    values = {
+        "width": width,
+        "height": height,
+        "least_width": least_width,
+        "least_height": least_height,
+        "resampling": f"Image.Resampling.{RESAMPLING[preprocessing.interpolation]}",
+        "color": decode.fill_color(preprocessing, 3),
+    }
+    cuts_first = preprocessing.fit == "crop" and preprocessing.crop_ratio == 1
+    reduces = preprocessing.decode != "exact" and spec.origin != "pictures"
+    reduce_lines = REDUCE_LINE if width == height else REDUCE_TURNED_LINES
     from_arrays = inputs.array_data_warning(spec) is not None
-    comment = "not known of the training's arrays" if from_arrays else f"{example.what}, scaled as in the training"
-    return [
-        'image = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")',
-        f"image = {example.render(spec)}{gray}  # {comment}",
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitExample:
-    """How the card's code fits an image. what: remains of it. render: the expression in Python."""
-
-    what: str
-    render: Callable[[InputSpec], str]
-
-
-def _resize_arguments(spec: InputSpec) -> str:
-    height, width = spec.shape.size[-2:]
-    return f"({width}, {height}), Image.Resampling.{RESAMPLING[spec.preprocessing.interpolation]}"
-
-
-def _crop_expression(spec: InputSpec) -> str:
-    border = (1 - spec.preprocessing.crop_ratio) / 2  # what `fit` leaves out at each edge, as a fraction
-    return f"ImageOps.fit(image, {_resize_arguments(spec)}{f', bleed={border:g}' if border else ''})"
-
-
-def _pad_expression(spec: InputSpec) -> str:
-    return f"ImageOps.pad(image, {_resize_arguments(spec)}, color={fill_color(spec.preprocessing, 3)})"
-
-
-# By data.fit.
-FIT_EXAMPLES: Final[Mapping[FitName, FitExample]] = {
-    "crop": FitExample(what="the central part", render=_crop_expression),
-    "pad": FitExample(what="the whole image and a border", render=_pad_expression),
-    "stretch": FitExample(what="the whole image", render=lambda spec: f"image.resize({_resize_arguments(spec)})"),
-}
+    reading = READING_LINES.format(
+        what="not known of the training's arrays"
+        if from_arrays
+        else f"{FIT_WORDS[preprocessing.fit]}, scaled as in the training",
+        reduce=reduce_lines if reduces else "",
+        fit=(WHOLE_CROP_LINES if cuts_first else FIT_LINES[preprocessing.fit]).format(**values),
+        gray='.convert("L")' if spec.shape.channels == 1 else "",
+    )
+    scaled_size = f"{SCALED_SIZE_LINE}{SCALED_SIZES[preprocessing.fit].format(**values)}\n"
+    return [*(scaled_size if "scaled_size(" in reading else "").splitlines(), *reading.splitlines()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

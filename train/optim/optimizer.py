@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,11 @@ OPTIMIZER_KEY: Final = "optim.name"
 # Arguments with which a user chooses the kernel.
 KERNEL_ARGUMENTS: Final = frozenset({"fused", "foreach", "capturable", "differentiable"})
 CPU: Final = torch.device("cpu")
+# What torchvision's models add or multiply, and call so: it has more dimensions than other biases and scales.
+NO_DECAY_NAMES: Final = (
+    *("*class_token", "*pos_embedding", "*spatial_pos", "*temporal_pos", "*relative_position_bias_table"),
+    *("*rel_pos_[hwt]", "*logit_scale", "*layer_scale"),
+)
 # The methods of Optimizer, beside step, that import torch's compiler when they are called first.
 COMPILER_LOADING_METHODS: Final = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 # torch raises these for bad arguments.
@@ -163,20 +169,45 @@ def _build_custom(
 def param_groups(net: nn.Module, optim: OptimConfig) -> list[dict[str, Any]]:
     """The parameters in one group, or in several.
 
-    With weight_decay_on=weights, parameters with one dimension (biases and norms) get no weight decay. With layer_decay
-    each layer has its own groups, whose `lr_scale` multiplies the learning rate: 1 for the last layer.
+    With weight_decay_on=weights, parameters with one dimension (biases and norms) and those that the network's
+    no_weight_decay() names get no weight decay, as in timm; without this method those of NO_DECAY_NAMES, and those that
+    a part of the network names. With layer_decay each layer has its own groups, whose `lr_scale` multiplies the
+    learning rate: 1 for the last layer.
     """
     named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
     numbers = layer_numbers(net) if optim.layer_decay is not None else {}
     last = max((numbers[name] for name, _ in named), default=0) if numbers else 0
+    no_decay = _no_decay_patterns(net) if optim.weight_decay_on == "weights" else []
     groups: dict[tuple[int, bool], dict[str, Any]] = {}
     for name, parameter in named:
-        layer, decays = numbers.get(name, last), optim.weight_decay_on == "all" or parameter.dim() > 1
+        is_weight = parameter.dim() > 1 and not any(fnmatchcase(name, pattern) for pattern in no_decay)
+        layer, decays = numbers.get(name, last), optim.weight_decay_on == "all" or is_weight
         options: dict[str, Any] = {"params": []} if decays else {"params": [], "weight_decay": 0.0}
         if optim.layer_decay is not None:
             options["lr_scale"] = optim.layer_decay ** (last - layer)
         groups.setdefault((layer, decays), options)["params"].append(parameter)
     return [groups[key] for key in sorted(groups, key=lambda key: (key[0], not key[1]))]
+
+
+def _no_decay_patterns(net: nn.Module) -> list[str]:
+    """The names of parameters, as of fnmatch, that get no weight decay though they have several dimensions.
+
+    A network of the user may hold one that names its own, such as timm's.
+
+    Raises:
+        Failure: USAGE for a no_weight_decay() that fails.
+    """
+
+    def own_names(module: nn.Module) -> Sequence[str]:
+        names: Any = getattr(module, "no_weight_decay", None)
+        if not callable(names):
+            return ()
+        return plugin.call_factory("no_weight_decay()", "model", factory=lambda: [*map(str, names())])  # type: ignore[no-any-return]
+
+    if hasattr(net, "no_weight_decay"):
+        return [*own_names(net)]
+    of_parts = [f"{part}.{name}" for part, module in net.named_children() for name in own_names(module)]
+    return [*NO_DECAY_NAMES, *of_parts]
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

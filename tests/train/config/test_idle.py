@@ -69,3 +69,11 @@ def test_a_number_of_classes_that_is_claimed_has_one() -> None:
 @pytest.mark.parametrize("settings", SAID.values(), ids=SAID.keys())
 def test_what_is_said_to_do_nothing_has_no_effect(settings: list[str]) -> None:
     assert settings[0].partition("=")[0] in unused(load.load_config(None, settings))
+
+
+def test_mixing_the_images_of_one_reader_of_shards_is_warned_of() -> None:
+    settings = ["data.name=shards", "data.root=/shards", "data.augment=[mixup]"]
+    assert checks.mixing_warnings(load.load_config(None, settings)) == ()
+    assert checks.mixing_warnings(load.load_config(None, [*settings[:2], "data.readers=1"])) == ()
+    (line,) = checks.mixing_warnings(load.load_config(None, [*settings, "data.readers=1"]))
+    assert line.startswith("data.readers: 1: mixup mixes images that lie near each other")

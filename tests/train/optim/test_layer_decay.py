@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
 import pytest
+import timm
 import torch
+import torchvision
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
+from entrypoint import Failure
 from train.config.schema import ModelConfig, OptimConfig
 from train.data.shape import Shape
 from train.models import registry
@@ -77,3 +86,117 @@ def test_frozen_layers_are_in_no_group() -> None:
     (group,) = optimizer.param_groups(net, OptimConfig(layer_decay=0.1))
     assert group["lr_scale"] == 1.0
     assert all(map(torch.equal, group["params"], net[1].parameters()))
+
+
+WEIGHTS_ONLY = OptimConfig(weight_decay=0.1, weight_decay_on="weights")
+
+
+def names_of(net: nn.Module, groups: Sequence[Mapping[str, Any]]) -> dict[tuple[float, float], set[str]]:
+    """The names of the parameters of each weight decay and scale of the learning rate."""
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    sets: dict[tuple[float, float], set[str]] = {}
+    for group in groups:
+        key = (group.get("weight_decay", 0.1), group.get("lr_scale", 1.0))
+        sets.setdefault(key, set()).update(names[id(parameter)] for parameter in group["params"])
+    return sets
+
+
+def undecayed(net: nn.Module, optim: OptimConfig = WEIGHTS_ONLY) -> set[str]:
+    """The names of the parameters of several dimensions that get no weight decay."""
+    of_groups = names_of(net, optimizer.param_groups(net, optim))
+    without = {name for (decay, _), names in of_groups.items() if decay == 0 for name in names}
+    return {name for name in without if net.get_parameter(name).dim() > 1}
+
+
+# Tokens and position embeddings; a table of position biases; a network that computes them; a pattern; a convolution.
+TIMM = (
+    *(
+        "timm/test_vit",
+        "timm/deit_tiny_distilled_patch16_224",
+        "timm/beit_base_patch16_224",
+        "timm/swin_tiny_patch4_window7_224",
+    ),
+    *("timm/swinv2_tiny_window8_256", "timm/xcit_nano_12_p16_224", "timm/twins_svt_small", "timm/mvitv2_tiny"),
+    *(
+        "timm/levit_128s",
+        "timm/test_convnext",
+        "timm/test_resnet",
+        "timm/edgenext_xx_small",
+        "timm/maxvit_rmlp_pico_rw_256",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_the_weights_that_decay_are_those_of_timm(name: str) -> None:
+    with torch.device("meta"):
+        net = timm.create_model(name.removeprefix("timm/"), num_classes=3)
+    skipped = net.no_weight_decay() if hasattr(net, "no_weight_decay") else ()
+    theirs = param_groups_weight_decay(net, 0.1, no_weight_decay_list=skipped)
+    assert names_of(net, optimizer.param_groups(net, WEIGHTS_ONLY)) == names_of(net, theirs)
+    assert len(names_of(net, optimizer.param_groups(net, OptimConfig(weight_decay_on="all")))) == 1
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_the_layers_that_learn_slowly_are_those_of_timm(name: str) -> None:
+    with torch.device("meta"):
+        net = timm.create_model(name.removeprefix("timm/"), num_classes=3)
+    skipped = net.no_weight_decay() if hasattr(net, "no_weight_decay") else ()
+    theirs = param_groups_layer_decay(net, 0.1, no_weight_decay_list=skipped, layer_decay=0.5)
+    ours = optimizer.param_groups(net, replace(WEIGHTS_ONLY, layer_decay=0.5))
+    assert names_of(net, ours) == names_of(net, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("vit_b_32", {"class_token", "encoder.pos_embedding"}),
+        ("swin_t", {"relative_position_bias_table"}),
+        ("swin_v2_t", {"logit_scale"}),
+        ("maxvit_t", {"relative_position_bias_table"}),
+        ("convnext_tiny", {"layer_scale"}),
+        ("video.mvit_v2_s", {"rel_pos_h", "rel_pos_w", "rel_pos_t"}),
+        ("video.mvit_v1_b", {"spatial_pos", "temporal_pos"}),
+        ("resnet18", set()),
+    ],
+)
+@pytest.mark.parametrize("layer_decay", [None, 0.75])
+def test_tokens_positions_and_scales_of_torchvision_do_not_decay(
+    name: str, without: set[str], layer_decay: float | None
+) -> None:
+    with torch.device("meta"):
+        net = attrgetter(name)(torchvision.models)(weights=None)
+    ours = undecayed(net, replace(WEIGHTS_ONLY, layer_decay=layer_decay))
+    ends = {name if name in without else name.rpartition(".")[2] for name in ours}
+    assert ends == without
+    weights = {f"{path}.weight" for path, module in net.named_modules() if isinstance(module, nn.Linear)}
+    assert not weights & ours
+
+
+def test_what_a_network_of_the_user_or_a_part_of_it_names_does_not_decay() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Parameter(torch.zeros(1, 4))
+            self.backbone = timm.create_model("test_vit", num_classes=3)
+
+    class Naming(Own):
+        def no_weight_decay(self) -> set[str]:
+            return {"query", "backbone.blocks.0.*"}
+
+    assert undecayed(Own()) == {"backbone.cls_token", "backbone.pos_embed", "backbone.reg_token"} & {
+        name for name, _ in Own().named_parameters()
+    }
+    assert "query" in undecayed(Naming())
+    assert "backbone.blocks.0.attn.qkv.weight" in undecayed(Naming())
+    assert "backbone.cls_token" not in undecayed(Naming())
+
+
+def test_a_list_of_the_user_that_fails_is_refused() -> None:
+    class Broken(nn.Linear):
+        def no_weight_decay(self) -> set[str]:
+            raise ValueError("no list")
+
+    with pytest.raises(Failure, match=r"no_weight_decay\(\) failed") as caught:
+        optimizer.param_groups(Broken(2, 2), WEIGHTS_ONLY)
+    assert caught.value.code == 64
