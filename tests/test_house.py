@@ -75,6 +75,7 @@ LAYERS = {
         "checkpoint",
         "models",
         "optim",
+        "data_fit",
         "logging",
         "batch_size",
         "compilation",

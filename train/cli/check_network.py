@@ -86,9 +86,9 @@ def splits_to_fetch(shape: Shape, outputs: int) -> DataSplits:
 def _refuse_unfit_data(config: RunConfig, plan: Plan, batch: BatchSizes, splits: DataSplits, is_here: bool) -> None:
     """The parts of `build_trainer` that compare the config with the samples."""
     augmenter = refuse_unfit_data(config, splits)
-    kind = plan.device if is_here else "cuda"
-    refuse_gpu_decoding(config.data, splits, augmenter, torch.device(kind), attempt=torch.cuda.is_available())
-    if not checks.searches_micro_batch(config.train, kind):
+    device_type = plan.device if is_here else "cuda"
+    refuse_gpu_decoding(config.data, splits, augmenter, torch.device(device_type), attempt=torch.cuda.is_available())
+    if not checks.searches_micro_batch(config.train, device_type):
         augmenter.refuse_odd_micro_batch(batch.micro)
 
 
