@@ -122,6 +122,9 @@ lock: env-dev ## write the lock files from pyproject.toml
 	# Only what the runtime locks do not hold: it is installed beside either of them.
 	$(UV_COMPILE) --extra build --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock \
 	  $$(sed -nE 's/^([a-z0-9-]+)==.*/--no-emit-package \1/p' requirements.lock | sort -u)
+	# boto3 takes an older python-dateutil than matplotlib here: the peers get their own.
+	$(UV_COMPILE) bench/peers/requirements.txt -o requirements-bench.lock \
+	  $$(sed -nE '/^python-dateutil=/d; s/^([a-z0-9-]+)==.*/--no-emit-package \1/p' requirements.lock | sort -u)
 
 testbed: ## as root on Debian: install and build the real engines that the tests use
 	@tests/testbed
@@ -157,7 +160,14 @@ $(TRIALS): env-dev
 reliability-page: env-dev ## write what the proofs saw into docs/reliability.md
 	@$(BIN)/python tests/reliability/page.py
 
-bench: env ## measure every row of docs/performance.md that this machine can, beside its peers, and write it there
+# Only the processes of the peers look there: bench/input.py.
+.venv-bench/.installed: requirements-bench.lock $(VENV)/.runtime
+	@echo 'installing the loaders that are compared with (once)'
+	rm -rf .venv-bench
+	$(BIN)/python -m pip install $(PIP) --quiet --no-deps --require-hashes --target .venv-bench -r requirements-bench.lock
+	touch $@
+
+bench: env .venv-bench/.installed ## measure every row of docs/performance.md that this machine can, beside its peers, and write it there
 	@code=0
 	$(BIN)/python -m bench all --output build/bench $(if $(wildcard $(SIF)),--sif $(SIF)) $(BENCH) || code=$$?
 	((code == 0 || code == 69)) || exit "$$code" # 69: a peer ended, and the other rows are measured

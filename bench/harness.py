@@ -21,7 +21,8 @@ from train.bench.processes import BenchOptions, Program
 from train.bench.training import LEARNING_RATE, LOG_EVERY, Workload
 from train.config import environment
 
-PEERS: Final = Path(__file__).parent / "peers"
+ROOT: Final = Path(__file__).parents[1]
+PEERS: Final = ROOT / "bench/peers"
 OUTPUT_TAIL: Final = 2000  # characters of an output that an error shows
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -28,14 +28,23 @@ BLOCK_S: Final = 0.5
 PHOTOS: Final = 512  # 49 MB: they stay in the page cache, so that decoding is measured and not the disk
 PHOTO_BATCH: Final = 32
 SHARD_BYTES: Final = 12 * 2**20
-READERS: Final = {
-    "ours": "ours from tar shards",
-    "torchvision": "ImageFolder from JPEG files",
-    "webdataset": "WebDataset from the same tar shards",
-    "litdata": "LitData from its chunks",
-    "spdl": "SPDL from JPEG files",
+TITLES: Final = {
+    "ours": "ours",
+    "torchvision": "ImageFolder",
+    "timm": "timm",
+    "webdataset": "WebDataset",
+    "litdata": "LitData",
+    "spdl": "SPDL",
 }
-OPTIONAL: Final = ("webdataset", "litdata", "spdl")  # compared with if they can be imported
+READ_FROM: Final = {"ours": "tar shards", "webdataset": "the same tar shards", "litdata": "its chunks"}
+# `make bench` installs them here, where only their own processes look: what they need must not change ours.
+PEER_PACKAGES: Final = harness.ROOT / ".venv-bench"
+# What loads each of them, with the libraries of the system that it needs: SPDL would wait for ever without FFmpeg's.
+LOCKED_PEERS: Final = {
+    "webdataset": "import webdataset",
+    "litdata": "import litdata",
+    "spdl": "import spdl.io; spdl.io.demux_config()",
+}
 MIN_BATCHES: Final = 21  # of a block: what a worker has made ready, two, must be less than a tenth
 FEW, MANY = 20, 120  # steps: the difference of their calls is what steps cause
 # No log point, evaluation, checkpoint or end of an epoch comes between the two.
@@ -89,7 +98,7 @@ def files_per_core(options: BenchOptions) -> Iterator[Row]:
     mean_bytes = photos.write_photos(root, 2 * PHOTO_BATCH if options.quick else PHOTOS, source)
     data = DataConfig(name="folder", root=str(root), val_fraction=0.0)
     packing.pack_images(data, shards, scaling=None, say=options.log, shard_bytes=SHARD_BYTES)
-    missing = [name for name in OPTIONAL if find_spec(name) is None]
+    missing = [name for name in LOCKED_PEERS if not is_usable(options, name)]
     if "litdata" not in missing:
         _write_chunks(options, root, chunks)
     folders = {"ours": shards, "torchvision": root, "webdataset": shards, "litdata": chunks, "spdl": root}
@@ -98,15 +107,25 @@ def files_per_core(options: BenchOptions) -> Iterator[Row]:
     feeds = _feed_commands(options, {"ours": root, "torchvision": root, "timm": root})
     times = _time_feeds(options, feeds, workers=(0, 1))
     yield _compare_feeds("15", times, facts)
-    facts |= {"not_installed": ", ".join(missing)}
+    if missing:
+        options.log(
+            f"rows 16 and 16b have no target without {', '.join(missing)}. fix: make bench installs them; SPDL needs "
+            "FFmpeg's libraries (apt-get install ffmpeg)"
+        )
     for number, cores, workers in (("16", 1, (0, 1)), ("16b", 2, (2,))):
         if len(os.sched_getaffinity(0)) < cores:
             yield targets.unmeasured(number, f"needs {cores} cores")
             continue
         feeds = _feed_commands(options, folders, cores=cores, shards=True)
         times = _time_feeds(options, feeds, workers=workers)
-        yield _compare_feeds(number, times, facts)
+        yield _compare_feeds(number, times, facts, missing)
         yield from _images_per_s(number, times, mean_bytes)
+
+
+def is_usable(options: BenchOptions, library: str) -> bool:
+    """Whether a peer's process can load this library."""
+    command = [sys.executable, "-c", LOCKED_PEERS[library]]
+    return not subprocess.run(command, env=_peer_environ(options), capture_output=True, timeout=LIMIT_S).returncode
 
 
 def _write_chunks(options: BenchOptions, root: Path, chunks: Path) -> None:
@@ -114,7 +133,12 @@ def _write_chunks(options: BenchOptions, root: Path, chunks: Path) -> None:
     words += ["--chunk-bytes", f"{SHARD_BYTES // 10**6}MB"]
     # LitData's own folders would otherwise be /tmp/chunks and /tmp/data.
     own = {f"DATA_OPTIMIZER_{name}CACHE_FOLDER": str(options.scratch / "litdata") for name in ("", "DATA_")}
-    harness.run_to_end(words, options.child_environ(**own), options.scratch, LIMIT_S)
+    harness.run_to_end(words, _peer_environ(options) | own, options.scratch, LIMIT_S)
+
+
+def _peer_environ(options: BenchOptions) -> dict[str, str]:
+    environ = options.child_environ()
+    return environ | {"PYTHONPATH": f"{environ['PYTHONPATH']}{os.pathsep}{PEER_PACKAGES}"}
 
 
 def _feed_commands(
@@ -145,7 +169,11 @@ def _time_feeds(
 ) -> dict[str, FeedTimes]:
     """The times of all commands, in turns. Which number of workers is better, a block decides before."""
     programs = [
-        Program(name=name, command=[*command, "--workers", str(number)], environ=options.child_environ())
+        Program(
+            name=name,
+            command=[*command, "--workers", str(number)],
+            environ=options.child_environ() if name == "ours" else _peer_environ(options),
+        )
         for name, command in commands.items()
         for number in workers
     ]
@@ -175,15 +203,24 @@ def _pause(feed: RunningProgram) -> None:
     os.killpg(feed.facts["pid"], signal.SIGSTOP)
 
 
-def _compare_feeds(number: str, times: Mapping[str, FeedTimes], facts: Mapping[str, Any]) -> Row:
-    """The row: ours next to the fastest of the others, and the images/s of all."""
-    ours = times["ours"]
-    name = min(set(times) - {"ours"}, key=lambda side: median(times[side].seconds))
+def _compare_feeds(
+    number: str, times: Mapping[str, FeedTimes], facts: Mapping[str, Any], missing: Sequence[str] = ()
+) -> Row:
+    """The row: ours next to the fastest of the others, and the images/s of all. If one is missing it has no target."""
+    ours, others = times["ours"], [name for name in times if name != "ours"]
+    name = min(others, key=lambda side: median(times[side].seconds))
     peer = times[name]
-    pairs = Pairs(ours=ours.seconds, peer=peer.seconds)
+    estimate = Pairs(ours=ours.seconds, peer=peer.seconds).speed_ratio()
     speeds = {f"{side}_images_per_s": times[side].images_per_s().value for side in times}
     of_peer = {"peer": name, "peer_images_per_s": speeds[f"{name}_images_per_s"], "peer_workers": peer.workers}
-    return targets.measured(number, pairs.speed_ratio(), **speeds, **of_peer, workers=ours.workers, **facts)
+    target = targets.TARGETS[number]
+    images = {"cut": "cut photographs", "drawn": "drawn images"}[facts["photos"]]
+    what = f"{target.what}, {images}: ours / the best of {', '.join(TITLES[other] for other in others)}"
+    if missing:
+        what += f" ({', '.join(TITLES[other] for other in missing)} could not be loaded)"
+    target = replace(target, what=what, limit=None if missing else target.limit)
+    facts = {**speeds, **of_peer, "workers": ours.workers, **facts, "not_installed": ", ".join(missing)}
+    return Row(number=number, target=target, estimate=estimate, facts=facts)
 
 
 def _images_per_s(number: str, times: Mapping[str, FeedTimes], mean_bytes: int) -> Iterator[Row]:
@@ -191,7 +228,7 @@ def _images_per_s(number: str, times: Mapping[str, FeedTimes], mean_bytes: int) 
     for name, side in sorted(times.items(), key=lambda item: median(item[1].seconds)):
         speed = side.images_per_s()
         mb_per_s = speed.value * mean_bytes / 1e6
-        what = f"{READERS[name]}, workers: {side.workers}; {mb_per_s:.1f} MB/s"
+        what = f"{TITLES[name]} from {READ_FROM.get(name, 'JPEG files')}, workers: {side.workers}; {mb_per_s:.1f} MB/s"
         facts = {"workers": side.workers, "mb_per_s": mb_per_s}
         yield measurements.reported_row(f"{number} {name}", what, speed, unit="images/s", **facts)
 

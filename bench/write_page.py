@@ -1,5 +1,5 @@
-"""Writes the rows of bench.json into the tables of docs/performance.md; rows that it does not measure stay. The figures
-behind the rows go into docs/measurements/, into a file of this machine and day.
+"""Writes the figures of bench.json into docs/measurements/, into a file of this machine, day and commit, and the tables
+of docs/performance.md from all these files: a row for each machine, the newest, with what earlier days gave.
 
 python bench/write_page.py build/bench/bench.json
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.targets import TARGETS
-from train.bench.measurements import REACHED, Target, format_bounds
+from train.bench.measurements import Target, format_bounds, format_reached
 from train.report.read import format_number
 
-DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "performance.md"
+ROOT = Path(__file__).parents[1]
+PAGE, MEASUREMENTS = ROOT / "docs/performance.md", ROOT / "docs/measurements"
 BEGIN, END = "<!-- begin of {}: written by bench/write_page.py -->", "<!-- end of {} -->"
-HEAD = ("#", "measured", "value", "95 % interval", "target", "reached", "machine", "date")
+HEAD = ("#", "measured", "value", "95 % interval", "target", "reached", "measured on", "earlier")
 # Each table, and the devices of the targets in it.
 TABLES = {"cpu": ("cpu", "both"), "gpu": ("gpu", "both")}
 MISSING = "not measured"
@@ -30,18 +32,19 @@ NAMED = {"rows": "row", "series": "name"}
 Json = Mapping[str, Any]
 
 
-def format_row(row: Json, machine: Json) -> list[str]:
-    """The cells of one row of bench.json."""
-    bounds = format_bounds(row["low"], row["high"], sure=row["sure"]) if row["of"] > 1 else ""
+def format_row(row: Json, machine: Json, earlier: Sequence[str]) -> list[str]:
+    """The cells of one row of a file. earlier: values of other days on the same machine."""
+    commit = row.get("commit")
+    where = [f"{_device_name(machine)}; torch {machine['torch']}", machine["date"], *([commit] if commit else [])]
     return [
         row["row"],
         row["what"],
         f"{format_number(row['value'])} {row['unit']}".rstrip(),
-        bounds,
+        format_bounds(row["low"], row["high"], sure=row["sure"]) if row["of"] > 1 else "",
         row["target"],
-        REACHED[row["holds"]],
-        f"{_device_name(machine)}; torch {machine['torch']}",
-        machine["date"],
+        format_reached(row["holds"], row["target"]),
+        ", ".join(where),
+        ", ".join(earlier),
     ]
 
 
@@ -50,32 +53,43 @@ def format_unmeasured(number: str, target: Target) -> list[str]:
     return [number, target.what, MISSING, "", str(target), "-", "", ""]
 
 
-def update_page(text: str, results: Json | None = None) -> str:
-    """The page with all targets, and with the values of `results` (bench.json)."""
-    if results is not None:
-        machine = results["machine"]
-        rows = {row["row"]: format_row(row, machine) for row in results["rows"] if row["value"] is not None}
-        text = _update_table(text, "cpu" if machine["device"] == "cpu" else "gpu", rows)
+def update_page(text: str, folder: Path = MEASUREMENTS) -> str:
+    """The page with all targets, and with the values of the files in `folder`."""
+    files = sorted((json.loads(path.read_text()) for path in folder.glob("*.json")), key=_date)
     for table, devices in TABLES.items():
-        rows = {
-            number: format_unmeasured(number, target) for number, target in TARGETS.items() if target.where in devices
-        }
-        text = _update_table(text, table, rows, replace=False)
+        runs = defaultdict[tuple[str, str], list[tuple[Json, Json]]](list)
+        for file in files:
+            if (file["machine"]["device"] == "cpu") == (table == "cpu"):
+                for row in file["rows"]:
+                    runs[row["row"], _device_name(file["machine"])].append((row, file["machine"]))
+        measured = {name for name, _ in runs}
+        lines = [
+            (name, format_row(*days[-1], [f"{format_number(row['value'])} ({_day(of)})" for row, of in days[:-1]]))
+            for (name, _), days in runs.items()
+        ]
+        lines += [
+            (number, format_unmeasured(number, target))
+            for number, target in TARGETS.items()
+            if target.where in devices and number not in measured
+        ]
+        text = _with_table(text, table, [cells for _, cells in sorted(lines, key=lambda line: _sort_key(line[0]))])
     return text
 
 
-def _update_table(text: str, table: str, rows: Mapping[str, Sequence[str]], *, replace: bool = True) -> str:
-    """The page with these rows in a table, by their first cell. Other rows that were measured stay; without `replace`,
-    those of the same name stay too."""
+def _date(file: Json) -> str:
+    return str(file["machine"]["date"])
+
+
+def _day(machine: Json) -> str:
+    return str(machine["date"][5:])
+
+
+def _with_table(text: str, table: str, rows: Sequence[Sequence[str]]) -> str:
     begin, end = BEGIN.format(table), END.format(table)
-    before, inside, after = re.split(f"{re.escape(begin)}|{re.escape(end)}", text)
-    measured = [line for line in inside.strip().splitlines()[2:] if f"| {MISSING} |" not in line]
-    old = {line.split(" | ")[0].removeprefix("| "): line for line in measured}
-    new = {name: f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for name, row in rows.items()}
-    both = old | new if replace else new | old
+    before, _, after = re.split(f"{re.escape(begin)}|{re.escape(end)}", text)
+    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     head = [f"| {' | '.join(HEAD)} |", "|" + " --- |" * len(HEAD)]
-    lines = [*head, *(both[name] for name in sorted(both, key=_sort_key))]
-    return f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}"
+    return f"{before}{begin}\n" + "\n".join([*head, *lines]) + f"\n{end}{after}"
 
 
 def _sort_key(name: str) -> tuple[int, list[tuple[int, str]]]:
@@ -90,12 +104,15 @@ def _device_name(machine: Json) -> str:
 
 
 def write_measurements(results: Json, folder: Path) -> Path:
-    """All figures as a file in `folder`; earlier rows and series of the same machine and day stay."""
+    """All figures as a file in `folder`; earlier rows and series of the same machine and day stay. Each row keeps the
+    commit of the checkout, which ends with -dirty if files were changed."""
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
     name = re.sub(r"[^a-z0-9]+", "-", f"{_device_name(results['machine'])} {results['machine']['date']}".lower())
     path = folder / f"{name}.json"
     earlier = json.loads(path.read_text()) if path.exists() else {}
     rows, series = ({entry[key]: entry for entry in earlier.get(part, ())} for part, key in NAMED.items())
-    rows |= {row["row"]: row for row in results["rows"] if row["value"] is not None}
+    rows |= {row["row"]: {**row, "commit": commit} for row in results["rows"] if row["value"] is not None}
     series |= {one["name"]: one for one in results.get("series", ())}
     folder.mkdir(exist_ok=True)
     text = json.dumps({**results, "rows": [*rows.values()], "series": [*series.values()]}, indent=1)
@@ -109,6 +126,6 @@ if __name__ == "__main__":
         error = f"ERROR[64] {sys.argv[1]} was measured with --quick: its values mean nothing"
         print(error, "  fix: leave --quick out", sep="\n", file=sys.stderr)
         sys.exit(64)
-    PAGE.write_text(update_page(PAGE.read_text(), results))
     if results is not None:
-        write_measurements(results, DOCS / "measurements")
+        write_measurements(results, MEASUREMENTS)
+    PAGE.write_text(update_page(PAGE.read_text()))

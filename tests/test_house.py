@@ -77,6 +77,7 @@ LAYERS = {
         "checkpoint",
         "models",
         "optim",
+        "data_fit",
         "logging",
         "batch_size",
         "compilation",

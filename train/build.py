@@ -21,19 +21,18 @@ from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, RunConfig
 from train.data import shard_order, shards, staging, statistics
 from train.data.gpu_decoding import refuse_gpu_decoding
-from train.data.image_sizes import ProgressiveSize, with_evaluation_size
+from train.data.image_sizes import other_shapes, with_evaluation_size
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
 from train.data.registry import open_splits
 from train.data.sampler import BatchSampler
-from train.data.shape import Shape
 from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
 from train.data.workers import WorkerLoader
+from train.data_fit import refuse_unfit_data
 from train.distributed import shared_memory, sync_batchnorm
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
 from train.distributed.shared_memory import HostRanks
-from train.evaluation import early_stopping
-from train.evaluation.evaluate import max_batch_size, rank_batches, refuse_flips
+from train.evaluation.evaluate import max_batch_size, rank_batches
 from train.evaluation.final_score import read_final_score
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
@@ -93,18 +92,15 @@ def build_trainer(
     copies = None if config.data.stage is None else host.first(partial(staging.make_folder, config.data))
     if copies is not None:
         splits = shards.with_copies(splits, copies)
-    refuse_flips(config.eval, splits)
     config = task_keys.with_task_defaults(config, splits.task)
+    refuse_unfit_data(config, splits)
     dataset = _describe_dataset(config, runtime, splits, host)
     num_classes = len(dataset.classes)
-    early_stopping.refuse_unusable_metric(
-        config.eval, validation_images=dataset.num_validation, classes=max(num_classes, 2)
-    )
     steps = count_steps(batches, dataset.num_training, epochs=train.epochs, max_steps=train.max_steps)
 
     model_config = weights.fit_stem(config.model, earlier)
     network = registry.build_model(model_config, classes=num_classes, shape=splits.shape, seed=seed)
-    for shape in _other_shapes(config, splits):
+    for shape in other_shapes(config.data, splits):
         registry.refuse_other_size(network, model_config, num_classes, shape)
     freezing = build_freezing(config.model, network, steps.per_epoch)
     if freezing is not None and freezing.until is None:
@@ -207,16 +203,6 @@ def build_trainer(
         freezing=freezing,
         sample_images=partial(compilation.black_images, count=batches.micro, shape=splits.shape, device=runtime.device),
     )
-
-
-def _other_shapes(config: RunConfig, splits: DataSplits) -> list[Shape]:
-    """The shapes beside data.image_size that the network must take: of evaluations, and of the first epoch."""
-    shapes = [] if splits.evaluation_shape is None else [splits.evaluation_shape]
-    progressive = ProgressiveSize.of_config(config.data, splits.shape)
-    if progressive is not None:
-        sides = tuple(round(side * progressive.start / progressive.full) for side in splits.shape.size)
-        shapes.append(Shape(channels=splits.shape.channels, size=sides))
-    return shapes
 
 
 def _test_loader_opener(

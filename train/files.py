@@ -234,6 +234,27 @@ def prepare_folder(folder: Path, need: int = 0) -> None:
     refuse_full_disk(folder, need)
 
 
+KERNEL_FOLDERS: Final = ("/proc", "/sys")  # root may write there by its rights, and nobody can make a folder
+
+
+def refuse_unwritable(folder: Path) -> None:
+    """Refuse a folder in which nothing can be written, or which cannot be made. Nothing is written.
+
+    Raises:
+        Failure: as `prepare_folder`, but for a full disk.
+    """
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    number = None
+    if not os.path.isdir(existing):
+        number = errno.ENOTDIR
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        number = errno.EROFS if os.statvfs(existing).f_flag & os.ST_RDONLY else errno.EACCES
+    elif any(existing.resolve().is_relative_to(kernels) for kernels in KERNEL_FOLDERS):
+        number = errno.ENOENT
+    if number is not None:
+        raise os_error_failure(OSError(number, os.strerror(number)), folder)
+
+
 def refuse_full_disk(folder: Path, need: int) -> None:
     """Raise a Failure (IO) if the file system of `folder`, which may not exist yet, has less than `need` bytes free."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())

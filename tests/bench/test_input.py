@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Group:
         monkeypatch.setattr(photos, "write_photos", lambda *_: 100_000)
         monkeypatch.setattr(packing, "pack_images", lambda *_, **__: None)
         monkeypatch.setattr(bench, "_write_chunks", lambda *_: None)
-        monkeypatch.setattr(bench, "find_spec", lambda name: None if name in missing else object())
+        monkeypatch.setattr(bench, "is_usable", lambda _, name: name not in missing)
 
     @contextmanager
     def start_programs(self, _: Any, *programs: Program) -> Iterator[list[Stand]]:
@@ -109,9 +109,37 @@ def test_shards_are_compared_with_the_best_of_what_is_installed(
         estimate = rows[number].estimate
         assert estimate is not None
         assert round(estimate.value, 6) == ratio
-        assert rows[number].facts["not_installed"] == ", ".join(name for name in bench.OPTIONAL if name in missing)
+        assert rows[number].facts["not_installed"] == ", ".join(name for name in bench.LOCKED_PEERS if name in missing)
     assert rows["16b"].facts["workers"] == rows["16b"].facts["peer_workers"] == 2
     assert rows["16 torchvision"].target.what == "ImageFolder from JPEG files, workers: 1; 6.4 MB/s"
+
+
+@pytest.mark.parametrize(
+    ("missing", "names", "reached"),
+    [
+        (set[str](), "ImageFolder, WebDataset, LitData, SPDL", False),
+        ({"spdl"}, "ImageFolder, WebDataset, LitData (SPDL could not be loaded)", None),
+        ({"webdataset", "litdata", "spdl"}, "ImageFolder (WebDataset, LitData, SPDL could not be loaded)", None),
+    ],
+    ids=["all", "three", "one"],
+)
+def test_a_row_names_the_images_and_who_ran_and_without_one_of_them_reaches_nothing(
+    missing: set[str], names: str, reached: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Group(monkeypatch, SECONDS, missing)
+    rows = {row.number: row for row in bench.files_per_core(quick(tmp_path, quick=False, pairs=2))}
+    assert rows["16"].target.what.endswith(f"of one core, drawn images: ours / the best of {names}")
+    assert rows["16"].is_reached is reached
+    assert rows["15"].target.what.endswith("drawn images: ours / the best of ImageFolder, timm")
+
+
+def test_every_peer_is_locked_with_its_hash() -> None:
+    wanted = {line for line in (harness.PEERS / "requirements.txt").read_text().split() if line.isalpha()}
+    locked = (harness.ROOT / "requirements-bench.lock").read_text().split("\n")
+    assert set(bench.LOCKED_PEERS) <= wanted
+    pinned = [number for number, line in enumerate(locked) if re.match(r"[a-z0-9-]+==", line)]
+    assert {locked[number].partition("=")[0] for number in pinned} >= set(bench.LOCKED_PEERS)
+    assert all("--hash=sha256:" in locked[number + 1] for number in pinned)
 
 
 def test_two_cores_are_not_measured_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,18 +205,20 @@ def test_both_sides_make_batches_of_the_same_files(tmp_path: Path, library: str)
         assert all(program.step_seconds() > 0 for program in running)
 
 
-@pytest.mark.parametrize("library", ["torchvision", *filter(find_spec, bench.OPTIONAL)])
+@pytest.mark.parametrize("library", ["torchvision", *bench.LOCKED_PEERS])
 def test_the_libraries_that_are_installed_make_batches(tmp_path: Path, library: str) -> None:
     photos.write_photos(tmp_path / "photos", 8)
     data, folder = DataConfig(name="folder", root=str(tmp_path / "photos"), val_fraction=0.0), tmp_path / "packed"
     options = quick(tmp_path)
+    if library in bench.LOCKED_PEERS and not bench.is_usable(options, library):
+        pytest.skip(f"machine: no {library} (make bench installs it)")
     if library == "litdata":
         bench._write_chunks(options, tmp_path / "photos", folder)
     else:
         packing.pack_images(data, folder, scaling=None, say=lambda line: None)
     reads_files = library in ("torchvision", "spdl")
     command = reading(options, library, tmp_path / "photos" if reads_files else folder)
-    program = Program(name=library, command=command, environ=options.child_environ())
+    program = Program(name=library, command=command, environ=bench._peer_environ(options))
     with processes.start_programs(options, program) as (running,):
         assert running.step_seconds() > 0
 

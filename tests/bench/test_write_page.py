@@ -45,20 +45,35 @@ def test_every_target_has_a_row_where_it_can_be_measured(table: str) -> None:
     assert {n for n, target in targets.TARGETS.items() if target.where in page.TABLES[table]} <= set(lines(TEXT, table))
 
 
-def test_a_measured_row_takes_its_place_with_machine_and_date() -> None:
-    found = lines(page.update_page(TEXT, bench_json(SEVEN)), "cpu")["7"]
-    assert found[2:6] == ["6", "range 5 to 7", "≥ 4", "yes"]
-    assert "torch" in found[6]
-    assert found[7] == "1970-01-01"
+def written(folder: Path, *results: dict[str, Any]) -> str:
+    """The page of these results alone."""
+    for result in results:
+        page.write_measurements(result, folder)
+    return page.update_page(TEXT, folder)
 
 
-def test_rows_of_other_devices_and_of_earlier_days_stay() -> None:
-    first = page.update_page(TEXT, bench_json(SEVEN))
+def test_a_measured_row_takes_its_place_with_machine_date_and_commit(tmp_path: Path) -> None:
+    cells = lines(written(tmp_path, bench_json(SEVEN)), "cpu")["7"]
+    assert cells[2:6] == ["6", "range 5 to 7", "≥ 4", "yes"]
+    assert re.fullmatch(r".+; torch [\d.]+\S*, 1970-01-01, [0-9a-f]{7,}(-dirty)?", cells[6])
+
+
+def test_each_machine_has_its_row_and_earlier_days_stand_beside_the_newest(tmp_path: Path) -> None:
+    other, later = bench_json(SEVEN), bench_json(targets.measured("7", exact(3.0)))
+    other["machine"] |= {"cpu": "another"}
+    later["machine"] |= {"date": "1970-02-01"}
+    text = written(tmp_path, later, bench_json(SEVEN), other)
+    rows = [line for line in text.splitlines() if line.startswith("| 7 |") and "not measured" not in line]
+    assert sorted(row.split(" | ")[5] for row in rows) == ["NO", "yes"]
+    assert [row.endswith("| 6 (01-01) |") for row in rows if "1970-02-01" in row] == [True]
+
+
+def test_rows_of_other_devices_are_in_their_own_table(tmp_path: Path) -> None:
     gpu = bench_json(targets.measured("2", exact(0.6)), device="NVIDIA H200")
-    both = page.update_page(page.update_page(first, gpu), bench_json(targets.unmeasured("7", "no time")))
-    assert lines(both, "cpu")["7"] == lines(first, "cpu")["7"]
-    assert lines(both, "gpu")["2"][2] == "0.6"
-    assert lines(both, "gpu")["2"][6].startswith("NVIDIA H200")
+    text = written(tmp_path, bench_json(SEVEN, targets.unmeasured("8", "no time")), gpu)
+    assert lines(text, "gpu")["2"][2] == "0.6"
+    assert lines(text, "gpu")["2"][6].startswith("NVIDIA H200")
+    assert (lines(text, "cpu")["7"][2], lines(text, "cpu")["8"][2]) == ("6", "not measured")
 
 
 def test_the_figures_behind_the_rows_of_a_day_are_kept_in_one_file(tmp_path: Path) -> None:
@@ -88,10 +103,10 @@ def test_values_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     assert page.PAGE.read_text() == TEXT
 
 
-def test_figures_beside_a_row_all_stay_in_its_place_by_their_size() -> None:
+def test_figures_beside_a_row_all_stay_in_its_place_by_their_size(tmp_path: Path) -> None:
     names = ("14 strong, 16", "14", "14 strong, 2", "9c")
     beside = [reported_row(name, "w", exact(1.0)) for name in names]
-    found = [name for name in lines(page.update_page(TEXT, bench_json(*beside)), "cpu") if name in names]
+    found = [name for name in lines(written(tmp_path, bench_json(*beside)), "cpu") if name in names]
     assert found == ["14", "14 strong, 2", "14 strong, 16", "9c"]
 
 

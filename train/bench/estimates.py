@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 from statistics import median, quantiles
 from typing import Final
@@ -45,7 +45,7 @@ def estimate_median(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 def exact(value: float) -> Estimate:
     """The estimate of a count, which has no spread."""
-    return estimate_median([value])
+    return replace(estimate_median([value]), sure=True)
 
 
 def ratio_of_medians(ours: Sequence[float], peer: Sequence[float]) -> Estimate | None:

@@ -26,35 +26,40 @@ PRINT_GPU_NAMES: Final = (
     "from torch import cuda; print(*map(cuda.get_device_name, range(cuda.device_count())), sep='\\n')"
 )
 HEAD: Final = ("#", "measured", "value", "95 % interval", "of", "target", "reached")
-REACHED: Final = {True: "yes", False: "NO", None: "-"}
+REPORTED: Final = "reported"
+REACHED: Final = {True: "yes", False: "NO", None: "open"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a value must reach. limit None: it is only reported. surely: the bound of confidence must reach it too.
-
-    where: the device that the measurement needs.
-    """
+    """What a value must reach. limit None: it is only reported. where: the device that the measurement needs."""
 
     what: str
     better: Literal["higher", "lower"] = "higher"
     limit: float | None = None
     unit: str = ""
-    surely: bool = False
     where: Literal["cpu", "gpu", "both"] = "both"
 
     def __str__(self) -> str:
         """≥ 0.98, ≤ 40 µs."""
         sign = "≥" if self.better == "higher" else "≤"
-        return "reported" if self.limit is None else f"{sign} {self.limit:g} {self.unit}".rstrip()
+        return REPORTED if self.limit is None else f"{sign} {self.limit:g} {self.unit}".rstrip()
 
     def is_reached(self, estimate: Estimate) -> bool | None:
-        """Whether the estimate reaches the limit; None without a limit."""
-        if self.limit is None:
+        """Whether the bounds of the estimate reach the limit; None without a limit, and if they hold it.
+
+        One value of a time has no bounds: it reaches nothing.
+        """
+        if self.limit is None or (estimate.of == 1 and not estimate.sure):
             return None
-        if self.better == "higher":
-            return (estimate.low if self.surely else estimate.value) >= self.limit
-        return (estimate.high if self.surely else estimate.value) <= self.limit
+        bounds = (estimate.low, estimate.high)
+        reaches = [bound >= self.limit if self.better == "higher" else bound <= self.limit for bound in bounds]
+        return reaches[0] if reaches[0] == reaches[1] else None
+
+
+def format_reached(is_reached: bool | None, target: str) -> str:
+    """yes, NO, open if the interval holds the target; - without one."""
+    return "-" if target == REPORTED else REACHED[is_reached]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +79,7 @@ class Row:
 
     @property
     def is_reached(self) -> bool | None:
-        """Whether the target was reached; None if there is no value or no limit."""
+        """As `Target.is_reached`; None without a value."""
         return None if self.estimate is None else self.target.is_reached(self.estimate)
 
     def as_json(self) -> dict[str, Any]:
@@ -147,7 +152,7 @@ def format_markdown(measurements: Sequence[Measurement], machine: Mapping[str, A
 
 def format_cells(row: Row) -> list[str]:
     """One line of the table."""
-    target = [str(row.target), REACHED[row.is_reached]]
+    target = [str(row.target), "-" if row.estimate is None else format_reached(row.is_reached, str(row.target))]
     estimate = row.estimate
     if estimate is None:
         return [row.number, row.target.what, f"not measured: {row.missing}", "", "", *target]

@@ -28,7 +28,7 @@ from train.config.load import format_value
 from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import RunConfig, RunSection
-from train.data import registry
+from train.data import download, registry
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
@@ -201,7 +201,9 @@ KNOWN_AT_START = "known at the start: they depend on how many samples there are"
 def describe_plan(
     config: RunConfig, source: str | None, plan: Plan, note: str | None, also: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """The effective plan, one fact per line. also: further rows, which are not from the config.
+    """The effective plan, one fact per line.
+
+    note: why the training would not start here; None if it would. also: further rows, which are not from the config.
 
     Raises:
         Failure: as `check_config`, `DataSource.describe`, `count_planned_steps` and `preview_network`.
@@ -210,7 +212,7 @@ def describe_plan(
     data = registry.find_source(config.data.name).describe(config.data)
     config = task_keys.with_task_defaults(config, data.task)
     steps, folder = launch.count_planned_steps(config, batch, data.training), run_folder(config)
-    network_rows, network_notes = _preview_network(config, plan, data, steps, source)
+    network_rows, network_notes = _preview_network(config, plan, data, batch, steps, source, note is None)
     rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan)
     rows |= training_rows(config, plan, batch, data, network_rows)
     rows |= {"steps": KNOWN_AT_START, "learning rate": KNOWN_AT_START}
@@ -248,27 +250,35 @@ def launch_rows(plan: Plan) -> dict[str, str]:
 
 
 def _preview_network(
-    config: RunConfig, plan: Plan, data: DataSummary, steps: StepCounts | None, source: str | None
+    config: RunConfig,
+    plan: Plan,
+    data: DataSummary,
+    batch: BatchSizes,
+    steps: StepCounts | None,
+    source: str | None,
+    is_here: bool,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The rows `model` and `weights`, and notes, of the network that a start would build.
+    """The rows `model` and `weights`, and notes, of the network that a start would build for the data.
 
     Raises:
-        Failure: as `check_network.preview_network`, and as `DataSource.open` for array files.
+        Failure: as `check_network.preview_network`, and as `DataSource.open`.
     """
-    model, shape, outputs = config.model, registry.configured_shape(config.data), data.outputs
+    model, shape = config.model, registry.configured_shape(config.data)
     name = _format_with_arguments(model.name, model.args)
     if _is_known_to_fit(config):
         return {"model": name}, ()
     if registry.find_source(config.data.name).origin == "factory":
         return {"model": f"{name} (tried at the start, which knows the shape of your data)"}, ()
-    if shape is None or outputs is None:  # array files: only they tell
-        splits = registry.open_splits(config.data)
-        shape, outputs = splits.shape, len(splits.classes)
     from train.cli import check_network  # torch
 
+    missing = config.data.download and not download.files_exist(config.data.name, Path(config.data.root))
+    if missing and shape is not None and data.outputs is not None:
+        splits = check_network.splits_to_fetch(shape, data.outputs)
+    else:
+        splits = registry.open_splits(config.data)
     steps_per_epoch = 1 if steps is None else steps.per_epoch
     preview = check_network.preview_network(
-        config, plan, outputs=outputs, shape=shape, steps_per_epoch=steps_per_epoch, source=source
+        config, plan, batch, splits=splits, steps_per_epoch=steps_per_epoch, source=source, is_here=is_here
     )
     rows, notes = {"model": f"{name}: {preview.parameters:,} parameters are trained"}, preview.notes
     if model.weights and notes:
@@ -276,11 +286,18 @@ def _preview_network(
     return rows, notes
 
 
+# They say which samples there are, not what is to be done with them: each network of this project takes all.
+NEUTRAL_DATA_KEYS: Final = ("name", "image_size", "workers", *(key for key in registry.OPTIONAL_KEYS if key != "cache"))
+
+
 def _is_known_to_fit(config: RunConfig) -> bool:
-    """Whether the network and the optimizer certainly fit, as those of the quickstart do. Then torch is not needed."""
-    model, optim = config.model, config.optim
+    """Whether the network, the optimizer and the data certainly fit, as in the quickstart. Then torch is not needed."""
+    model, optim, default = config.model, config.optim, RunConfig()
     is_listed = model.name in BUILTIN_MODELS and optim.name in OPTIMIZERS
-    return is_listed and not (model.args or model.weights or optim.args)
+    asks_more = model.args or model.weights or optim.args or optim.class_weights != default.optim.class_weights
+    data = replace(config.data, **{key: getattr(default.data, key) for key in NEUTRAL_DATA_KEYS})
+    is_plain = (data, config.eval, config.log.trackers) == (default.data, default.eval, default.log.trackers)
+    return is_listed and is_plain and not (asks_more or checks.is_bitwise(config.train))
 
 
 def training_rows(
@@ -316,8 +333,8 @@ def _describe_augmentation(augment: str | list[str | dict[str, Any]]) -> str:
 
 
 def _describe_batch_search(config: RunConfig, plan: Plan) -> str:
-    searched = plan.device == "cuda" and config.train.micro_batch_size == "auto" and config.train.parallel != "dp"
-    return "; the start looks for the largest micro batch that fits (auto)" if searched else ""
+    is_searched = checks.searches_micro_batch(config.train, plan.device)
+    return "; the start looks for the largest micro batch that fits (auto)" if is_searched else ""
 
 
 def _format_with_arguments(name: str, args: Mapping[str, Any]) -> str:
@@ -353,6 +370,7 @@ def check(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
         plan = launch.plan_launch(config, replace(options, device="cpu"), environ)
     if note is None:
         launch.refuse_invalid_launch(config, plan, environ)
+        folder.refuse_unwritable_folder(config, plan)
     deadline = time_limit.deadline_row(arguments.time_limit, environ, now=time.time())
     print_message(
         describe_plan(config, arguments.config, launch.add_config_warnings(plan, config), note, deadline), sys.stdout

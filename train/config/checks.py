@@ -288,6 +288,11 @@ def describe_reproducibility(train: TrainConfig) -> str:
     return f"bitwise: {num_micro_batches(train)} micro batches added up in one tree, the same bits on {listed} ranks"
 
 
+def searches_micro_batch(train: TrainConfig, device: str) -> bool:
+    """Whether a start tries which micro batch fits into the memory of its GPUs."""
+    return device == "cuda" and train.micro_batch_size == "auto" and train.parallel != "dp"
+
+
 def refuse_bitwise_conflicts(config: RunConfig, world_size: int) -> None:
     """Refuse what `bitwise` cannot do: its summation tree needs powers of two.
 

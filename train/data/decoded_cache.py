@@ -29,7 +29,7 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure, Heartbeat, file_writer, num_usable_cores, print_message
 from train import file_lock, files
 from train.config.schema import DataConfig
-from train.data import decode, path_list
+from train.data import decode, path_list, registry
 from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import DEFAULT_PREPROCESSING
 from train.data.splits import DataSplits, SampleIndices
@@ -222,11 +222,6 @@ def _write_at(handle: int, array: npt.NDArray[Any], offset: int) -> None:
 IMAGES_PER_CHUNK: Final = 128  # decoded by one thread between two heartbeats
 FILES_PER_CHUNK: Final = 1000  # stat calls of one thread between two heartbeats
 STAT_THREADS: Final = 16  # a file server answers many requests at once
-FIXES_BY_CODE: Final = {
-    ExitCode.OUTPUT: "set data.cache to a folder that you may write (in a container: mount one), or leave it out",
-    ExitCode.IO: "free space there, set data.cache to another file system, or leave it out",
-    ExitCode.SECURITY: "remove the symbolic link, or set data.cache to the place it points to",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +271,7 @@ def use_cache(splits: DataSplits, data: DataConfig, host: HostRanks, pulse: Hear
         return replace(
             splits, notes=(*splits.notes, "data.cache does nothing here: only image files are decoded into it")
         )
-    _refuse_cache_in_data_root(Path(data.cache), Path(data.root))
+    registry.refuse_unusable_cache(data, here=False)
     files, rows = combine_files(splits.training, splits.validation)
     name = host.first(lambda: cache_key(files, data, pulse))
     cache = _open_or_fill(Path(data.cache) / f"{name}.pixels", files, pulse)
@@ -284,17 +279,6 @@ def use_cache(splits: DataSplits, data: DataConfig, host: HostRanks, pulse: Hear
     training = CachedSource(splits.training, rows[:count], cache)
     validation = CachedSource(splits.validation, rows[count:], cache)
     return replace(splits, training=training, validation=validation, notes=(*splits.notes, f"data.cache: {cache.path}"))
-
-
-def _refuse_cache_in_data_root(cache: Path, root: Path) -> None:
-    """Refuse a cache that the next start would take for a class folder."""
-    if cache.resolve().is_relative_to(root.resolve()):
-        raise Failure(
-            "data.cache lies inside data.root",
-            found=f"{cache}, in {root}",
-            fix="set data.cache to a folder outside of data.root",
-            code=ExitCode.USAGE,
-        )
 
 
 def combine_files(training: ImageFileSource, validation: ImageFileSource) -> tuple[ImageFileSource, SampleIndices]:
@@ -419,5 +403,5 @@ def _translate_os_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         failure = os_error_failure(error, path)
-        failure.fix = FIXES_BY_CODE.get(failure.code, failure.fix)
+        failure.fix = registry.CACHE_FIXES.get(failure.code, failure.fix)
         raise failure from error

@@ -250,8 +250,10 @@ def find_obstacle(data: DataConfig, splits: DataSplits, augmenter: Augmenter, de
     return next((text for text, is_there in obstacles.items() if is_there), None)
 
 
-def refuse_gpu_decoding(data: DataConfig, splits: DataSplits, augmenter: Augmenter, device: torch.device) -> None:
-    """Refuse data.decode: gpu for a training that cannot use it.
+def refuse_gpu_decoding(
+    data: DataConfig, splits: DataSplits, augmenter: Augmenter, device: torch.device, *, attempt: bool = True
+) -> None:
+    """Refuse data.decode: gpu for a training that cannot use it. attempt: whether to decode a JPEG on the device.
 
     Raises:
         Failure: USAGE; IMAGE_MISMATCH if this torchvision cannot decode on a GPU.
@@ -267,7 +269,8 @@ def refuse_gpu_decoding(data: DataConfig, splits: DataSplits, augmenter: Augment
             fix="set data.decode to auto",
             code=ExitCode.USAGE,
         )
-    _try_to_decode(device)
+    if attempt:
+        _try_to_decode(device)
 
 
 def _try_to_decode(device: torch.device) -> None:

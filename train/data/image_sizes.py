@@ -93,3 +93,17 @@ class ProgressiveSize:
         height, width = (round(length * side / self.full) for length in images.shape[-2:])
         scaled = interpolate(images, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
         return scaled.contiguous(memory_format=torch.channels_last)
+
+
+def other_shapes(data: DataConfig, splits: DataSplits) -> list[Shape]:
+    """The shapes beside data.image_size that the network must take: of evaluations, and of the first epoch.
+
+    Raises:
+        Failure: as `ProgressiveSize.of_config`.
+    """
+    shapes = [] if splits.evaluation_shape is None else [splits.evaluation_shape]
+    progressive = ProgressiveSize.of_config(data, splits.shape)
+    if progressive is not None:
+        sides = tuple(round(side * progressive.start / progressive.full) for side in splits.shape.size)
+        shapes.append(Shape(channels=splits.shape.channels, size=sides))
+    return shapes

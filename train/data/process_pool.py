@@ -7,12 +7,15 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from multiprocessing import get_context
+from typing import Final, TypeVar
 
 from entrypoint import ExitCode, Failure, die_with_parent, num_usable_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+# Python's own default until 3.13. Others pickle what they hand over, and mapped files and a user's data set cannot be.
+START_METHOD: Final = "fork"
 
 
 def map_in_processes(
@@ -27,7 +30,7 @@ def map_in_processes(
     if count <= 1:
         yield from map(function, items)
         return
-    with ProcessPoolExecutor(count, initializer=_prepare_process, initargs=(os.getpid(),)) as pool:
+    with ProcessPoolExecutor(count, get_context(START_METHOD), _prepare_process, (os.getpid(),)) as pool:
         try:
             yield from pool.map(function, items)
         except BrokenProcessPool as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from entrypoint import ExitCode, Failure
+from train import files
 from train.config import schema
 from train.config.schema import DataConfig
 from train.data import split_checks
@@ -116,6 +117,12 @@ UNUSED_KEY_FIXES: Final = {
     "samples": "leave it out: all samples are used",
     "val_fraction": "leave it out: the published test images are used for validation",
     "cache": "leave it out: only image files are decoded into it",
+}
+
+CACHE_FIXES: Final = {
+    ExitCode.OUTPUT: "set data.cache to a folder that you may write (in a container: mount one), or leave it out",
+    ExitCode.IO: "free space there, set data.cache to another file system, or leave it out",
+    ExitCode.SECURITY: "remove the symbolic link, or set data.cache to the place it points to",
 }
 
 
@@ -223,6 +230,33 @@ def refuse_fixed_evaluation_size(data: DataConfig, size: ImageSize | None) -> No
             fix="leave data.cache out, or eval.image_size",
             code=ExitCode.USAGE,
         )
+
+
+def refuse_unusable_cache(data: DataConfig, *, here: bool) -> None:
+    """Refuse a data.cache that the next start would take for a class folder, or that cannot be written.
+
+    here: whether the training would start on this machine; elsewhere the folder may be another one.
+
+    Raises:
+        Failure: USAGE in data.root; as `files.refuse_unwritable`.
+    """
+    source = find_source(data.name)
+    if data.cache is None or "cache" not in source.keys or source.origin != "files":
+        return
+    cache, root = Path(data.cache), Path(data.root)
+    if cache.resolve().is_relative_to(root.resolve()):
+        raise Failure(
+            "data.cache lies inside data.root",
+            found=f"{cache}, in {root}",
+            fix="set data.cache to a folder outside of data.root",
+            code=ExitCode.USAGE,
+        )
+    if here and not cache.is_dir():  # one that is filled need not be written
+        try:
+            files.refuse_unwritable(cache)
+        except Failure as failure:
+            failure.fix = CACHE_FIXES.get(failure.code, failure.fix)
+            raise
 
 
 def refuse_unused_key(data: DataConfig, key: str) -> None:

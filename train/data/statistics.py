@@ -118,20 +118,29 @@ def labels_to_balance(data: DataConfig, splits: DataSplits) -> npt.NDArray[np.in
     """The labels of the training samples with data.sampling: balanced; otherwise None.
 
     Raises:
-        Failure: USAGE for labels that are not one class for each sample.
+        Failure: as `refuse_unbalanced_labels`.
     """
-    labels = splits.training.labels
+    refuse_unbalanced_labels(data, splits)
     if data.sampling == "uniform":
         return None
-    if labels.ndim != 1 or labels.is_floating_point():
+    array: npt.NDArray[np.int64] = splits.training.labels.long().numpy()
+    return array
+
+
+def refuse_unbalanced_labels(data: DataConfig, splits: DataSplits) -> None:
+    """Refuse data.sampling: balanced for labels that are not one class for each sample.
+
+    Raises:
+        Failure: USAGE.
+    """
+    labels = splits.training.labels
+    if data.sampling != "uniform" and (labels.ndim != 1 or labels.is_floating_point()):
         raise Failure(
             "data.sampling: balanced needs one class for each image",
             found=f"labels of the form {list(labels.shape)}, {labels.dtype}",
             fix="leave data.sampling out",
             code=ExitCode.USAGE,
         )
-    array: npt.NDArray[np.int64] = labels.long().numpy()
-    return array
 
 
 def describe_balanced_sampling(training: Tensor, classes: Sequence[str]) -> str:

@@ -29,6 +29,7 @@ from entrypoint import ExitCode, Failure, die_with_parent
 from train import rng
 from train.data.augmenter import Augmenter
 from train.data.gpu_decoding import EncodedBatch, GpuDecoder, for_reading
+from train.data.process_pool import START_METHOD
 from train.data.shard_reading import Located
 from train.data.shards import ShardSource
 from train.data.splits import SampleIndices, SampleSource, as_targets
@@ -315,6 +316,7 @@ class WorkerLoader:
             pin_memory=self.device.type == "cuda",
             prefetch_factor=PREFETCH_FACTOR if self.workers else None,
             persistent_workers=self.stay and self.workers > 0,
+            multiprocessing_context=START_METHOD if self.workers else None,
             worker_init_fn=_init_worker,
             generator=torch.Generator(),  # else each stream would draw from the generator that dropout uses
         )

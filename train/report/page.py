@@ -100,7 +100,7 @@ CONFIDENCE_BARS_TEXT: Final = (
     "range of too few blocks. They are over the median of the fewest processes, whose own spread is not in them. The "
     "95 % CI in the table above is of the speed-up itself."
 )
-REACHED_LABELS: Final[Mapping[Any, str]] = {True: "yes", False: "no", None: "-"}
+REACHED_LABELS: Final[Mapping[Any, str]] = {True: "yes", False: "no", None: "open"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ def _bench_cells(row: Mapping[str, Any]) -> list[str]:
     value_text = f"{format_number(value)} {_format_json_value(row.get('unit', ''))}".rstrip()
     return [
         *target_cells,
-        REACHED_LABELS[reached if isinstance(reached, bool) else None],
+        "-" if target_cells[2] == "reported" else REACHED_LABELS[reached if isinstance(reached, bool) else None],
         value_text,
         interval,
         _format_json_value(row.get("of", "")),

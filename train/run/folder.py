@@ -68,6 +68,19 @@ def choose_writable_folder(config: RunConfig, plan: Plan, environ: Mapping[str, 
     return RunLocation(folder=folder, overrides=(f"run.output_dir={stand_in}",), warnings=(warning,))
 
 
+def refuse_unwritable_folder(config: RunConfig, plan: Plan) -> None:
+    """Refuse, without writing, a new run's folder that cannot be made and that no temporary folder replaces.
+
+    Raises:
+        Failure: OUTPUT or IO, as `choose_writable_folder`.
+    """
+    folder = run_folder(config)
+    _refuse_dangling_link(folder)
+    is_replaced = config.run.output_dir == RunSection().output_dir and plan.spawn == plan.world.world_size
+    if not (is_replaced or os.path.lexists(folder)):
+        files.refuse_unwritable(folder.parent)
+
+
 def _ephemeral_folder_warnings(output: Path) -> tuple[str, ...]:
     """A warning for a folder of the container: root may write there, and Apptainer's --contain has a home."""
     if not is_ephemeral_path(output):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -11,7 +12,7 @@ from bench import targets
 from entrypoint import ExitCode, Failure
 from train.bench import measurements
 from train.bench.estimates import Estimate, estimate_median, exact
-from train.bench.measurements import Series, Target, reported_row
+from train.bench.measurements import Row, Series, Target, reported_row
 
 UNSURE = Estimate(value=0.98, low=0.95, high=1.01, quarter=0.97, three_quarters=0.99, of=5, sure=False)
 
@@ -26,10 +27,26 @@ def test_a_lower_value_reaches_a_target_for_lower_ones() -> None:
     assert Target(what="x", limit=40.0, better="lower").is_reached(exact(41.0)) is False
 
 
-def test_where_it_must_be_sure_the_bound_counts_not_the_median() -> None:
-    assert Target(what="x", limit=0.97).is_reached(UNSURE) is True
-    assert Target(what="x", limit=0.97, surely=True).is_reached(UNSURE) is False
-    assert Target(what="x", limit=1.0, better="lower", surely=True).is_reached(UNSURE) is False
+@pytest.mark.parametrize(
+    ("limit", "better", "reached"),
+    [(0.94, "higher", True), (0.97, "higher", None), (1.02, "higher", False),
+     (1.02, "lower", True), (1.0, "lower", None), (0.94, "lower", False)],
+)  # fmt: skip
+def test_bounds_that_hold_the_target_reach_nothing(
+    limit: float, better: Literal["higher", "lower"], reached: bool | None
+) -> None:
+    assert Target(what="x", limit=limit, better=better).is_reached(UNSURE) is reached
+
+
+def test_a_single_time_is_open_and_a_count_is_not() -> None:
+    target = Target(what="x", limit=0.5)
+    assert (target.is_reached(estimate_median([0.9])), target.is_reached(exact(0.9))) == (None, True)
+
+
+@pytest.mark.parametrize(("limit", "cell"), [(0.94, "yes"), (0.97, "open"), (1.02, "NO"), (None, "-")])
+def test_the_table_says_open_where_nothing_is_decided(limit: float | None, cell: str) -> None:
+    row = Row(number="x", target=Target(what="w", limit=limit), estimate=UNSURE)
+    assert measurements.format_cells(row)[-1] == cell
 
 
 def test_what_was_not_measured_reaches_nothing_and_fails_nothing() -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from images import write_classes
 from jobs import TINY, built, refused
+from label_tables import rows, write_table
 from processes import python
 
-from entrypoint import Failure, LaunchOptions, make_plan
-from train.cli import check
+from entrypoint import ExitCode, Failure, LaunchOptions, make_plan
+from train import __main__ as front
+from train.cli import check, launch
 from train.config import load
 from train.config.load import keep_last_overrides
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
+from train.logging.trackers import load_tracker_classes
 from train.models import registry
 
 OWN = """
@@ -41,6 +48,22 @@ def not_finite(classes):
 class Slow(torch.optim.SGD):
     def step(self, closure=None):
         raise RuntimeError("no step today")
+
+class Counting(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.net = one_layer(classes)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, images):
+        self.calls += 1
+        return self.net(images)
+
+def synchronized(classes):
+    return nn.Sequential(nn.SyncBatchNorm(3), one_layer(classes))
+
+class Diary:
+    pass
 """
 
 
@@ -92,6 +115,12 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "an own network that would be frozen": ("model.name=network_to_check:one_layer", OTHER, "model.freeze=backbone"),
     "an own network without blocks": (
         "model.name=network_to_check:one_layer", OTHER, "train.activation_checkpointing=true"
+    ),
+    "an own network that counts, which has to give the same bits": (
+        "model.name=network_to_check:Counting", OTHER, "train.reproducible=bitwise"
+    ),
+    "an own network that adds up over ranks, which has to give the same bits": (
+        "model.name=network_to_check:synchronized", OTHER, "train.reproducible=bitwise"
     ),
 }  # fmt: skip
 
@@ -151,3 +180,123 @@ def test_the_quickstart_is_checked_without_torch() -> None:
     program = "import sys; from train import __main__ as front; front.run_command(['check', '--device', 'cpu'], {})"
     done = python("-c", f"{program}; print([name for name in ('torch', 'timm', 'numpy') if name in sys.modules])")
     assert done.stdout.endswith("\n[]\n"), done
+
+
+# What a config may ask of its data, and data that does not have it.
+PHOTOS = ("data.name=folder", "data.root=photos")
+SEVERAL_LABELS = ("data.name=table", "data.root=labels.csv", "data.task=multi_label")
+NUMBERS = ("data.name=table", "data.root=numbers.csv", "data.task=regression")
+ARRAYS = ("data.name=npz", "data.root=gray.npz")
+DATA: dict[str, tuple[str, ...]] = {
+    "synthetic": (), "photos": PHOTOS, "several labels": SEVERAL_LABELS, "numbers": NUMBERS, "arrays": ARRAYS
+}  # fmt: skip
+ODD = "train.micro_batch_size=1"
+ASKED: dict[str, tuple[str, ...]] = {
+    "larger images in evaluation": ("eval.image_size=16",),
+    "images of another form in evaluation": ("eval.image_size=[8,16]",),
+    "images that grow": ("data.image_size=16", "data.progressive_size={start: 8, epochs: 1}"),
+    "images that shrink": ("data.progressive_size={start: 16, epochs: 1}",),
+    "mixup of single images": ("data.augment=[mixup]", ODD),
+    "cutmix of pairs": ("data.augment=[cutmix]",),
+    "random crops in memory": ("data.augment=[random_resized_crop]", "data.loader=memory"),
+    "random crops in a cache": ("data.augment=[random_resized_crop]", "data.cache=cache"),
+    "colours": ("data.augment=[color_jitter]",),
+    "a cache among the images": ("data.cache=photos/cache",),
+    "three weights": ("optim.class_weights=[1,2,3]",),
+    "two weights": ("optim.class_weights=[1,2]",),
+    "balanced weights": ("optim.class_weights=balanced",),
+    "balanced sampling": ("data.sampling=balanced",),
+    "a normalization of two channels": ("data.normalize={mean: [0.5, 0.5], std: [0.2, 0.2]}",),
+    "a normalization of three channels": ("data.normalize={mean: [0, 0, 0], std: [1, 1, 1]}",),
+    "mirror images in evaluation": ("eval.flip=true",),
+    "a metric of many classes": ("eval.metric=top5_accuracy",),
+    "an end that no evaluation tells": ("eval.early_stop=2", "data.val_fraction=0"),
+    "a GPU that decodes": ("data.decode=gpu", "data.augment=[random_resized_crop]"),
+    "a tracker that is none": ("log.trackers=[network_to_check:Diary]",),
+}
+
+
+@pytest.fixture(scope="module")
+def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_classes(folder / "photos", cat=40, dog=40)
+    write_table(folder, rows(["cat", "cat;dog"] * 40))
+    write_table(folder, rows(range(80)), name="numbers.csv")
+    np.savez(folder / "gray.npz", images=np.zeros((80, 8, 8, 1), np.uint8), labels=np.arange(80) % 2)
+    return folder
+
+
+def verdict(action: Callable[[], object]) -> tuple[str, int] | None:
+    """The words and the code of a refusal; None if there is none."""
+    try:
+        action()
+    except Failure as failure:
+        return str(failure), int(failure.code)
+    return None
+
+
+def start(folder: Path, *settings: str) -> None:
+    """Begin a training as `train` does, and end it before its first step."""
+    config = load.load_config(None, keep_last_overrides([*TINY, *settings]))
+    launch.refuse_invalid_launch(config, make_plan({}, LaunchOptions(device="cpu")), {})
+    with built(folder, *settings):
+        load_tracker_classes(config.log.trackers)
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("data", DATA.values(), ids=DATA)
+def test_check_refuses_of_any_data_what_a_start_refuses(
+    data: tuple[str, ...], asked: tuple[str, ...], tmp_path: Path, data_sets: Path
+) -> None:
+    shutil.copytree(data_sets, tmp_path, dirs_exist_ok=True)
+    settings = (*data, *asked)
+    assert verdict(lambda: described(*settings)) == verdict(lambda: start(tmp_path / "run", *settings))
+
+
+@pytest.mark.parametrize(
+    ("data", "asked"),
+    [
+        ((), "larger images in evaluation"), ((), "images that shrink"), ((), "mixup of single images"),
+        (PHOTOS, "random crops in memory"), (PHOTOS, "random crops in a cache"), (PHOTOS, "a cache among the images"),
+        ((), "three weights"), ((), "a normalization of two channels"), (SEVERAL_LABELS, "balanced sampling"),
+        (NUMBERS, "cutmix of pairs"), (ARRAYS, "a normalization of three channels"), (PHOTOS, "a GPU that decodes"),
+        ((), "an end that no evaluation tells"), ((), "a tracker that is none"),
+    ],
+)  # fmt: skip
+def test_what_a_config_asks_in_vain_is_a_wrong_config(data: tuple[str, ...], asked: str, data_sets: Path) -> None:
+    shutil.copytree(data_sets, ".", dirs_exist_ok=True)
+    refusal = verdict(lambda: described(*data, *ASKED[asked]))
+    assert refusal is not None
+    assert refusal[1] == ExitCode.USAGE, refusal
+
+
+@pytest.mark.parametrize("asked", ["mixup of single images", "three weights", "a normalization of two channels"])
+def test_check_knows_published_data_before_it_is_fetched(asked: str) -> None:
+    data = ("data.name=cifar10", "data.download=true", "data.image_size=32")
+    refusal = verdict(lambda: described(*data, *ASKED[asked]))
+    assert refusal is not None
+    assert refusal[1] == ExitCode.USAGE, refusal
+
+
+def test_a_size_that_the_network_does_not_take_is_refused() -> None:
+    write_classes(Path("photos"), cat=40, dog=40)
+    settings = (*PHOTOS, "eval.image_size=16")
+    assert verdict(lambda: described(*settings)) == verdict(lambda: start(Path("run"), *settings))
+    assert verdict(lambda: described(*settings, *RESNET)) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [
+        ("run.output_dir=/proc/x", 74), ("run.output_dir=/sys/x", 74), ("run.output_dir=taken", 73),
+        ("run.output_dir=taken/x", 73), ("data.cache=/proc/x", 74), ("data.cache=taken", 73),
+    ],
+)  # fmt: skip
+def test_check_refuses_a_folder_that_cannot_be_made(
+    setting: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("taken").touch()
+    write_classes(Path("photos"), cat=40, dog=40)
+    words = [*TINY, *PHOTOS, setting]
+    assert front.run_command(["check", "--device", "cpu", *keep_last_overrides(words)], {}) == code
+    assert capsys.readouterr().err.startswith(f"ERROR[{code}] ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from tars import data_of, numbered, write_tar
 
 from train.data import registry, shard_index, shard_runs, shards
+from train.data.process_pool import map_in_processes
 from train.data.sampler import SampleIndices
 from train.data.shard_reading import NOWHERE, SharedRuns
 from train.data.shards import ShardSource
@@ -78,6 +80,17 @@ def test_shards_are_closed_when_the_threads_that_read_them_end(source: ShardSour
 
 def test_workers_find_the_runs_in_the_memory_that_they_share(source: ShardSource) -> None:
     assert read(source, np.arange(IMAGES), workers=2) == list(range(IMAGES))
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_share_memory_whatever_way_python_starts_processes(method: str, source: ShardSource) -> None:
+    usual = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(method, force=True)
+    try:
+        assert read(source, np.arange(16), workers=1) == list(range(16))
+        assert list(map_in_processes(abs, [-1, -2, -3], 2)) == [1, 2, 3]
+    finally:
+        multiprocessing.set_start_method(usual, force=True)
 
 
 def test_images_far_from_each_other_are_read_alone(

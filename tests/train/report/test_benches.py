@@ -67,7 +67,7 @@ def test_the_bars_of_a_speed_up_are_explained_where_there_are_any(tmp_path: Path
 
 
 def test_a_row_is_reached_where_the_bench_says_so(tmp_path: Path) -> None:
-    unsure = estimate_median([0.9, 0.9, 0.99, 0.99, 0.99])  # row 13 is judged by the lower bound
+    unsure = estimate_median([0.9, 0.9, 0.99, 0.99, 0.99])  # the bounds hold the target
     section = page.bench_section(written(tmp_path, targets.measured("13", unsure)))
     pictures = [block.alt for block in section.blocks if isinstance(block, Picture)]
     assert (unsure.value, pictures) == (0.99, ["0 of 1 targets are reached"])
