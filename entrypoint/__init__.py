@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from entrypoint.children import die_with_parent
-    from entrypoint.console import print_help_text, print_message, protect_output_streams
+    from entrypoint.console import print_message, protect_output_streams
     from entrypoint.doctor.preflight import run_preflight
     from entrypoint.doctor.reading import filesystem_type, free_memory_mib
     from entrypoint.errors import ExitCode, Failure, resource_limit_failure
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from entrypoint.machine import num_usable_cores
     from entrypoint.monitor_ranks import ProcessMeter
     from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
-    from entrypoint.options import LaunchOptions, add_launch_arguments, parse_launch_options
+    from entrypoint.options import LaunchOptions, StrictArgumentParser, add_launch_arguments, parse_launch_options
     from entrypoint.plan import Plan, make_plan
     from entrypoint.preload import preload_mapped_files
     from entrypoint.redaction import redact, redact_value, redact_words
@@ -39,6 +39,7 @@ __all__ = [
     "LaunchOptions",
     "Plan",
     "ProcessMeter",
+    "StrictArgumentParser",
     "SupervisionPolicy",
     "World",
     "add_launch_arguments",
@@ -54,7 +55,6 @@ __all__ = [
     "num_usable_cores",
     "parse_launch_options",
     "preload_mapped_files",
-    "print_help_text",
     "print_message",
     "protect_output_streams",
     "redact",
@@ -72,7 +72,6 @@ __all__ = [
 EXPORTS_BY_MODULE = {
     "children": ("die_with_parent",),
     "console": (
-        "print_help_text",
         "print_message",
         "protect_output_streams",
     ),
@@ -109,6 +108,7 @@ EXPORTS_BY_MODULE = {
     ),
     "options": (
         "LaunchOptions",
+        "StrictArgumentParser",
         "add_launch_arguments",
         "parse_launch_options",
     ),
