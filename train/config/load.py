@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, g
 
 import yaml
 
-from entrypoint import ExitCode, Failure, redact, unmounted_path_failure
+from entrypoint import ExitCode, Failure, redact, redact_value, unmounted_path_failure
 from train.config import schema
 from train.config.schema import RunConfig
 
@@ -865,4 +865,4 @@ def _unknown_key_fix(key: str, value: Any, siblings: Mapping[str, Any], at: KeyL
 
 def describe_entry(at: KeyLocation, value: Any) -> str:
     """Key, value and source in words."""
-    return f"{at}: {format_value(value)} ({at.source})"
+    return f"{at}: {redact_value(str(at), format_value(value))} ({at.source})"

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, redact
 from train import file_lock, files
 from train import files as file_io
 from train.config.schema import DataConfig
@@ -66,7 +66,7 @@ class StatusLine:
         self._write("", open_after=False)
 
     def _write(self, text: str, *, open_after: bool) -> None:
-        self._stream.write(("\r\x1b[K" if self._open else "") + text)
+        self._stream.write(("\r\x1b[K" if self._open else "") + redact(text))
         self._stream.flush()
         self._open = open_after
 
