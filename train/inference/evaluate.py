@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, Heartbeat, World
-from train import files
+from train import files, plugin
 from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
 from train.config import resume_rules
@@ -196,10 +196,11 @@ def evaluate_on_rank(
     config = replace(config, data=replace(config.data, cache=None))
     data = open_evaluation_data(config, chosen, rank_runtime, split=split, cache_folder=files.cache_folder(environ))
     sets = data.sets
-    for note in data.notes if rank_runtime.is_main else ():
-        sys.stderr.write(f"WARNING: {note}\n")
     weights = load_weights(chosen)
     model = build_model(config, sets, weights, rank_runtime)
+    code_notes = plugin.describe_changed_code(checkpoints.read_state(chosen).get("code") or {})
+    for note in (*data.notes, *code_notes) if rank_runtime.is_main else ():
+        sys.stderr.write(f"WARNING: {note}\n")
     if with_heat_maps:
         example = torch.zeros((1, *sets.shape.input), device=rank_runtime.device)
         grad_cam.refuse_network_without_map(model, example, explanation.EXPLAIN_OPTION)
