@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         PrintableText,
         dump_json,
         join_lines,
-        print_help_text,
         print_message,
         protect_output_streams,
         to_printable,
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from entrypoint.machine import num_usable_cores
     from entrypoint.monitor_ranks import ProcessMeter
     from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
-    from entrypoint.options import LaunchOptions, add_launch_arguments, parse_launch_options
+    from entrypoint.options import LaunchOptions, StrictArgumentParser, add_launch_arguments, parse_launch_options
     from entrypoint.plan import NO_DRIVER_SOURCE, Plan, find_device, make_plan
     from entrypoint.preload import preload_mapped_files
     from entrypoint.redaction import redact, redact_value, redact_words
@@ -50,6 +49,7 @@ __all__ = [
     "Plan",
     "PrintableText",
     "ProcessMeter",
+    "StrictArgumentParser",
     "SupervisionPolicy",
     "World",
     "add_launch_arguments",
@@ -69,7 +69,6 @@ __all__ = [
     "num_usable_cores",
     "parse_launch_options",
     "preload_mapped_files",
-    "print_help_text",
     "print_message",
     "protect_output_streams",
     "redact",
@@ -92,7 +91,6 @@ EXPORTS_BY_MODULE = {
         "PrintableText",
         "dump_json",
         "join_lines",
-        "print_help_text",
         "print_message",
         "protect_output_streams",
         "to_printable",
@@ -131,6 +129,7 @@ EXPORTS_BY_MODULE = {
     ),
     "options": (
         "LaunchOptions",
+        "StrictArgumentParser",
         "add_launch_arguments",
         "parse_launch_options",
     ),

@@ -12,10 +12,10 @@ from typing import Any, Final, NoReturn
 from entrypoint import (
     Failure,
     Plan,
+    StrictArgumentParser,
     add_launch_arguments,
     make_plan,
     parse_launch_options,
-    print_help_text,
     print_message,
     protect_output_streams,
     resource_limit_failure,
@@ -41,16 +41,12 @@ others. `spawn` is the number of ranks that this task starts.
 """.replace("\n", " ")
 
 
-class EntrypointParser(argparse.ArgumentParser):
+class EntrypointParser(StrictArgumentParser):
     """An argparse parser whose errors are Failures: they carry a fix and our exit code."""
 
     def error(self, message: str) -> NoReturn:
         """Raise a Failure; argparse would exit with code 2."""
         raise Failure(message, fix=f"see `{self.prog} --help`", code=ExitCode.USAGE)
-
-    def print_help(self, file: Any = None) -> None:
-        """Print the help with examples and descriptions folded to the terminal's width."""
-        print_help_text(self.format_help(), file)
 
 
 class TerminalHelpFormatter(argparse.RawDescriptionHelpFormatter):

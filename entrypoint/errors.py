@@ -117,11 +117,19 @@ class Failure(Exception):
 
 
 # By errno, and by message where Python's threads, gloo or torch keep no errno.
-LIMIT_BY_ERRNO: Final = {errno.EAGAIN: "processes", errno.EMFILE: "files", errno.ENFILE: "files"}
+LIMIT_BY_ERRNO: Final = {
+    errno.EAGAIN: "processes",
+    errno.EMFILE: "files",
+    errno.ENFILE: "files",
+    errno.ENOMEM: "memory",
+    errno.EFBIG: "size",
+}
 LIMIT_BY_MESSAGE: Final = {
     "can't start new thread": "processes",
     "Resource temporarily unavailable": "processes",
     "Too many open files": "files",
+    "annot allocate memory": "memory",
+    "std::bad_alloc": "memory",
 }
 LIMIT_FAILURES: Final = {
     "processes": (
@@ -134,6 +142,12 @@ LIMIT_FAILURES: Final = {
         "raise the limit on open files (ulimit -n, docker run --ulimit nofile=4096), or lower data.workers or the "
         "number of ranks",
     ),
+    "memory": (
+        "the system gives no further memory",
+        "raise the limits on memory (ulimit -v, docker run --memory, sbatch --mem), or lower data.workers or the "
+        "number of ranks",
+    ),
+    "size": ("the system lets no file grow larger", "raise the limit on the size of files (ulimit -f)"),
 }
 
 

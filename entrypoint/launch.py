@@ -30,8 +30,10 @@ from entrypoint.monitor import MonitoredRank, ResourceMonitor
 from entrypoint.plan import Plan
 from entrypoint.supervise import SignalInbox, Supervision, supervise
 from entrypoint.tee import Console, Tee, open_log
+from entrypoint.threads import refuse_few_threads
 from entrypoint.world import World, is_loopback, world_to_environ
 
+MIN_RANK_THREADS: Final = 10  # a rank with gloo, on one core, has 9 or 10
 START_TIMEOUT_S: Final = 600.0  # launch.timeouts.start, for a command that has no configuration
 WAITING_NOTE_AFTER_S: Final = 10.0
 NAME_INTERVAL_S: Final = 1.0  # between two questions for the name of rank 0's host
@@ -246,6 +248,7 @@ def _start_all_ranks(
 ) -> list[Child]:
     """Start all ranks, or none: if one cannot be started, those before it are killed."""
     if policy:
+        refuse_few_threads(MIN_RANK_THREADS * planned.spawn)
         with suppress(OSError):  # a rank reports a bad folder itself; torch's flight recorder creates none
             policy.errors.mkdir(parents=True, exist_ok=True)
     children: list[Child] = []
@@ -259,7 +262,7 @@ def _start_all_ranks(
             channel = heartbeat.HeartbeatChannel() if policy else None
             resources = gauges.ResourcePage() if policy and policy.gauges_every_s else None
             children.append(start_rank(command, rank_environ(shared, world), world, tee, channel, resources, cores))
-    except Failure:
+    except BaseException:
         for child in children:
             child.kill_group()
         raise

@@ -9,8 +9,9 @@ import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from entrypoint.console import print_help_text
 from entrypoint.errors import ExitCode, Failure
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -27,6 +28,43 @@ class LaunchOptions:
     master_addr: str | None = None
     master_port: int | None = None
     port_range: tuple[int, int] | None = None
+
+
+class StoreOnce(argparse.Action):
+    """Stores the value of an option, and refuses the option if it is given twice: argparse would take the last one."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the value. Raises Failure (USAGE), naming both."""
+        words = vars(namespace).setdefault("option_words", {})
+        word = f"{option_string} {values}"
+        if option_string is not None and self.dest in words:
+            raise Failure(
+                f"{option_string} is given twice",
+                found=f"`{words[self.dest]}` and `{word}`",
+                fix=f"remove `{words[self.dest]}` or `{word}`",
+                code=ExitCode.USAGE,
+            )
+        words[self.dest] = word
+        setattr(namespace, self.dest, values)
+
+
+class StrictArgumentParser(argparse.ArgumentParser):
+    """An argument parser that refuses an option that is given twice. Its help is folded to the terminal's width."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for action in (None, "store"):
+            self.register("action", action, StoreOnce)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help with examples and descriptions folded to the terminal's width."""
+        print_help_text(self.format_help(), file)
 
 
 def add_launch_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from entrypoint import network
 from entrypoint.children import Child
 from entrypoint.console import join_lines
-from entrypoint.errors import ExitCode, Failure
+from entrypoint.errors import ExitCode, Failure, resource_limit_failure
 from entrypoint.hang import DEFAULT_STOP_MESSAGES, HangWatch, RankFailure
 from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S
 from entrypoint.tee import Console
@@ -58,6 +58,18 @@ def killed_by_signal_failure(who: str, signum: int, late_s: float | None = None)
         fix=f"{hint}; start the same command again to resume",
         code=ExitCode.PEER,
     )
+
+
+def limit_failure(who: str, last_lines: Iterable[str]) -> Failure | None:
+    """The Failure for a rank that could not report itself which limit of the system ended it; None for another end.
+
+    gloo aborts where it may open no more files or start no thread, and the C library where it gets no memory.
+    """
+    for line in last_lines:
+        if failure := resource_limit_failure(RuntimeError(line)):
+            failure.what = f"{who} has ended: {failure.what}"
+            return failure
+    return None
 
 
 def cuda_abort_failure(who: str, host: str, last_lines: Iterable[str]) -> Failure | None:
@@ -268,6 +280,9 @@ class Supervision:
             return early_exit_failure(who, child.process.returncode)
         if self.out_of_memory():
             return out_of_memory_failure(who)
+        is_explained = code in (*ExitCode, -signal.SIGKILL) or (self.foreign and code > 0)
+        if not is_explained and (failure := limit_failure(who, child.tee.last_lines)):
+            return failure
         if code == -signal.SIGABRT and (failure := cuda_abort_failure(who, self.hostname, child.tee.last_lines)):
             return failure
         return (
@@ -352,13 +367,12 @@ class Supervision:
         if self.first_failed is None:
             return 0
         code = self.first_failed[1]
-        if code >= 0:
-            return code
         if self.stop_signal == -code:  # it had no signal handler (yet)
             return 128 - code if self.foreign else int(ExitCode.STOPPED)
-        if code == -signal.SIGABRT and (failure := self._death_failure()):
-            return int(failure.code)
-        return int(ExitCode.RESOURCE if self.out_of_memory() else ExitCode.PEER)
+        if code == -signal.SIGKILL:
+            return int(ExitCode.RESOURCE if self.out_of_memory() else ExitCode.PEER)
+        failure = self._death_failure()
+        return code if failure is None else int(failure.code)
 
     def out_of_memory(self) -> bool:
         """Whether the OOM killer ended the first failed rank."""

@@ -26,6 +26,18 @@ def start_daemon_thread(action: Callable[[], None]) -> None:
     _thread.start_new_thread(action, ())
 
 
+def refuse_few_threads(count: int) -> None:
+    """Start so many threads for a moment. Where one is missing later, C++ aborts without a reason, or waits for ever.
+
+    Raises:
+        RuntimeError: the system has fewer threads left.
+    """
+    lock = _thread.allocate_lock()
+    with lock:
+        for _ in range(count):
+            start_daemon_thread(lambda: lock.acquire() and lock.release())
+
+
 T = TypeVar("T")
 DEFAULT_TIMEOUT_S: Final = 5.0
 

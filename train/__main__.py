@@ -23,7 +23,7 @@ from entrypoint import (
 from train.cli import check, data, evaluate, find_lr, launch
 from train.cli import run as training
 from train.cli.launch import TrainArgumentParser
-from train.config.load import suggest_config_option
+from train.config.load import drop_key, suggest_config_option
 from train.run import continue_command, time_limit
 from train.run.record import installed_version
 
@@ -138,6 +138,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             raise Failure("--size and --quality belong to `train data pack`", fix="leave them out", code=ExitCode.USAGE)
         if arguments.profile_lines and command != "train":
             raise Failure("--profile-lines belongs to a training", fix="leave it out", code=ExitCode.USAGE)
+        report_overruled_settings(arguments, overrides)
         return COMMANDS[command](arguments, overrides, with_local_rank(environ, arguments.local_rank))
     except (Failure, KeyboardInterrupt) as error:
         return print_failure(error)
@@ -178,6 +179,15 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
             f"`{name}` is neither a command nor section.key=value", fix=_suggest_command(name), code=ExitCode.USAGE
         )
     return name, list(words[1:])
+
+
+def report_overruled_settings(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Print a note for each setting of this command line that is also an option on it, which wins."""
+    for name in ("device", "procs_per_node"):
+        option = f"--{name.replace('_', '-')} {getattr(arguments, name)}"
+        settings = [word for word in overrides if drop_key(word, f"launch.{name}") != word]
+        if settings and getattr(arguments, name) is not None:
+            print_message(f"note: `{option}` wins over `{settings[0]}`", sys.stderr)
 
 
 def _suggest_command(name: str) -> str:

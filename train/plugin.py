@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import ast
 import difflib
+import hashlib
 import importlib
 import json
 import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any, Final, NoReturn
+from weakref import WeakKeyDictionary
 
 from entrypoint import ExitCode, Failure
 from train.config import schema
 
 EXPECTED_MODULE = "a module beside the config file, or an installed one"
+LIBRARY_FOLDERS: Final = frozenset({"site-packages", "dist-packages"})
+OTHER_MODULES: Final = sys.stdlib_module_names | {"train", "entrypoint", "__main__"}
+_code_folders: Final[set[Path]] = set()  # of the factories that were imported
+_code_hashes: Final[WeakKeyDictionary[ModuleType, str]] = WeakKeyDictionary()  # of a module's file when it was new
 
 
 def add_config_folder_to_path(config: str | None, *names: str) -> None:
@@ -162,6 +170,30 @@ def call_factory(
         raise user_code_failure(f"{key} {name} failed", error) from error
 
 
+def own_code() -> dict[str, str]:
+    """The SHA-256 of the user's own modules by name: those of the factories, and those imported from beside them.
+
+    It is that of the file when a call of this function first saw the loaded module: a file may change later.
+    """
+    own = {}
+    for name, module in [*sys.modules.items()] if _code_folders else ():
+        is_other = name.partition(".")[0] in OTHER_MODULES
+        with suppress(OSError, TypeError):  # a module may have any __file__
+            file = Path(module.__file__ or "") if not is_other and hasattr(module, "__file__") else Path()
+            if LIBRARY_FOLDERS.isdisjoint(file.parts) and not _code_folders.isdisjoint(file.parents):
+                if module not in _code_hashes:
+                    _code_hashes[module] = hashlib.sha256(file.read_bytes()).hexdigest()
+                own[name] = _code_hashes[module]
+    return own
+
+
+def describe_changed_code(saved: Mapping[str, str]) -> tuple[str, ...]:
+    """A note that names the files of the user's own modules whose code is not what a checkpoint has recorded."""
+    changed = [name for name, digest in own_code().items() if saved.get(name, digest) != digest]
+    files = ", ".join(str(sys.modules[name].__file__) for name in changed)
+    return (f"your own code has changed since the checkpoint was written: {files}",) if changed else ()
+
+
 def user_code_failure(what: str, error: BaseException) -> Failure:
     """The failure for an error in the user's code: its last line that ran, and the message."""
     return Failure(what, found=describe_user_error(error), fix="mend it there", code=ExitCode.USAGE)
@@ -195,7 +227,11 @@ def _is_user_frame(path: str) -> bool:
 
 def _import_module(module: str, what: str) -> Any:
     try:
-        return importlib.import_module(module)
+        loaded = importlib.import_module(module)
+        package = sys.modules[module.partition(".")[0]]
+        origin = next(iter(getattr(package, "__path__", ())), None) or getattr(package, "__file__", None)
+        _code_folders.update(Path(path).parent for path in (origin,) if path)
+        return loaded
     except Failure:  # also raised by the handler of a stop signal
         raise
     except ModuleNotFoundError as error:

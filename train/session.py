@@ -265,6 +265,8 @@ def _describe_best(trainer: Trainer) -> str | None:
     state = trainer.state
     if state.best is None or state.best_step is None or state.best_step == state.step:
         return None
+    if not trainer.checkpoint_path(state.best_step).exists():
+        return None  # a user has deleted it
     step, epoch = state.best_step, -(-state.best_step // trainer.steps.per_epoch)
     best = describe_best(state.best, trainer.config.eval.metric, step=step, epoch=epoch)
     return f"{best}: {trainer.checkpoint_path(step)}"

@@ -44,7 +44,7 @@ from train.evaluation.evaluate import (
     max_batch_size,
     rank_batches,
 )
-from train.evaluation.final_score import TEST_FILE, FinalScore
+from train.evaluation.final_score import TEST_FILE, FinalScore, damaged_best_fix, tested_step
 from train.evaluation.results import EvaluationResult
 from train.fault_injection import FaultInjector
 from train.logging import running_mean
@@ -634,13 +634,18 @@ class Trainer:
     # Test
 
     def measure_test_split(self) -> None:
-        """Measure the best checkpoint's weights on the test split; without an evaluation, those of the last step.
+        """Measure the best checkpoint's weights on the test split; without it, those of the last step.
 
         If a rank has to stop before the end, nothing is written, and the next start measures it.
         """
         open_loader, state, num_test = self.open_test_loader, self.state, self.dataset.num_test
         assert open_loader is not None
-        step = state.best_step or state.step
+        step = self.runtime.run_on_rank_zero(
+            lambda: tested_step(self.folder, best_step=state.best_step, last_step=state.step)
+        )
+        if state.best_step not in (None, step):
+            best = self.checkpoint_path(state.best_step)
+            self.progress.say(f"warning: {best} is gone: the test split is measured with the weights of step {step}")
         self.heartbeat.beat("data", step=state.step)
         batch_size = self.config.eval.batch_size
         if self.compiled is not None and self.dataset.num_validation:  # the size that the model was compiled for
@@ -689,7 +694,11 @@ class Trainer:
             with state.ema.applied() if state.ema else nullcontext():
                 yield
             return
-        tensors, _ = format.load_checkpoint(format.checkpoint_at_step(self.checkpoints, step), ("model", "ema"))
+        try:
+            tensors, _ = format.load_checkpoint(format.checkpoint_at_step(self.checkpoints, step), ("model", "ema"))
+        except Failure as failure:
+            failure.fix = damaged_best_fix(self.checkpoint_path(step))
+            raise
         last = {name: tensor.to("cpu", copy=True) for name, tensor in state.network.state_dict().items()}
         state.network.load_state_dict({**tensors["model"], **tensors.get("ema", {})})
         try:

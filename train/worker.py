@@ -55,6 +55,7 @@ def main() -> NoReturn:
     evaluates instead of training.
     """
     protect_output_streams(os.environ)
+    sys.unraisablehook = hide_half_built_iterator
     signals = StopSignals()
     try:
         signals.install()
@@ -65,6 +66,12 @@ def main() -> NoReturn:
     if not is_in_process_group() and not user_threads_run_on(USER_THREADS_TIMEOUT_S):
         atexit._run_exitfuncs()
     exit_now(code)  # in the interpreter's own end, a thread of gloo's has turned a saved rank into a SIGABRT
+
+
+def hide_half_built_iterator(unraisable: sys.UnraisableHookArgs) -> None:
+    """An iterator of torch's that met a limit of the system while it was built raises once more when it is deleted."""
+    if "_MultiProcessingDataLoaderIter" not in repr(unraisable.object):
+        sys.__unraisablehook__(unraisable)
 
 
 def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSignals) -> int:

@@ -44,6 +44,23 @@ def test_any_other_abort_blames_no_node(line: str) -> None:
     assert supervise.cuda_abort_failure("rank 1 of 2", "node02", [aborted, line]) is None
 
 
+LAST_LINES = {
+    "what():  [enforce fail at gloo/transport/tcp/listener.cc:68] false. accept: Too many open files": "ulimit -n",
+    "what():  Resource temporarily unavailable": "ulimit -u",
+    "cannot allocate memory for thread-local data: ABORT": "ulimit -v",
+    "terminate called after throwing an instance of 'std::bad_alloc'": "ulimit -v",
+}
+
+
+@pytest.mark.parametrize("line", LAST_LINES)
+def test_a_rank_that_a_library_ended_for_a_limit_is_a_want_of_resources(line: str) -> None:
+    failure = supervise.limit_failure("rank 1 of 2", ["step 3", line])
+    assert failure is not None
+    assert (failure.code, failure.found, LAST_LINES[line] in failure.fix) == (71, line, True)
+    assert failure.what.startswith("rank 1 of 2 has ended: the system")
+    assert supervise.limit_failure("rank 1 of 2", ["step 3", "Segmentation fault"]) is None
+
+
 def test_the_cause_that_another_task_has_left_is_named_with_its_host(tmp_path: Path) -> None:
     leave(tmp_path, 0, LOST)
     leave(tmp_path, 3, KILLED)

@@ -75,6 +75,29 @@ def test_a_bad_command_line_is_64_with_a_fix(line: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["show", "--procs-per-node", "2", "--procs-per-node", "3"],
+        ["doctor", "--output", "a", "--output=b"],
+        ["run", "--logs", "a", "--logs", "b", "true"],
+        ["job-script", "--nodes", "2", "--nodes", "4"],
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_is_given_twice_is_64_and_both_are_named(line: list[str]) -> None:
+    done = python("-m", "entrypoint", *line)
+    assert (done.returncode, "Traceback" in done.stderr) == (64, False)
+    option, values = line[1].partition("=")[0], (line[2], line[-1 if "true" not in line else -2].rpartition("=")[2])
+    assert f"{option} is given twice\n  found: `{option} {values[0]}` and `{option} {values[1]}`" in done.stderr
+
+
+def test_a_program_s_own_options_may_be_repeated(tmp_path: Path) -> None:
+    line = ("run", "--device", "cpu", "--", "echo", "--device", "a", "--device", "b")
+    done = python("-m", "entrypoint", *line, cwd=tmp_path)
+    assert (done.returncode, "--device a --device b" in done.stdout) == (0, True)
+
+
 def test_showing_needs_neither_torch_nor_yaml_nor_numpy() -> None:
     code = "import sys, entrypoint.__main__ as m; m.main(['show', '--device', 'cpu']); print(sorted(sys.modules))"
     modules = python("-c", code).stdout

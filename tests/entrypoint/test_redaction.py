@@ -7,13 +7,22 @@ import pytest
 from entrypoint import ExitCode, Failure, redaction
 
 SECRET = ("HF_PAT", "GITHUB_PAT", "PAT", "PAT_OF_MINE", "CUDA_PASSPHRASE", "NCCL_PASSWORD", "HF_TOKEN", "WANDB_API_KEY")
-SECRET += ("TORCH_SECRET", "AWS_CREDENTIALS", "PROXY_AUTH", "hf_token", "MY_CREDS")
-OPEN = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_PATH", "COMPAT", "NCCL_PATTERN", "HOME", "OMP_NUM_THREADS")
+SECRET += ("TORCH_SECRET", "AWS_CREDENTIALS", "PROXY_AUTH", "hf_token", "MY_CREDS", "MYSQL_PWD", "PWD_OF_MINE", "DB_PW")
+SECRET += ("COOKIE", "HTTP_COOKIE", "session_id", "AWS_SESSION", "BEARER", "HF_BEARER")
+OPEN = ("PWD", "OLDPWD", "SESSION_MANAGER", "XDG_SESSION_ID", "DESKTOP_SESSION", "DBUS_SESSION_BUS_ADDRESS", "PWM_HZ")
+OPEN += ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_PATH", "COMPAT", "NCCL_PATTERN", "HOME", "OMP_NUM_THREADS")
 
 
 @pytest.mark.parametrize("name", SECRET)
 def test_a_variable_that_is_called_as_secrets_are_is_not_shown(name: str) -> None:
     assert redaction.redact_value(name, "abc") == "(not shown)"
+
+
+@pytest.mark.parametrize(
+    "value", ["user=me pw=hunter2", "Pwd=hunter2;Uid=me", "Cookie: a=hunter2; b=hunter2", "x\nsession: hunter2"]
+)
+def test_what_a_value_calls_a_secret_is_not_shown(value: str) -> None:
+    assert "hunter2" not in redaction.redact_value("NCCL_OPTIONS", value)
 
 
 @pytest.mark.parametrize("name", OPEN)
@@ -30,6 +39,14 @@ ADDRESSES = {
     "me:hunter2@proxy:3128": "(not shown)@proxy:3128",
     "//me:hunter2@host": "//(not shown)@host",
     "https://host/x?token=hunter2": "https://host/x?(not shown)",
+    "https://host/x#hunter2": "https://host/x#(not shown)",
+    "https://host/x;jsessionid=hunter2?a=hunter2": "https://host/x;(not shown)",
+    "`model.args.api_key=hunter2`": "`model.args.api_key=(not shown)`",
+    "DSN=host=h pw='hunter2 too' port=1": "DSN=host=h pw=(not shown) port=1",
+    "{'width': 3, 'hub_token': 'hunter2'}": "{'width': 3, 'hub_token': (not shown)}",
+    "{width: 3, hub_token: hunter2}": "{width: 3, hub_token: (not shown)}",
+    "tokens=[hunter2, hunter2]": "tokens=(not shown)",
+    "401: Bearer hunter2": "401: Bearer (not shown)",
     "see https://me:hunter2@host/x?a=hunter2 there": "see https://(not shown)@host/x?(not shown) there",
     "`data.mirror='https://host?hunter2'`": "`data.mirror='https://host?(not shown)'`",
 }
@@ -45,6 +62,7 @@ def test_an_address_is_shown_without_user_password_and_query(text: str) -> None:
     [
         *("https://host:8443/a/b", "http://host/a@b", "file:///srv/a", "git@github.com:me/it", "me@host", "a? b"),
         *("docker.io/it/train:1.0@sha256:ab", "docker://host:5000/train@sha256:ab", "train data.root=/a/b", "run//x?y"),
+        *("write section.key=value", "`key: value` with a space", "model.args.key_dim=64", "https://host/x; then"),
     ],
 )
 def test_what_holds_no_secret_stays_as_it_is(text: str) -> None:
@@ -54,6 +72,8 @@ def test_what_holds_no_secret_stays_as_it_is(text: str) -> None:
 WORDS = {
     "model.args.api_key=hunter2": "model.args.api_key=(not shown)",
     "model.args={hub_token: hunter2, width: 3}": "model.args={hub_token: (not shown), width: 3}",
+    "model.args={session: [hunter2, hunter2]}": "model.args={session: (not shown)}",
+    "Authorization: Bearer hunter2": "Authorization: (not shown)",
     "data.root=https://me:hunter2@host/x": "data.root=https://(not shown)@host/x",
     "model.args.key_dim=64": "model.args.key_dim=64",
     "model.name=keypoints:make": "model.name=keypoints:make",

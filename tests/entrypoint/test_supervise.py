@@ -55,6 +55,15 @@ def test_rank_0_is_on_the_console_and_every_rank_in_its_log(tmp_path: Path) -> N
     assert [(tmp_path / f"logs/rank-000{rank}.log").read_text() for rank in (0, 1)] == ["rank 0\n", "rank 1\n"]
 
 
+@pytest.mark.parametrize(("end", "code"), [("kill -ABRT $$", 71), ("exit 127", 127)])
+def test_a_rank_that_aborts_for_a_limit_is_71_and_a_program_s_own_code_stays(
+    tmp_path: Path, end: str, code: int
+) -> None:
+    done = run(tmp_path, f"[ $RANK = 0 ] && exec sleep 60; echo 'accept: Too many open files' >&2; {end}")
+    assert done.returncode == code
+    assert ("the system opens no further file" in done.stderr) == (code == 71)
+
+
 def test_the_first_rank_to_fail_gives_the_code_its_name_and_its_last_words(tmp_path: Path) -> None:
     done = run(tmp_path, "[ $RANK = 0 ] && exec sleep 60; echo the cause >&2; exit 66")
     assert done.returncode == 66

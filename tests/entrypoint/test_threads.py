@@ -43,6 +43,14 @@ def test_a_system_without_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         threads.start_daemon_thread(lambda: None)
 
 
+def test_too_few_threads_are_refused_and_enough_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads.refuse_few_threads(3)
+    starts = Mock(side_effect=[None, None, RuntimeError("can't start new thread")])
+    monkeypatch.setattr(threads, "start_daemon_thread", starts)
+    with pytest.raises(RuntimeError, match="can't start"):
+        threads.refuse_few_threads(3)
+
+
 def test_handlers_that_raise_while_it_begins_break_no_thread() -> None:
     done = python("-c", INTERRUPTED, env=unmeasured(), timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

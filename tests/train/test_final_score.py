@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoints import flip
 from images import write_classes
-from jobs import ALONE, built, forget_accelerate, refused, steps_of, trained
+from jobs import ALONE, TINY, built, forget_accelerate, refused, steps_of, trained
 from processes import python
 from runs import TEN_STEPS
 
 from entrypoint import ExitCode, Failure
+from train.cli import check
+from train.config import load
+from train.config.batches import StepCounts
+from train.config.load import keep_last_overrides
 from train.evaluation import results
 from train.evaluation.final_score import TEST_FILE, read_final_score
 from train.inference import checkpoints, evaluate
@@ -140,6 +148,47 @@ def test_a_test_fraction_beside_a_folder_test_is_refused(tmp_path: Path) -> None
     failure = refused(tmp_path / "run", "data.name=folder", f"data.root={tmp_path / 'data'}", "data.classes=10", TEST)
     assert failure.code == ExitCode.USAGE
     assert f"leave data.test_fraction out: {tmp_path / 'data' / 'test'} is the test split" in failure.fix
+
+
+def previewed(folder: Path) -> str:
+    """What `train check` says of the run in `folder`."""
+    words = keep_last_overrides([*TINY, TEST, f"run.output_dir={folder.parent}", f"run.name={folder.name}"])
+    preview = check.preview_resume(
+        load.load_config(None, words), folder, steps=StepCounts(per_epoch=3, total=6, dropped=0)
+    )
+    assert preview is not None
+    return preview.message
+
+
+@pytest.mark.usefixtures("first_stays_best")
+@pytest.mark.parametrize("damage", [flip, Path.unlink], ids=["flipped", "missing"])
+def test_a_run_whose_best_checkpoint_is_damaged_ends_once_the_fix_was_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "measure_test_split", lambda trainer: None)
+        trainer = trained(tmp_path, TEST)
+    assert "train would measure the test split with the weights of step 3" in previewed(tmp_path)
+    best = trainer.checkpoint_path(3)
+    damage(best / "model.safetensors")
+    with pytest.raises(Failure) as caught:
+        trained(tmp_path, TEST)
+    failure = caught.value
+    assert (failure.code, failure.fix.partition(",")[0]) == (ExitCode.DATA, f"rm -r {best}")
+    assert failure.fix in previewed(tmp_path)
+    assert previewed(tmp_path).startswith("would be refused (65)")
+
+    shutil.rmtree(best)
+    assert "train would measure the test split with the weights of step 6" in previewed(tmp_path)
+    console = io.StringIO()
+    with built(tmp_path, TEST, out=console) as again:
+        again.fit()
+    assert f"warning: {best} is gone: the test split is measured with the weights of step 6" in console.getvalue()
+    score = read_final_score(tmp_path)
+    assert again.is_finished
+    assert score is not None
+    assert (score.step, score.checkpoint) == (6, "checkpoints/step-00000006")
+    assert previewed(tmp_path).startswith("is finished")
 
 
 def test_a_run_without_a_test_split_has_none_to_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,13 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
     "all-of-a-check": (["check", "--all"], 64, "--all belongs to `train eval`"),
     "eval-with-another-option": (["eval", "runs/x", "--profile-lines"], 64, "see `train eval --help`"),
     "lines-of-a-check": (["check", "--profile-lines"], 64, "--profile-lines belongs to a training"),
+    "option-twice": ([*CPU, "--device", "cuda"], 64, "found: `--device cpu` and `--device cuda`"),
+    "file-twice": (["--config", "a.yaml", "--config=b.yaml"], 64, "found: `--config a.yaml` and `--config b.yaml`"),
+    "option-twice-alike": (["check", "--time-limit", "5", "--time-limit", "5"], 64, "--time-limit is given twice"),
+    "option-of-eval-twice": (["eval", "r", "--per-image", "a.csv", "--per-image", "b.csv"], 64, "--per-image b.csv"),
+    "option-of-predict-twice": (["predict", "r", "a.png", "--top", "1", "--top", "2"], 64, "--top is given twice"),
+    "option-of-export-twice": (["export", "r", "--output", "a", "--output", "b"], 64, "--output is given twice"),
+    "option-of-bench-twice": (["bench", "comm", "--pairs", "3", "--pairs", "4"], 64, "--pairs is given twice"),
     "two-local-ranks": (["--local-rank=1"], 76, "--local-rank=1, LOCAL_RANK=0"),
 }
 

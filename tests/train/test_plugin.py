@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jobs import trained
 
 from entrypoint import ExitCode, Failure
 from train import plugin
+from train.run import resume
 
 # (what the module holds, the name that is asked for, what the error says, what its fix says)
 REFUSED = {
@@ -96,3 +98,55 @@ def test_without_a_factory_the_path_stays_as_it_is(tmp_path: Path, monkeypatch: 
     before = list(sys.path)
     plugin.add_config_folder_to_path(str(tmp_path / "my.yaml"), "synthetic", "resnet18")
     assert sys.path == before
+
+
+OWN_CODE = {
+    "own_net.py": "from torch import nn\nfrom own_parts.head import head\n"
+    "def make(classes, shape): return nn.Sequential(nn.Flatten(), head(3 * 8 * 8, classes))\n",
+    "own_parts/head.py": "from torch import nn\ndef head(inside, outside): return nn.Linear(inside, outside)\n",
+    "own_data.py": "import torch\n"
+    "def make(data):\n    import own_helper\n"
+    "    return [(torch.full((3, 8, 8), own_helper.LEVEL * (i % 2)), i % 2) for i in range(40)], None\n",
+    "own_helper.py": "LEVEL = 0.5\n",
+    "own_steps.py": "import torch\nclass Steps(torch.optim.SGD): pass\n",
+    "own_report.py": "",
+}
+OWN_WORDS = ("model.name=own_net:make", "model.args={}", "data.name=own_data:make", "optim.name=own_steps:Steps")
+
+
+def forget_own_modules() -> None:
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a model, a data set and an optimizer of the user's own, and what they import."""
+    for name, text in OWN_CODE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a change within a second would not be seen
+    yield tmp_path
+    forget_own_modules()
+
+
+def notes_of(folder: Path, epochs: int) -> list[str]:
+    forget_own_modules()
+    return [note for note in trained(folder, *OWN_WORDS, f"train.epochs={epochs}").notes if "your own code" in note]
+
+
+@pytest.mark.parametrize("name", [name for name in OWN_CODE if name != "own_report.py"])
+def test_own_code_that_changed_since_the_checkpoint_is_named_when_the_run_resumes(own_code: Path, name: str) -> None:
+    run = own_code / "run"
+    assert notes_of(run, 1) == notes_of(run, 2) == []
+    with (own_code / name).open("a") as file:
+        file.write("# changed\n")
+    (own_code / "own_report.py").write_text("which nothing imports")
+    assert notes_of(run, 3) == [f"your own code has changed since the checkpoint was written: {own_code / name}"]
+    assert notes_of(run, 4) == []
+
+
+def test_a_run_without_own_code_keeps_no_hash_of_any(tmp_path: Path) -> None:
+    trainer = trained(tmp_path / "run")
+    assert "code" not in resume.checkpoint_metadata(trainer.config, trainer.runtime, {}, trainer.state)

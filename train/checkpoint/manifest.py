@@ -18,7 +18,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, resource_limit_failure
 
 FILE_NAME = "manifest.json"
 # Of the files that the manifest lists; the envelope {"manifest", "sha256"} is the same for every
@@ -132,10 +132,16 @@ def open_file(folder: Path, name: str) -> BufferedReader:
 
 @contextmanager
 def _os_errors_as_damage(name: str) -> Iterator[None]:
-    """Turn an OSError into DamagedCheckpointError: an older checkpoint may still be readable."""
+    """Turn an OSError into DamagedCheckpointError: an older checkpoint may still be readable.
+
+    Raises:
+        Failure: RESOURCE for a limit of the system, which says nothing about the file.
+    """
     try:
         yield
     except OSError as error:
+        if failure := resource_limit_failure(error):
+            raise failure from error
         raise DamagedCheckpointError(f"{name}: {os.strerror(error.errno or errno.EIO)}") from error
 
 

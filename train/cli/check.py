@@ -32,6 +32,7 @@ from train.data import download, registry
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
+from train.evaluation.final_score import damaged_best_fix, read_final_score, tested_step
 from train.evaluation.results import EvaluationResult
 from train.logging.progress import format_rows, pluralize
 from train.optim import schedule
@@ -178,11 +179,29 @@ def _preview_from_state(
         overrides = [*(stop.override for stop in stops), *overrides]
         position += f": {'; '.join(stop.description for stop in stops)}"
     if overrides:
-        return ResumePreview(
+        has_test_split = resume_rules.TEST_KEY in (content.get("data") or {})
+        preview = _preview_test(folder, position, step, state.get("best_step")) if has_test_split else None
+        return preview or ResumePreview(
             message=f"is finished ({position}): train would do nothing; "
             f"add {' '.join(overrides)} {CONTINUE_OR_START_OVER}"
         )
     return ResumePreview(message=f"would go on from {position}")
+
+
+def _preview_test(folder: Path, position: str, step: int, best_step: int | None) -> ResumePreview | None:
+    """What `train` would do with the test split of a trained run; None if it is measured."""
+    score = read_final_score(folder)
+    if score is not None and score.trained_steps == step:
+        return None
+    tested = tested_step(folder, best_step=best_step, last_step=step)
+    checkpoint = store.list_checkpoints(folder / "checkpoints")[tested]
+    try:
+        store.verify_hashes(checkpoint)
+    except DamagedCheckpointError as reason:
+        lines = [f"the checkpoint {checkpoint} is damaged: {reason}", f"fix: {damaged_best_fix(checkpoint)}"]
+        return _refused_start(ExitCode.DATA, lines)
+    message = f"is trained ({position}): train would measure the test split with the weights of step {tested:,}"
+    return ResumePreview(message=message)
 
 
 def _recorded_steps(config: RunConfig, folder: Path) -> StepCounts | None:

@@ -28,7 +28,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     formats = parse_formats(arguments.format)
     checkpoint = checkpoints.choose_checkpoint(arguments.checkpoint)
     config, notes = checkpoints.load_config(checkpoint, arguments.config, arguments.words)
-    plugin.add_config_folder_to_path(arguments.config, config.data.name)
+    plugin.add_config_folder_to_path(arguments.config, config.data.name, config.model.name)
     from train.inference import export  # torch
 
     folder = Path(arguments.output).resolve()

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from entrypoint import (
     NO_DRIVER_SOURCE,
@@ -24,10 +24,10 @@ from entrypoint import (
     HangTimeouts,
     LaunchOptions,
     Plan,
+    StrictArgumentParser,
     SupervisionPolicy,
     make_plan,
     parse_launch_options,
-    print_help_text,
     run_plan,
     run_preflight,
     unmounted_path_failure,
@@ -151,17 +151,13 @@ def count_planned_steps(config: RunConfig, batch: BatchSizes, samples: int | Non
     return count_steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
 
 
-class TrainArgumentParser(argparse.ArgumentParser):
+class TrainArgumentParser(StrictArgumentParser):
     """An argparse parser whose errors are Failures; argparse itself would exit with code 2."""
 
     def error(self, message: str) -> NoReturn:
         """Raise a Failure (USAGE)."""
         fix = f"see `{self.prog} --help`; settings are written without dashes: section.key=value"
         raise Failure(f"command line: {message}", fix=fix, code=ExitCode.USAGE)
-
-    def print_help(self, file: Any = None) -> None:
-        """Print the help, with all of its texts folded to the terminal's width."""
-        print_help_text(self.format_help(), file)
 
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, g
 
 import yaml
 
-from entrypoint import ExitCode, Failure, redact, unmounted_path_failure
+from entrypoint import ExitCode, Failure, redact, redact_value, unmounted_path_failure
 from train.config import schema
 from train.config.schema import RunConfig
 
@@ -270,32 +270,50 @@ def parse_override(text: str) -> Override:
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """Parse all arguments. Setting one key twice is refused, as in a file.
+    """Parse all arguments. Setting one key twice is refused, as in a file, also with its section.
 
     Raises:
         Failure: USAGE, naming the argument, or both arguments.
     """
-    parsed: dict[KeyPath, Override] = {}
+    parsed: list[Override] = []
     for override in map(parse_override, texts):
-        if before := parsed.get(override.keys):
+        key = ".".join(override.keys)
+        if before := next((other for other in parsed if drop_key(other.text, key) != other.text), None):
+            section = min(before.keys, override.keys, key=len)
             raise Failure(
-                f"{'.'.join(override.keys)} is written twice on the command line",
+                f"{'.'.join(section)} is written twice on the command line",
                 found=f"`{before.text}` and `{override.text}`",
                 fix=f"remove `{before.text}` or `{override.text}`",
                 code=ExitCode.USAGE,
             )
-        parsed[override.keys] = override
-    return list(parsed.values())
+        parsed.append(override)
+    return parsed
+
+
+def drop_key(text: str, key: str) -> str | None:
+    """The argument without the value that it sets for `key`, alone or in its section; None if it sets nothing else."""
+    left, equals, _ = text.partition("=")
+    if equals and f"{left}.".startswith(f"{key}."):
+        return None
+    if not equals or not key.startswith(f"{left}."):
+        return text
+    value = section = parse_override(text).value
+    *above, last = key.removeprefix(f"{left}.").split(".")
+    for name in above:
+        section = section.get(name) if isinstance(section, dict) else None
+    if not isinstance(section, dict) or last not in section:
+        return text
+    del section[last]
+    return f"{left}={_flow_yaml(value)}"
 
 
 def keep_last_overrides(texts: Iterable[str]) -> list[str]:
-    """Keep the last argument for each key. Callers append their own arguments to the user's."""
-    last: dict[str, str] = {}
+    """Keep the last value for each key. Callers append their own arguments to the user's."""
+    last: list[str] = []
     for text in texts:
-        key = text.partition("=")[0]
-        last.pop(key, None)
-        last[key] = text
-    return list(last.values())
+        shortened = (drop_key(other, text.partition("=")[0]) for other in last)
+        last = [*(other for other in shortened if other is not None), text]
+    return last
 
 
 def suggest_config_option(text: str) -> str | None:
@@ -574,10 +592,14 @@ def key_paths(section_type: Any, above: str = "") -> list[str]:
 
 def format_value(value: Any) -> str:
     """A value as one line of YAML, at most 80 characters. Addresses are redacted before it is cut."""
-    text = yaml.dump(value, Dumper=Yaml12Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
-    line = text.removesuffix("\n").removesuffix("\n...")
+    line = _flow_yaml(value)
     line = redact(line if line.isprintable() else repr(value))  # YAML does not escape all line breaks
     return line if len(line) <= 80 else f"{line[:77]}..."
+
+
+def _flow_yaml(value: Any) -> str:
+    text = yaml.dump(value, Dumper=Yaml12Dumper, default_flow_style=True, width=float("inf"), allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 NAME_KEY: Final = "name"
@@ -843,4 +865,4 @@ def _unknown_key_fix(key: str, value: Any, siblings: Mapping[str, Any], at: KeyL
 
 def describe_entry(at: KeyLocation, value: Any) -> str:
     """Key, value and source in words."""
-    return f"{at}: {format_value(value)} ({at.source})"
+    return f"{at}: {redact_value(str(at), format_value(value))} ({at.source})"

@@ -163,7 +163,7 @@ def _of_each_column(values: Sequence[float], pixels: Tensor) -> Tensor:
 
 def _is_done_one_by_one(pixels: Tensor) -> bool:
     """Whether these are samples of which few fit into a processor's cache. On a GPU, launches would cost more."""
-    return pixels.device.type == "cpu" and pixels.dtype == torch.uint8 and pixels[0].numel() >= LARGE_SAMPLE
+    return pixels.device.type == "cpu" and pixels.dtype == torch.uint8 and pixels.shape[1:].numel() >= LARGE_SAMPLE
 
 
 def _normalize_one_by_one(

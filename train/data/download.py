@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from entrypoint import ExitCode, Failure, file_writer, to_printable, write_styled
+from entrypoint import ExitCode, Failure, file_writer, redact, to_printable, write_styled
 from train import file_lock, files
 from train import files as file_io
 from train.config.schema import DataConfig
@@ -66,7 +66,7 @@ class StatusLine:
         self._write("", open_after=False)
 
     def _write(self, text: str, *, open_after: bool) -> None:
-        write_styled(("\r\x1b[K" if self._open else "") + text, self._stream)
+        write_styled(("\r\x1b[K" if self._open else "") + redact(text), self._stream)
         self._open = open_after
 
 

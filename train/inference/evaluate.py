@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, Heartbeat, World, print_message
-from train import files
+from train import files, plugin
 from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
 from train.config import resume_rules
@@ -29,7 +29,14 @@ from train.data.image_folder import ImageFileSource
 from train.data.image_sizes import with_evaluation_size
 from train.data.loader import BatchLoader, open_loader
 from train.data.preprocessing import Preprocessing
-from train.data.splits import DataSplits, SampleIndices, SampleSource, with_test_as_validation, without_training
+from train.data.splits import (
+    DataSplits,
+    SampleIndices,
+    SampleSource,
+    as_targets,
+    with_test_as_validation,
+    without_training,
+)
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
 from train.evaluation.evaluate import (
@@ -72,7 +79,7 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
 
     def map_labels(labels: Tensor) -> Tensor:
         if labels.ndim == 1:
-            return indices[labels]
+            return indices[as_targets(labels)]
         mapped = labels.new_zeros((len(labels), len(classes)))
         mapped[:, indices] = labels
         return mapped
@@ -189,10 +196,11 @@ def evaluate_on_rank(
     config = replace(config, data=replace(config.data, cache=None))
     data = open_evaluation_data(config, chosen, rank_runtime, split=split, cache_folder=files.cache_folder(environ))
     sets = data.sets
-    for note in data.notes if rank_runtime.is_main else ():
-        print_message(f"WARNING: {note}", sys.stderr)
     weights = load_weights(chosen)
     model = build_model(config, sets, weights, rank_runtime)
+    code_notes = plugin.describe_changed_code(checkpoints.read_state(chosen).get("code") or {})
+    for note in (*data.notes, *code_notes) if rank_runtime.is_main else ():
+        print_message(f"WARNING: {note}", sys.stderr)
     if with_heat_maps:
         example = torch.zeros((1, *sets.shape.input), device=rank_runtime.device)
         grad_cam.refuse_network_without_map(model, example, explanation.EXPLAIN_OPTION)
@@ -310,7 +318,8 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
     """The model with these weights, on the device and in the run's precision.
 
     Raises:
-        Failure: DATA if the weights do not fit the model, as for another number of classes.
+        Failure: DATA if the weights do not fit the model, as for another number of classes; USAGE if the model does
+            not take the size of the evaluated samples.
     """
     initial = replace(config.model, weights=None)  # the training's initial weights may be gone
     model_config = model_weights.fit_stem_to(initial, weights.tensors)
@@ -320,6 +329,8 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
         mismatch = "; ".join(differences[:3])
         raise _model_mismatch_failure("the checkpoint", mismatch, f"a network for the data: {expected}")
     model.load_state_dict(dict(weights.tensors))
+    if sets.evaluated_shape != sets.shape:
+        model_registry.refuse_other_size(model, model_config, len(sets.classes), sets.evaluated_shape)
     return rank_runtime.accelerator.prepare_model(model, evaluation_mode=True)  # type: ignore[no-any-return]
 
 

@@ -215,7 +215,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         raise _damaged_failure(path, f"{type(error).__name__}: {error}") from error
     model_config = weights.fit_stem_to(model_config, tensors)
     try:
-        network = _build_network(model_config, len(classes), built_shape, seed, tensors, factory)
+        network = _build_network(model_config, len(classes), (built_shape, shape), seed, tensors, factory)
     except RuntimeError as error:
         raise _damaged_failure(path, " ".join(str(error).split())[:300]) from error
     return ExportedModel(
@@ -233,19 +233,23 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
 def _build_network(
     model: ModelConfig,
     classes: int,
-    shape: Shape,
+    shapes: tuple[Shape, Shape],
     seed: int,
     tensors: Mapping[str, Tensor],
     factory: Callable[..., nn.Module] | None = None,
 ) -> nn.Module:
     """The network with its weights, on the CPU, in evaluation mode and without gradients.
 
+    shapes: of the samples for which it is built, and of its input.
+
     Raises:
-        Failure: as `registry.build_model`.
+        Failure: as `registry.build_model` and `registry.refuse_other_size`.
         RuntimeError: if the weights are another network's.
     """
     with torch.random.fork_rng(devices=[]):
-        network = registry.build_model(model, classes=classes, shape=shape, seed=seed, factory=factory)
+        network = registry.build_model(model, classes=classes, shape=shapes[0], seed=seed, factory=factory)
+        if shapes[0] != shapes[1]:
+            registry.refuse_other_size(network, model, classes, shapes[1])
     network.load_state_dict(tensors)
     return network.requires_grad_(False).eval()
 
@@ -317,7 +321,8 @@ def export_model(
     about = replace(about, config=replace(config, model=model))
     encoded = save({name: tensor.contiguous() for name, tensor in about.tensors.items()}, metadata={"format": "pt"})
     shape = about.input_spec.shape
-    network = _build_plain_network(about, model) if formats else nn.Identity()
+    is_built = bool(formats) or about.input_spec.trained_shape is not None  # which may not take another size
+    network = _build_plain_network(about, model) if is_built else nn.Identity()
     code = model_code.write_model_code(
         model,
         classes=len(about.input_spec.classes),
@@ -344,7 +349,7 @@ def export_model(
 def _build_plain_network(about: ModelFacts, model: ModelConfig) -> nn.Module:
     """The network for the exporters: its tensors are contiguous, not channels-last."""
     spec, seed = about.input_spec, about.config.run.seed
-    network = _build_network(model, len(spec.classes), spec.built_shape, seed, about.tensors)
+    network = _build_network(model, len(spec.classes), (spec.built_shape, spec.shape), seed, about.tensors)
     for tensor in (*network.parameters(), *network.buffers()):
         tensor.data = tensor.data.contiguous()
     return network

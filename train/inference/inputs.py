@@ -74,6 +74,7 @@ class InputSpec:
             validation=empty,
             classes=self.classes,
             shape=self.built_shape,
+            evaluation_shape=self.shape,
             task=self.task,
             target=self.target,
         )

@@ -245,4 +245,4 @@ def _flatten(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, bool
             yield key, value
         else:
             text = value if isinstance(value, str) else json.dumps(value)
-            yield key, redact_words([redact_value(key, text)])[0]
+            yield key, redact_value(key, text)

@@ -18,7 +18,7 @@ from entrypoint import ExitCode, Failure, file_writer
 from train import files
 from train.data.download import DownloadError, StatusLine, open_url, read_chunk
 from train.models import weights
-from train.models.pretrained import HASH_IN_NAME, PublishedWeights
+from train.models.pretrained import HASH_IN_NAME, PublishedWeights, WeightsRecord, read_record
 
 MAX_BYTES: Final = 64 << 30  # a server may send without end; timm's largest file has 30 GB
 # The hub answers with a redirect, and names the sha256 of a large file in this header of the answer.
@@ -27,7 +27,7 @@ SHA256: Final = re.compile(r'"?([0-9a-f]{64})"?')
 
 
 def fetch_weights(published: PublishedWeights, folder: Path, *, mirror: str | None, status: StatusLine) -> Path:
-    """Bring published weights into `folder`, unless they are there; returns their file.
+    """Bring published weights into `folder`, unless they are there and can be read; returns their file.
 
     The file appears complete, or not at all. mirror: the address of a folder that has the published files.
 
@@ -37,8 +37,10 @@ def fetch_weights(published: PublishedWeights, folder: Path, *, mirror: str | No
     """
     path = folder / published.file_name
     if path.is_file():
-        status.line(f"{path} is there")
-        return path
+        problem = _find_problem(path, published.record)
+        status.line(f"{path} is there" + (f", but {problem}: it is fetched again" if problem else ""))
+        if not problem:
+            return path
     try:
         files.prepare_folder(folder)
         with tempfile.TemporaryDirectory(prefix=file_writer.TEMPORARY_PREFIX, dir=folder) as temporary:
@@ -50,6 +52,18 @@ def fetch_weights(published: PublishedWeights, folder: Path, *, mirror: str | No
     except OSError as error:
         raise files.os_error_failure(error, path) from error
     return path
+
+
+def _find_problem(path: Path, expected: WeightsRecord) -> str | None:
+    """Why the file is not that of these weights, as far as it tells; None if nothing speaks against it."""
+    try:
+        weights.read_weights(path)
+    except Failure as failure:
+        if failure.code != ExitCode.DATA:
+            raise
+        return f"damaged ({failure.found})"
+    record = read_record(path, expected.model) or expected
+    return None if record.name == expected.name else f"it holds {record.name}"
 
 
 def _download(

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, redact
 from train.config.models import (
     EXPORT_FILE,
     TIMM_PREFIX,
@@ -55,7 +55,7 @@ class WeightsRecord:
 
     def to_metadata(self, source: str, sha256: str) -> dict[str, str]:
         """The metadata of the .safetensors file that keeps the weights. sha256: of the published file."""
-        return {RECORD_KEY: json.dumps({**asdict(self), "source": source, "sha256": sha256})}
+        return {RECORD_KEY: json.dumps({**asdict(self), "source": redact(source), "sha256": sha256})}
 
     def __str__(self) -> str:
         transform = self.preprocessing

@@ -14,6 +14,7 @@ from typing import Final
 
 from entrypoint import redact_words
 from train.config.batches import StepCounts, overrides_to_continue
+from train.config.load import drop_key
 from train.config.schema import RunConfig
 from train.evaluation.early_stopping import EarlyStop
 from train.files import one_line
@@ -51,7 +52,9 @@ def continue_command(run: FinishedRun, command: str) -> str:
     """The complete command, because `make run` or a job script may have typed the first one."""
     overrides = overrides_to_train_on(run)
     replaced_keys = {override.partition("=")[0] for override in overrides} | {RESUME_KEY}
-    words = [word for word in shlex.split(command) if word.partition("=")[0] not in replaced_keys]
+    words = shlex.split(command)
+    for key in replaced_keys:
+        words = [shorter for word in words if (shorter := drop_key(word, key)) is not None]
     return one_line(shlex.join([*words, *overrides]))
 
 

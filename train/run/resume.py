@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from entrypoint import ExitCode, Failure
-from train import files
+from train import files, plugin
 from train.checkpoint import format, store
 from train.config import checks, resume_rules
 from train.config.batches import StepCounts
@@ -94,6 +94,7 @@ def restore(
     Raises:
         Failure: DATA if it does not fit, was damaged in the meantime, or belongs to a training on other data.
     """
+    plugin.own_code()  # remembers it as it is loaded now, for the checkpoints to come
     if resume_point.step is None:
         return resume_point.notes
     checkpoint = format.checkpoint_at_step(folder, resume_point.step)
@@ -105,14 +106,16 @@ def restore(
         state.target_streak = early_stopping.restore_target_streak(
             config.eval, state.target_streak, state.result, saved_target
         )
-        return (*resume_point.notes, *machine_notes(config, metadata, runtime))
+        changed = plugin.describe_changed_code(metadata.get("code") or {})
+        return (*resume_point.notes, *changed, *machine_notes(config, metadata, runtime))
 
 
 def checkpoint_metadata(
     config: RunConfig, runtime: Runtime, data_fingerprint: Mapping[str, Any], state: TrainState
 ) -> dict[str, Any]:
     """state.json of a checkpoint: the state's numbers, and what a resumed run is compared with."""
-    return {
+    code = plugin.own_code()
+    return ({"code": code} if code else {}) | {
         "state": state.to_json(),
         "config": asdict(config),
         "data": dict(data_fingerprint),

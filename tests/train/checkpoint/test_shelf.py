@@ -151,3 +151,13 @@ def test_what_lacks_a_file_or_a_part_of_one_is_seen_without_hashing(tmp_path: Pa
     DAMAGES[name](next(tmp_path.iterdir()))
     with pytest.raises(DamagedCheckpointError):
         store.verify_sizes(next(tmp_path.iterdir()))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_limit_of_the_system_does_not_pass_for_damage(tmp_path: Path, number: int) -> None:
+    """A run would go on from an older checkpoint, or be told to start over."""
+    saved(tmp_path, 10)
+    with intercepted(fail(1, number, name="open", times=99)), pytest.raises(Failure) as caught:
+        store.verify_hashes(tmp_path / "step-00000010")
+    assert caught.value.code == ExitCode.RESOURCE
+    assert store.is_valid_checkpoint(tmp_path / "step-00000010")

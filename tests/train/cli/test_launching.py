@@ -38,6 +38,15 @@ def test_the_command_line_wins_over_variables_and_those_over_the_file(
     assert launched["plan"].spawn == spawn
 
 
+@pytest.mark.parametrize("setting", ["launch.procs_per_node=2", "launch={device: cpu, procs_per_node: 2}"])
+def test_a_setting_that_an_option_of_the_same_line_overrules_is_named(
+    setting: str, launched: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    front.run_command([*CPU, "--procs-per-node", "8", setting], {})
+    assert f"note: `--procs-per-node 8` wins over `{setting}`" in capsys.readouterr().err
+    assert launched["plan"].spawn == 8
+
+
 def test_the_files_limits_reach_the_hang_watch(tmp_path: Path) -> None:
     config = load.load_config(None, ["launch.timeouts.step=7", "launch.timeouts.data=8", "launch.max_restarts=2"])
     care = launch.supervision_policy(config, tmp_path)

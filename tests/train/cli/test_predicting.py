@@ -222,6 +222,20 @@ def test_a_broken_image_costs_its_own_line_and_the_exit_code(run: Path, capsys: 
     assert "1 of 2 images" in err
 
 
+@pytest.mark.parametrize("options", [[], ["--json"], ["--csv", "out.csv"], ["--explain", "heat"]], ids=str)
+def test_a_batch_of_broken_images_alone_is_counted_like_one_of_them(
+    run: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.png", "b.jpg"):
+        Path(name).write_bytes(b"no image")
+    write_image(Path("c.png"))
+    assert predict(run, "a.png", "b.jpg", *options) == 65
+    assert "ERROR[65] 2 of 2 images have no answer" in capsys.readouterr().err
+    forget_accelerate()
+    assert predict(run, "a.png", "b.jpg", "c.png", "eval.batch_size=2") == 65
+    assert capsys.readouterr().out.startswith("c.png\t")
+
+
 def test_files_in_a_folder_that_are_not_read_are_counted_at_the_end(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from entrypoint import Failure
 from train.config import load
 from train.config.load import key_paths
 from train.config.schema import RunConfig
@@ -55,3 +56,21 @@ def test_the_quickstart_file_explains_itself() -> None:
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         RunConfig().run.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model={args: {api_key: hunter2}, nam: x}"],
+        ["log.api_key=hunter2"],
+        ["model.args.api_key=hunter2", "model.args.api_key=hunter2"],
+        ["model.args={width: 3, api_key: hunter2}", "model.args.width=4"],
+        ["optim.args=[{api_key: hunter2}]"],
+    ],
+    ids=" ".join,
+)
+def test_an_error_about_a_setting_does_not_show_a_secret_in_it(words: list[str]) -> None:
+    with pytest.raises(Failure) as caught:
+        load.load_config(None, words)
+    assert "(not shown)" in str(caught.value) or "api_key" not in str(caught.value)
+    assert "hunter2" not in f"{caught.value}{caught.value.as_json()}"

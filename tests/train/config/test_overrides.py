@@ -70,10 +70,36 @@ def test_one_key_twice_is_refused_and_both_are_named() -> None:
     assert (caught.value.code, caught.value.fix) == (ExitCode.USAGE, "remove `optim.lr=1` or `optim.lr=2`")
 
 
-def test_a_key_inside_one_that_is_set_is_another_key() -> None:
-    words = ["model.args={width: 4, depth: 2}", "model.args.width=8"]
-    assert apply_overrides(None, parse_overrides(words)) == {"model": {"args": {"width": 8, "depth": 2}}}
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (("optim.lr=1", "optim={lr: 2}"), "optim"),
+        (("optim={lr: 2}", "optim.lr=1"), "optim"),
+        (("model.args.width=8", "model.args={depth: 2}"), "model.args"),  # the width would be lost
+        (("model={args: {depth: 2}}", "model.args.depth=3"), "model"),
+        (("optim={lr: 2}", "optim={momentum: 0}"), "optim"),
+    ],
+)
+def test_a_key_that_is_set_again_with_its_section_is_refused_and_both_are_named(
+    words: tuple[str, str], key: str
+) -> None:
+    with pytest.raises(Failure) as caught:
+        parse_overrides(words)
+    assert caught.value.what == f"{key} is written twice on the command line"
+    assert (caught.value.code, caught.value.found) == (ExitCode.USAGE, f"`{words[0]}` and `{words[1]}`")
+
+
+def test_another_key_may_be_added_to_a_section_that_is_set() -> None:
+    words = ["model.args={width: 4}", "model.args.depth=2"]
+    assert apply_overrides(None, parse_overrides(words)) == {"model": {"args": {"width": 4, "depth": 2}}}
 
 
 def test_of_a_program_s_words_and_its_user_s_the_last_for_a_key_is_kept() -> None:
     assert keep_last_overrides(["a.b=1", "a.c=1", "a.b=2", "a.d=x=y"]) == ["a.c=1", "a.b=2", "a.d=x=y"]
+
+
+def test_of_a_user_s_section_all_that_a_program_does_not_set_is_kept() -> None:
+    kept = keep_last_overrides(["run={name: '7', output_dir: runs}", "run.output_dir=/tmp"])
+    assert kept == ["run={name: '7'}", "run.output_dir=/tmp"]
+    assert apply_overrides(None, parse_overrides(kept)) == {"run": {"name": "7", "output_dir": "/tmp"}}
+    assert keep_last_overrides(["a.b.c=1", "a.b={d: 2}"]) == ["a.b={d: 2}"]

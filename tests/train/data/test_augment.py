@@ -177,3 +177,8 @@ def test_images_that_stay_are_what_moves_by_nothing_give() -> None:
 )
 def test_only_none_leaves_images_as_they_are(kind: str | list[str], still: bool) -> None:
     assert augment.is_identity(kind) is still
+
+
+@pytest.mark.parametrize("size", [16, 512])
+def test_of_no_image_there_is_an_empty_batch(size: int) -> None:
+    assert augment.normalize(torch.empty((0, size, size, 3), dtype=torch.uint8)).shape == (0, 3, size, size)

@@ -159,3 +159,22 @@ def test_a_run_is_evaluated_predicts_and_is_exported_in_its_own_size(photos: Dat
     plain = told(tmp_path, "predict", "run", "eval.flip=false", "--top", "2", *images)
     assert plain != predicted
     assert told(tmp_path, "predict", "export", "--top", "2", *images) == plain
+
+
+def test_a_run_of_a_network_for_one_size_is_neither_measured_nor_exported_in_another(
+    photos: DataConfig, tmp_path: Path
+) -> None:
+    """The default network's last layer sees positions."""
+    words = ["data.name=folder", f"data.root={photos.root}", "data.image_size=16", "optim.warmup_epochs=0"]
+    trained(tmp_path / "run", *words, "train.global_batch_size=4", "train.micro_batch_size=4")
+    image = next(Path(photos.root, "val").rglob("*.png"))
+    for command in (["eval", "run"], ["predict", "run", str(image)], ["export", "run", "--output", "model"]):
+        ended = python(
+            "-m", "train", *command, "eval.image_size=24", cwd=tmp_path, environ={"ENTRYPOINT_DEVICE": "cpu"}
+        )
+        assert ended.returncode == 64, ended.stderr
+        assert "small_cnn was built for images of data.image_size" in ended.stderr
+        assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "model").exists()
+    (measured,) = told(tmp_path, "eval", "run", "eval.image_size=16")
+    assert measured["samples"] == 4

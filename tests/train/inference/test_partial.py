@@ -17,17 +17,21 @@ from train.inference import evaluate
 PETS = ("cat", "dog", "owl", "yak")
 
 
-def files(*labels: int) -> ImageFileSource:
-    return ImageFileSource([f"{number}.png" for number in range(len(labels))], torch.tensor(labels), 8)
+def files(*labels: int, dtype: torch.dtype = torch.int64) -> ImageFileSource:
+    return ImageFileSource([f"{number}.png" for number in range(len(labels))], torch.tensor(labels, dtype=dtype), 8)
 
 
-def sets(*classes: str) -> DataSplits:
+def sets(*classes: str, dtype: torch.dtype = torch.int64) -> DataSplits:
     shape = Shape(channels=3, size=(8, 8))
-    return DataSplits(training=files(0, 1, 1), validation=files(1, 0), classes=classes, shape=shape)
+    return DataSplits(
+        training=files(0, 1, 1, dtype=dtype), validation=files(1, 0, dtype=dtype), classes=classes, shape=shape
+    )
 
 
-def test_images_of_some_classes_get_the_numbers_of_the_training() -> None:
-    found = evaluate.map_to_training_classes(sets("dog", "yak"), PETS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8], ids=str)
+def test_images_of_some_classes_get_the_numbers_of_the_training(dtype: torch.dtype) -> None:
+    """In whatever width a source keeps its labels: shards have 16 bits."""
+    found = evaluate.map_to_training_classes(sets("dog", "yak", dtype=dtype), PETS)
     assert found.classes == PETS
     assert found.training.labels.tolist() == [1, 3, 3]
     assert found.validation.labels.tolist() == [3, 1]

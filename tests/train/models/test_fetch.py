@@ -84,6 +84,37 @@ def test_what_is_there_is_not_fetched_again(tmp_path: Path) -> None:
         assert len(server.asked) == 1
 
 
+OTHER_MODEL = save(TENSORS, pretrained.find_published("resnet50").record.to_metadata("https://host/x", SHA256))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"garbage", "damaged"),
+        (b"", "damaged"),
+        (SAFETENSORS[:-4], "damaged"),
+        (b"<html>log in</html>" * 9, "damaged"),
+        (save({}), "damaged"),
+        (OTHER_MODEL, "it holds resnet50.IMAGENET1K_V2"),
+    ],
+    ids=["garbage", "empty", "cut", "page", "no-tensor", "other-model"],
+)
+def test_what_is_there_but_cannot_be_used_is_fetched_again(tmp_path: Path, content: bytes, problem: str) -> None:
+    with serving({"model.safetensors": SAFETENSORS}, servers.whole) as server:
+        entry = published(f"{server.url}/model.safetensors")
+        path, console = tmp_path / entry.file_name, io.StringIO()
+        path.write_bytes(content)
+        assert fetch.fetch_weights(entry, tmp_path, mirror=None, status=StatusLine(console)) == path
+    assert f"{path} is there, but {problem}" in console.getvalue()
+    assert load_file(path).keys() == TENSORS.keys()
+
+
+def test_weights_that_somebody_copied_there_are_left_as_they_are(tmp_path: Path) -> None:
+    entry = published("http://127.0.0.1:9/model.safetensors")
+    (tmp_path / entry.file_name).write_bytes(SAFETENSORS)  # without a record
+    assert bring(entry, tmp_path).read_bytes() == SAFETENSORS
+
+
 def test_the_next_address_is_asked_where_the_first_has_nothing(tmp_path: Path) -> None:
     with serving({"b.safetensors": SAFETENSORS}, servers.whole) as server:
         assert bring(published(f"{server.url}/a.safetensors", f"{server.url}/b.safetensors"), tmp_path).is_file()
