@@ -25,6 +25,7 @@ LAYERS = {
     "entrypoint": [
         "redaction",
         "errors",
+        "files",
         "requeue",
         "job_templates",
         "job_script",
