@@ -69,6 +69,7 @@ LAYERS = {
         "files",
         "file_lock",
         "config",
+        "fields",
         "plugin",
         "distributed",
         "data",

@@ -145,6 +145,7 @@ def start_copying(data: DataConfig, folder: Path) -> StagePlan:
     from train.data import shard_index  # numpy
 
     index = shard_index.read_index(Path(data.root))
+    shard_index.refuse_wrong_entries(index)
     plan = plan_copies(index, folder)
     if plan.shards:
         start_daemon_thread(partial(copy_shards, index, folder, plan, partial(print_message, stream=sys.stderr)))
@@ -210,7 +211,7 @@ def _copy_shard(index: ShardIndex, number: int, folder: Path) -> bool:
     part = copy.with_name(f"{copy.name}.part")
     copy.parent.mkdir(exist_ok=True)  # of a name such as val/0001.tar
     try:
-        with open(index.folder / shard.name, "rb", buffering=0) as source, open(part, "w+b") as target:
+        with files.open_regular_file(index.folder / shard.name) as source, open(part, "w+b") as target:
             shutil.copyfileobj(source, target, READ_BYTES)
             target.flush()
             if target.tell() != shard.size or not _holds_indexed_images(target.fileno(), index, number):
