@@ -418,7 +418,7 @@ def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tarfile.TarInfo]
                 archive.members = []  # type: ignore[attr-defined]  # or it keeps all of them
     except (tarfile.TarError, MemoryError, *files.MALFORMED_ERRORS) as error:  # of a header that claims anything
         raise _damaged_shard_failure(path, str(error)) from error
-    file.seek(end)
+    file.seek(min(end, size))
     if end > size or file.read(BLOCK) != bytes(BLOCK):
         raise _damaged_shard_failure(path, f"it ends after {size:,} bytes, in the middle")
 

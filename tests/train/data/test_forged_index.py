@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,28 @@ def test_a_label_that_would_take_the_memory_is_refused(tmp_path: Path, name: str
     with pytest.raises(Failure, match=words) as caught:
         shard_index.write_index(tmp_path, processes=1)
     assert (caught.value.code, (tmp_path / "index.json").exists()) == (65, False)
+
+
+def header(kind: bytes, size: int) -> bytes:
+    member = tarfile.TarInfo("x")
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+HEADERS = {
+    "2^62 bytes of names": header(tarfile.XHDTYPE, 2**62),
+    "a long name of 2^62 bytes": header(tarfile.GNUTYPE_LONGNAME, 2**62),
+    "3,000 headers of headers": (header(tarfile.XHDTYPE, 11) + b"11 path=abc".ljust(512, b"\0")) * 3000,
+    "a member of 2^62 bytes": header(tarfile.REGTYPE, 2**62),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_header_that_claims_anything_is_a_damaged_shard(tmp_path: Path, name: str) -> None:
+    (tmp_path / "0.tar").write_bytes(HEADERS[name] + bytes(1024))
+    with pytest.raises(Failure, match="a shard is damaged") as caught:
+        shard_index.write_index(tmp_path, processes=1)
+    assert caught.value.code == 65
 
 
 def test_a_class_twice_in_classes_txt_is_refused(folder: Path) -> None:
