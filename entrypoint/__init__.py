@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from entrypoint.doctor.preflight import run_preflight
     from entrypoint.doctor.reading import filesystem_type, free_memory_mib
     from entrypoint.errors import ExitCode, Failure, resource_limit_failure
+    from entrypoint.files import open_regular_file, parse_json, read_json, read_json_object, read_regular_file
     from entrypoint.hang import HangTimeouts, SupervisionPolicy
     from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S, TRACE_SIGNAL, Heartbeat, attach_heartbeat
     from entrypoint.job import JobInfo, job_info_from_environ
@@ -67,10 +68,15 @@ __all__ = [
     "make_plan",
     "network",
     "num_usable_cores",
+    "open_regular_file",
+    "parse_json",
     "parse_launch_options",
     "preload_mapped_files",
     "print_message",
     "protect_output_streams",
+    "read_json",
+    "read_json_object",
+    "read_regular_file",
     "redact",
     "redact_value",
     "redact_words",
@@ -105,6 +111,13 @@ EXPORTS_BY_MODULE = {
         "ExitCode",
         "Failure",
         "resource_limit_failure",
+    ),
+    "files": (
+        "open_regular_file",
+        "parse_json",
+        "read_json",
+        "read_json_object",
+        "read_regular_file",
     ),
     "hang": (
         "HangTimeouts",

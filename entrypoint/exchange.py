@@ -8,6 +8,7 @@ host.
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,12 @@ from typing import Any
 
 from entrypoint import file_writer, network, pmi
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.files import read_json_object
 from entrypoint.launchers.allocation import LOOPBACK
 from entrypoint.plan import Plan, hash_to_uint64, refuse_loopback_master
 
+MAX_PORT = 2**16 - 1
+PORTS_PATTERN = re.compile(r"\d{1,5}(/\d{1,5})*", re.ASCII)
 MAX_POLL_INTERVAL_S = 1.0  # between looks into the folder; the first ones are shorter
 
 
@@ -143,17 +147,18 @@ def _exchange_through_files(
     while True:
         _refuse_another_start(own, me)
         if task == 0:
-            hosts = [_task_host(_read_json(folder / f"task-{other}.json")) for other in range(num_tasks)]
+            hosts = [_task_host(read_json_object(folder / f"task-{other}.json")) for other in range(num_tasks)]
             missing = [other for other, host in enumerate(hosts) if host is None]
             complete = [host for host in hosts if host is not None]
             if not missing:
                 digest = _digest(complete)
-                confirms = [_read_json(folder / f"confirm-{other}.json") for other in range(1, num_tasks)]
+                confirms = [read_json_object(folder / f"confirm-{other}.json") for other in range(1, num_tasks)]
                 missing = [other for other, file in enumerate(confirms, 1) if file.get("confirms") != digest]
                 _write_json(all_tasks, {"tasks": [asdict(host) for host in complete], "final": not missing})
         else:
-            answer = _read_json(all_tasks)
-            complete = [host for file in answer.get("tasks", []) if (host := _task_host(file))]
+            answer = read_json_object(all_tasks)
+            listed = answer.get("tasks")
+            complete = [host for file in listed if (host := _task_host(file))] if isinstance(listed, list) else []
             missing = [0]
             if len(complete) == num_tasks and complete[task] == me:
                 if (digest := _digest(complete)) != confirmed:
@@ -176,7 +181,7 @@ def _digest(tasks: Sequence[TaskHost]) -> str:
 
 def _refuse_another_start(own: Path, me: TaskHost) -> None:
     """Refuse if another process has written this task's file since."""
-    other = _task_host(_read_json(own))
+    other = _task_host(read_json_object(own))
     if other is not None and other.nonce != me.nonce:
         raise Failure(
             "another start of this training is under way in the same folder",
@@ -197,19 +202,14 @@ def _missing_tasks_failure(folder: Path, missing: Sequence[int], num_tasks: int)
     )
 
 
-def _task_host(values: Mapping[str, Any]) -> TaskHost | None:
-    with suppress(KeyError, TypeError):
-        return TaskHost(**{name: str(values[name]) for name in ("host", "address", "nonce", "ports", "master_addr")})
-    return None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in the file; empty if it is not there or not whole."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def _task_host(values: Any) -> TaskHost | None:
+    """The host that a task told; None if no task writes such values."""
+    names = ("host", "address", "nonce", "ports", "master_addr")
+    words = [values.get(name) if isinstance(values, dict) else None for name in names]
+    texts = [word for word in words if isinstance(word, str)]
+    if len(texts) < len(names) or not PORTS_PATTERN.fullmatch(texts[3]):
+        return None
+    return TaskHost(*texts) if all(int(port) <= MAX_PORT for port in texts[3].split("/")) else None
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

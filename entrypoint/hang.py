@@ -7,9 +7,10 @@ of their ranks, and the stacks of silent ones, in files in errors/.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -19,6 +20,7 @@ from typing import Final
 from entrypoint import file_writer, stacks
 from entrypoint.children import Child
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.files import read_json
 from entrypoint.heartbeat import POINTS, HeartbeatRecord, Phase, Point
 from entrypoint.threads import call_with_timeout
 
@@ -453,8 +455,10 @@ def _longer_timeout_setting(culprit: RankStatus) -> str:
 
 def _read_statuses(path: Path) -> list[RankStatus]:
     try:
-        statuses: list[Mapping[str, object]] = json.loads(path.read_bytes())
-        return [RankStatus(**facts) for facts in statuses]  # type: ignore[arg-type]
+        statuses = [RankStatus(**facts) for facts in read_json(path)]
+        # What is no number cannot be added: it is refused here.
+        sums = [sum(each.progress, each.rank + each.silent_s + each.limit_s) for each in statuses]
+        return statuses if all(map(math.isfinite, sums)) and all(type(each.host) is str for each in statuses) else []
     except (OSError, ValueError, TypeError):
         return []
 

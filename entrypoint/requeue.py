@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from entrypoint.errors import ExitCode
+from entrypoint.files import read_json_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +30,7 @@ def decide_requeue(srun_code: int, error_files: Sequence[Path]) -> RequeueDecisi
     The code in exit.json wins over srun's, and that of a node without ranks (node-HOST.json) is
     next. srun's 73 stays: the run folder is locked by another start, and exit.json is that start's.
     """
-    failures = {path.name: _read_json_object(path) for path in error_files}
+    failures = {path.name: read_json_object(path) for path in error_files}
     by_rank = {name: failure for name, failure in failures.items() if name.startswith("rank-")}
     code = srun_code
     if srun_code != ExitCode.OUTPUT:
@@ -45,11 +44,3 @@ def decide_requeue(srun_code: int, error_files: Sequence[Path]) -> RequeueDecisi
     }
     requeue = code in set(ExitCode) and ExitCode(code).requeue
     return RequeueDecision(code=code, requeue=requeue, excluded_hosts=tuple(sorted(hosts)) if requeue else ())
-
-
-def _read_json_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

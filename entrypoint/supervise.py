@@ -7,7 +7,6 @@ the end of a rank that was killed and could not report it itself, also for a ran
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import selectors
@@ -26,6 +25,7 @@ from entrypoint import network
 from entrypoint.children import Child
 from entrypoint.console import join_lines
 from entrypoint.errors import ExitCode, Failure, resource_limit_failure
+from entrypoint.files import read_json_object
 from entrypoint.hang import DEFAULT_STOP_MESSAGES, HangWatch, RankFailure
 from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S
 from entrypoint.tee import Console
@@ -128,13 +128,15 @@ def _is_root_cause(facts: Mapping[str, Any]) -> bool:
     return facts["code"] not in (ExitCode.PEER, ExitCode.STOPPED) or any(text in facts["what"] for text in own_endings)
 
 
+REPORT_TYPES = {"rank": int, "host": str, "code": int, "what": str}
+
+
 def _read_error_files(errors: Path) -> list[dict[str, Any]]:
     reports = []
     for path in sorted(errors.glob("rank-*.json")):
-        with suppress(OSError, ValueError):
-            facts = json.loads(path.read_bytes())
-            if isinstance(facts, dict) and {"rank", "host", "code", "what"} <= facts.keys():
-                reports.append(facts)
+        facts = read_json_object(path)
+        if all(type(facts.get(name)) is each for name, each in REPORT_TYPES.items()):
+            reports.append(facts)
     return reports
 
 

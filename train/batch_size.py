@@ -155,10 +155,7 @@ class MicroBatchCache:
 
     def _read(self, key: str) -> dict[str, Any]:
         path = self._path(key)
-        with suppress(OSError, ValueError):
-            entry = json.loads(path.read_bytes()) if path else {}
-            return entry if isinstance(entry, dict) else {}
-        return {}
+        return files.read_json_object(path) if path else {}
 
     def _path(self, key: str) -> Path | None:
         return self.folder / "micro-batches" / f"{key}.json" if self.folder else None

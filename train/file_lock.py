@@ -319,8 +319,9 @@ def _newest_number(path: Path) -> int:
 
 
 def _lock_numbers(path: Path) -> list[int]:
+    # Of any length: whoever takes over a number gives the next one, which must count too.
     endings = (file.name.removeprefix(f"{path.name}.") for file in path.parent.glob(f"{path.name}.*"))
-    return [int(ending) for ending in endings if re.fullmatch(r"[1-9]\d{0,17}", ending, re.ASCII)]
+    return [int(ending) for ending in endings if re.fullmatch(r"[1-9]\d*", ending, re.ASCII)]
 
 
 def _touched_ns(file: Path) -> int:

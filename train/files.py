@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, dump_json, file_writer
+from entrypoint import open_regular_file as open_regular_file
+from entrypoint import parse_json as parse_json
+from entrypoint import read_json as read_json
+from entrypoint import read_json_object as read_json_object
+from entrypoint import read_regular_file as read_regular_file
 
 _FREE_SPACE_FIX = "free space there, or set run.output_dir to another file system"
 _OUTPUT_FOLDER_FIX = "set run.output_dir to a folder that you may write (in a container: mount one with -v or --bind)"
@@ -47,6 +52,9 @@ ERRNO_MEANINGS: dict[int, tuple[ExitCode, str]] = {
 def os_error_failure(error: OSError, path: Path, action: str = "write") -> Failure:
     """The Failure if the system refuses `action` on `path`: its error, the free space and a fix."""
     number = error.errno or errno.EIO
+    if action == "read" and number in (errno.EINVAL, errno.EFBIG):  # of `read_regular_file`
+        fix = "put a regular file in its place, as this project writes it"
+        return Failure(f"cannot read {path}", found=error.strerror, fix=fix, code=ExitCode.DATA)
     code, fix = ERRNO_MEANINGS.get(number, (ExitCode.IO, _FILE_SYSTEM_FIX))
     details = f"{os.strerror(number)} (errno {number}, {errno.errorcode.get(number, '?')}){_describe_free_space(path)}"
     return Failure(f"cannot {action} {path}", found=details, fix=fix, code=code)
@@ -77,32 +85,19 @@ def translate_os_errors(path: Path, action: str = "write") -> Iterator[None]:
         raise os_error_failure(error, path, action) from error
 
 
-MAX_READ_BYTES: Final = 64 << 20  # our files are far smaller
+# What a value that is not as expected raises on its way through a parser.
+MALFORMED_ERRORS: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+# Surrogates that stand for no byte are in no file's name.
+PLAIN_NAME_PATTERN: Final = re.compile(r"[^./\0\ud800-\udc7f\udd00-\udfff][^/\0\ud800-\udc7f\udd00-\udfff]{0,254}")
 
 
-def read_json(path: Path) -> Any:
-    """The value in the regular file `path`.
+def is_plain_name(name: object) -> bool:
+    """Whether a name that was read, and that others may have written, is one of a file in a known folder.
 
-    Raises:
-        OSError: it is missing, cannot be read, is too long, or is a pipe or a device, which could have no end.
-        ValueError: it is not JSON.
+    A path, `..`, a hidden name, and what no file can be called are none. Every such name passes here before it becomes
+    a part of a path.
     """
-    try:
-        return json.loads(read_regular_file(path))
-    except RecursionError as error:  # a few kilobytes of brackets are enough
-        raise ValueError(f"{path} is nested too deep") from error
-
-
-def read_regular_file(path: Path, limit: int = MAX_READ_BYTES) -> bytes:
-    """The bytes of the regular file `path`. Raises OSError as `read_json` does."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as stream:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if status.st_size > limit:
-            raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
-        return stream.read(status.st_size)  # `read(limit)` would take `limit` bytes of memory for any file
+    return isinstance(name, str) and PLAIN_NAME_PATTERN.fullmatch(name) is not None
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path | None:

@@ -330,7 +330,7 @@ def test_a_pipe_for_a_lock_is_waited_for_no_longer_than_a_silent_holder(path: Pa
     assert file_lock.acquire_lock(path, file_lock.assume_stale(path)) is not None
 
 
-@pytest.mark.parametrize("ending", ["9" * 200, "0", "-1", "\u0663", "x"])
+@pytest.mark.parametrize("ending", ["0", "01", "-1", "\u0663", "x"])
 def test_what_is_no_number_of_ours_is_no_lock(path: Path, ending: str) -> None:
     path.with_name(f".lease.{ending}").write_text("{}")
     assert file_lock.read_current_lock(path) == (0, None)

@@ -423,7 +423,7 @@ def load_checkpoint(
             name.removesuffix(TENSORS_SUFFIX): tensors_from(store.read_verified(path, contents, name))
             for name in selected
         }
-        return tensors, json.loads(store.read_verified(path, contents, STATE_FILE))
+        return tensors, files.parse_json(store.read_verified(path, contents, STATE_FILE))
     except (DamagedCheckpointError, SafetensorError, ValueError, KeyError, RecursionError) as reason:
         raise _damaged_failure(committed.path, reason) from reason
 

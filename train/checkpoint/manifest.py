@@ -9,7 +9,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import ExitCode, Failure, resource_limit_failure
+from train.files import is_plain_name, parse_json
 
 FILE_NAME = "manifest.json"
 # Of the files that the manifest lists; the envelope {"manifest", "sha256"} is the same for every
 # version.
 FORMAT_VERSION = 1
-PLAIN_NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 MAX_MANIFEST_BYTES = 1 << 20  # ours have a few hundred bytes
 
 
@@ -71,7 +70,7 @@ def from_bytes(data: bytes) -> Manifest:
         Failure: SECURITY for a name that is not a plain file name.
     """
     try:
-        envelope = json.loads(data)
+        envelope = parse_json(data)
         content, recorded = envelope["manifest"], envelope["sha256"]
         computed = _hash_manifest(content)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -80,10 +79,10 @@ def from_bytes(data: bytes) -> Manifest:
         raise DamagedCheckpointError(f"{FILE_NAME} does not match its own hash{_newer_format_hint(content)}")
     try:
         files = content["files"]
-        _refuse_paths(files)
         entries = {
             name: FileEntry(size=int(entry["size"]), sha256=str(entry["sha256"])) for name, entry in files.items()
         }
+        _refuse_paths(entries)
         return Manifest(
             format=int(content["format"]), step=int(content["step"]), torch=str(content["torch"]), files=entries
         )
@@ -99,7 +98,7 @@ def read_file(folder: Path, name: str, *, limit: int) -> bytes:
         Failure: SECURITY when it, or the folder, is a link or not a regular file.
     """
     with open_file(folder, name) as file, _os_errors_as_damage(name):
-        data = file.read(limit + 1)
+        data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)  # the limit may be a forged size
     if len(data) > limit:
         raise DamagedCheckpointError(f"{name} is longer than {limit} bytes")
     return data
@@ -165,7 +164,7 @@ def _newer_format_hint(content: Any) -> str:
 
 def _refuse_paths(files: Mapping[str, Any]) -> None:
     for name in files:
-        if not PLAIN_NAME_PATTERN.fullmatch(name) or name == FILE_NAME:
+        if not is_plain_name(name) or name == FILE_NAME:
             raise _security_failure(f"a checkpoint's manifest names {name!r}, which is not a plain file name")
 
 

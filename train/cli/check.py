@@ -7,7 +7,6 @@ it, do nothing because it is finished, or refuse.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -18,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, Plan, join_lines, print_message
-from train import file_lock
+from train import file_lock, files
 from train.checkpoint import store
 from train.checkpoint.manifest import DamagedCheckpointError
 from train.cli import launch
@@ -42,7 +41,6 @@ from train.run.folder import describe_folder_state, refuse_symlinks, run_folder
 UNKNOWN_TOTAL_STEPS: Final = "a number that the start knows"
 MAX_STEPS: Final = 1 << 62  # a training refuses more too
 CONTINUE_OR_START_OVER: Final = "to go on, or checkpoint.resume=never to start over"
-MALFORMED_STATE_ERRORS: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +102,7 @@ def _preview_from_checkpoints(
             return _preview_from_state(config, folder, content, steps)
         except DamagedCheckpointError:
             continue
-        except MALFORMED_STATE_ERRORS as error:
+        except files.MALFORMED_ERRORS as error:
             lines = [
                 f"{path} does not hold the state of a training: {type(error).__name__}",
                 f"fix: {store.DAMAGED_FIX}",
@@ -148,7 +146,7 @@ def _read_checkpoint_state(path: Path) -> Any:
     Raises:
         DamagedCheckpointError, Failure: as `store.verify_sizes`.
     """
-    return json.loads(store.read_verified(path, store.verify_sizes(path), store.STATE_FILE))
+    return files.parse_json(store.read_verified(path, store.verify_sizes(path), store.STATE_FILE))
 
 
 def _preview_from_state(
@@ -156,7 +154,7 @@ def _preview_from_state(
 ) -> ResumePreview:
     """Preview from a state.
 
-    Raises MALFORMED_STATE_ERRORS for a bad state, Failure for a run past its end.
+    Raises files.MALFORMED_ERRORS for a bad state, Failure for a run past its end.
     """
     state, recorded_eval, step = content["state"], content["config"]["eval"], content["state"]["step"]
     if type(step) is not int or not 0 <= step < MAX_STEPS:

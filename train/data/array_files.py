@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from entrypoint import ExitCode, Failure
+from train import files
 
 FIX_DATA_ROOT: Final = "set data.root to the file, or to the folder that holds it (in a container: mount it)"
 PARSE_ERRORS: Final = (
@@ -89,6 +90,7 @@ def unusable_file_failure(
 def translate_read_errors(file: Path) -> Iterator[None]:
     """Translate the errors of numpy, safetensors and torch into a Failure that names the file."""
     try:
+        files.open_regular_file(file).close()
         yield
     except UnpicklingError as error:
         raise _pickled_objects_failure(file, str(error)) from error

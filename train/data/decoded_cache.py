@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import math
 import os
 import pwd
@@ -106,7 +105,7 @@ def open_cache(path: Path, count: int, stored: StoredShape) -> DecodedCache | No
         Failure: OUTPUT if this user may not read it. Decoding again would only replace the other users' cache.
     """
     try:
-        if json.loads(_manifest_path(path).read_bytes()) != _manifest_content(count, stored) or os.path.getsize(
+        if files.read_json(_manifest_path(path)) != _manifest_content(count, stored) or os.path.getsize(
             path
         ) != cache_file_bytes(count, stored):
             return None

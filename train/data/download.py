@@ -16,7 +16,6 @@ import errno
 import gzip
 import hashlib
 import http.client
-import json
 import os
 import shlex
 import shutil
@@ -250,7 +249,7 @@ def _archive_files_exist(archive: PublishedArchive, root: Path) -> bool:
 
 def file_md5(path: Path) -> str:
     """The md5 of a file, in hexadecimal. Raises OSError."""
-    with path.open("rb") as stream:
+    with files.open_regular_file(path) as stream:
         return hashlib.file_digest(stream, _new_md5).hexdigest()
 
 
@@ -492,7 +491,7 @@ def _raise_recorded_failure(lock_path: Path, waited: WaitOutcome | None, data: D
     if waited is None or waited.token is None:
         return
     try:
-        record = json.loads(lock_path.with_name(f"{lock_path.name}.failed").read_bytes())
+        record = files.read_json(lock_path.with_name(f"{lock_path.name}.failed"))
         same = (record["token"], record["mirror"]) == (waited.token, data.mirror)
         failure, by = record["failure"], record["by"]
         repeated = Failure(
@@ -502,7 +501,7 @@ def _raise_recorded_failure(lock_path: Path, waited: WaitOutcome | None, data: D
             found=failure.get("found"),
             expected=failure.get("expected"),
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, *files.MALFORMED_ERRORS):
         return
     if same:
         raise repeated

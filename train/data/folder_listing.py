@@ -106,7 +106,7 @@ class ListingCache:
         path = None if self.folder is None else self.folder / _file_name(above)
         if path is None:
             return list_class_folders(above, classes)
-        with suppress(OSError, ValueError):
+        with suppress(OSError, *files.MALFORMED_ERRORS):
             if (listing := _read_listing(path, above, classes)) is not None:
                 return listing
         begun_at = self.clock()
@@ -185,7 +185,7 @@ def _read_listing(path: Path, above: Path, classes: Sequence[str]) -> FolderList
         return None
     begin = 2 * FIELD_BYTES
     end = begin + int.from_bytes(content[FIELD_BYTES:begin], "little")
-    header = json.loads(content[begin:end])
+    header = files.parse_json(content[begin:end])
     key = _key(above, classes)
     if {name: header.get(name) for name in key} != key:
         return None

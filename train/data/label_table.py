@@ -9,11 +9,13 @@ import csv
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import Final, TextIO
 
 from entrypoint import ExitCode, Failure
+from train import files
 from train.config.schema import DataConfig
 from train.data import class_folders
 from train.files import one_line
@@ -141,7 +143,7 @@ def _open_text(file: Path) -> TextIO:
             code=ExitCode.USAGE,
         )
     try:
-        return file.open(encoding="utf-8-sig", newline="")
+        return TextIOWrapper(files.open_regular_file(file), encoding="utf-8-sig", newline="")
     except OSError as error:
         raise Failure(
             f"the table data.root cannot be read: {error.strerror}",
@@ -346,7 +348,7 @@ def _missing_rows(folder: str, rows: Sequence[int], paths: Sequence[str]) -> lis
         return [row for row in rows if not os.path.lexists(paths[row])]
     try:
         names = {*os.listdir(folder)}
-    except OSError:
+    except (OSError, ValueError):  # ValueError: NUL
         return list(rows)
     return [row for row in rows if os.path.basename(paths[row]) not in names]
 

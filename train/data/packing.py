@@ -13,6 +13,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -145,8 +146,9 @@ def _prepare_output(output: Path, plans: Sequence[ShardPlan], settings: str) -> 
         for path in left:
             files.remove(path)
     if plan_file.name in existing:
-        if files.read_json(plan_file).get("sha256") == digest.hexdigest():
-            return
+        with suppress(OSError, *files.MALFORMED_ERRORS):
+            if files.read_json(plan_file)["sha256"] == digest.hexdigest():
+                return
         conflict = f"{plan_file} is of other images, or of other options"
     elif existing:
         conflict = f"{output} holds {sorted(existing)[0]}"

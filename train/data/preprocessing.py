@@ -7,12 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 from entrypoint import ExitCode, Failure
-from train.config.schema import DataConfig, rule_violation
+from train.config.schema import RULES, DataConfig, Rule, one_of
+from train.fields import FINITE, check_fields
 
 Interpolation = Literal["bilinear", "bicubic"]
 FitName = Literal["crop", "pad", "stretch"]
 DecodeName = Literal["auto", "exact", "fast", "gpu"]
-KEYS: Final = ("normalize", "crop_ratio", "interpolation", "fit", "decode")  # of the data section
+FIELDS: Final = {  # of the data section
+    "normalize": RULES["data.normalize"],
+    "crop_ratio": Rule(
+        holds=lambda ratio: FINITE.holds(ratio) and RULES["data.crop_ratio"].holds(ratio),
+        expected=RULES["data.crop_ratio"].expected,
+    ),
+    "interpolation": one_of(*get_args(Interpolation)),
+    "fit": one_of(*get_args(FitName)),
+    "decode": one_of(*get_args(DecodeName)),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +75,8 @@ def parse_preprocessing(values: Mapping[str, Any]) -> Preprocessing:
     """
     # Older records lack these two.
     values = {"fit": DEFAULT_PREPROCESSING.fit, "decode": DEFAULT_PREPROCESSING.decode, **values}
-    for name, allowed in {"interpolation": Interpolation, "fit": FitName, "decode": DecodeName}.items():
-        if values[name] not in get_args(allowed):
-            raise ValueError(f"unknown {name} {values[name]!r}")
+    values["normalize"] = {"mean": [*values["mean"]], "std": [*values["std"]]}
+    check_fields(values, FIELDS)
     return Preprocessing(
         mean=tuple(map(float, values["mean"])),
         std=tuple(map(float, values["std"])),
@@ -81,13 +90,21 @@ def parse_preprocessing(values: Mapping[str, Any]) -> Preprocessing:
 def keep_preprocessing(data: DataConfig, recorded: Mapping[str, Any]) -> DataConfig:
     """The data section with the values of a checkpoint's data section in place of `auto`.
 
-    A run resumes, and is evaluated, with what it began with. Values that no config may have are left out.
+    A run resumes, and is evaluated, with what it began with.
+
+    Raises:
+        Failure: DATA for a value that no config may have.
     """
-    kept = {
-        key: recorded[key]
-        for key in KEYS
-        if getattr(data, key) == "auto" and key in recorded and rule_violation(f"data.{key}", recorded[key]) is None
-    }
+    kept = {key: recorded[key] for key in FIELDS if getattr(data, key) == "auto" and key in recorded}
+    try:
+        check_fields({key: value for key, value in kept.items() if value != "auto"}, FIELDS, "data.", optional=True)
+    except ValueError as error:
+        raise Failure(
+            "a checkpoint records how images are prepared, and no training prepares them so",
+            found=str(error),
+            fix="take another checkpoint; or, if you know how it was trained, set this key yourself",
+            code=ExitCode.DATA,
+        ) from error
     return replace(data, **kept)
 
 

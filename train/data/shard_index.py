@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -24,12 +25,14 @@ import numpy.typing as npt
 
 from entrypoint import ExitCode, Failure, file_writer
 from train import file_lock, files
-from train.data import partition
+from train.config.schema import Rule, one_of
+from train.data import array_files, partition
 from train.data.class_folders import IMAGE_SUFFIXES, TRAINING_FOLDER_NAMES, VALIDATION_FOLDER_NAMES
 from train.data.process_pool import map_in_processes
-from train.data.shard_labels import LABEL_SUFFIXES, Label, LabelKind, number_labels, parse_label
+from train.data.shard_labels import LABEL_SUFFIXES, MAX_CLASSES, Label, LabelKind, number_labels, parse_label
 from train.data.shard_runs import Entries, Int64Array, cut_into_runs
-from train.tasks import AUTO, MULTI_LABEL
+from train.fields import MAX_INT64, TEXTS, check_fields, whole_number
+from train.tasks import AUTO, MULTI_LABEL, REGRESSION, TASKS
 
 ENTRIES_FILE: Final = "index.npy"
 RUNS_FILE: Final = "runs.npy"
@@ -43,6 +46,8 @@ VERSION: Final = 2
 ENTRY: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("label", "<i8")])
 MAX_UINT32: Final = 2**32 - 1
 READ_BYTES: Final = 4 * 2**20
+CHECKED_AT_A_TIME: Final = 2**18  # entries
+MAX_LABEL_BYTES: Final = 2**20  # of a member with a label
 BLOCK: Final = tarfile.BLOCKSIZE
 Split = Literal["training", "validation", "test"]
 SPLITS: Final[tuple[Split, ...]] = ("training", "validation", "test")
@@ -80,6 +85,30 @@ class ShardIndex:
         return before, before + count_images(self.shards, split)
 
 
+def _is_shard_name(name: object) -> bool:
+    """Whether it is one of `list_shards`: of a tar file in the folder, or in a folder directly in it."""
+    parts = name.split("/") if isinstance(name, str) else [name]
+    return len(parts) <= 2 and all(map(files.is_plain_name, parts)) and str(name).endswith(".tar")
+
+
+FIELDS: Final = {
+    "version": Rule(holds=lambda version: type(version) is int and version == VERSION, expected=str(VERSION)),
+    "task": one_of(*TASKS),
+    "classes": Rule(
+        holds=lambda names: TEXTS.holds(names) and len(set(names)) == len(names) <= MAX_CLASSES,
+        expected=f"a list of 1 to {MAX_CLASSES:,} texts, each once",
+    ),
+    "shards": Rule(holds=lambda shards: isinstance(shards, list) and len(shards) > 0, expected="a list of shards"),
+}
+SHARD_FIELDS: Final = {
+    "name": Rule(holds=_is_shard_name, expected="the name of a tar file in the folder, or in a folder in it"),
+    "split": one_of(*SPLITS),
+    "size": whole_number(0),
+    "modified_ns": whole_number(-MAX_INT64),
+    "images": whole_number(0),
+}
+
+
 def count_images(shards: Sequence[Shard], split: Split) -> int:
     """The images of a split."""
     return sum(shard.images for shard in shards if shard.split == split)
@@ -89,19 +118,37 @@ def read_facts(folder: Path) -> tuple[tuple[Shard, ...], LabelKind]:
     """The shards, which `refuse_other_shards` compares with the files, and what the labels are; the sets are not read.
 
     Raises:
-        Failure: NO_INPUT without an index; DATA for a damaged one.
+        Failure: NO_INPUT without an index; DATA for a damaged one, naming the field.
     """
     try:
         facts = files.read_json(folder / FACTS_FILE)
-        if facts["version"] != VERSION:
-            raise ValueError(f"it has version {facts['version']}, not {VERSION}")
-        shards = tuple(Shard(**shard) for shard in facts["shards"])
-        labels = LabelKind(task=facts["task"], classes=tuple(map(str, facts["classes"])))
+        check_fields(facts, FIELDS)
+        for number, fields in enumerate(facts["shards"]):
+            check_fields(fields, SHARD_FIELDS, f"shards[{number}].")
+        shards = tuple(Shard(**{name: fields[name] for name in SHARD_FIELDS}) for fields in facts["shards"])
+        labels = LabelKind(task=facts["task"], classes=tuple(facts["classes"]))
+        _refuse_contradictions(shards, labels)
     except FileNotFoundError:
         raise _missing_index_failure(folder) from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise _index_failure(folder, f"{folder / FACTS_FILE}: {error}") from error
     return shards, labels
+
+
+def _refuse_contradictions(shards: Sequence[Shard], labels: LabelKind) -> None:
+    """Raise ValueError for what no folder of shards can hold."""
+    splits = [SPLITS.index(shard.split) for shard in shards]
+    problems = {
+        "classes: a number to predict has one name": labels.task == REGRESSION and len(labels.classes) > 1,
+        "shards: a name is there twice": len({shard.name for shard in shards}) < len(shards),
+        "shards: those of a split do not follow each other": splits != sorted(splits),
+        "shards: one has more images than its size can hold": any(
+            shard.images * BLOCK > shard.size for shard in shards
+        ),
+        "shards: they hold no image to train on": not count_images(shards, "training"),
+    }
+    if True in problems.values():
+        raise ValueError([*problems][[*problems.values()].index(True)])
 
 
 def refuse_other_shards(folder: Path, shards: Sequence[Shard]) -> None:
@@ -118,24 +165,74 @@ def refuse_other_shards(folder: Path, shards: Sequence[Shard]) -> None:
 
 
 def read_index(folder: Path) -> ShardIndex:
-    """Map the index. Raises Failure: as `read_facts`."""
+    """Map the index, whose content `refuse_wrong_entries` checks. Raises Failure: as `read_facts`."""
     shards, labels = read_facts(folder)
-    if labels.task == MULTI_LABEL:
-        labels = replace(labels, sets=_map_array(folder, SETS_FILE))
-    entries, run_starts, order = (_map_array(folder, name) for name in ARRAY_FILES)
     count, training = sum(shard.images for shard in shards), count_images(shards, "training")
-    if entries.dtype != ENTRY or (len(entries), run_starts[-1], len(order)) != (count, count, training):
-        raise _index_failure(folder, f"{', '.join(ARRAY_FILES)} and {FACTS_FILE} do not belong together")
-    return ShardIndex(folder=folder, shards=shards, labels=labels, entries=entries, run_starts=run_starts, order=order)
+    if labels.task == MULTI_LABEL:
+        sets = _map_array(folder, SETS_FILE, np.dtype(np.uint8), (None, -(-len(labels.classes) // 8)))
+        labels = replace(labels, sets=sets)
+    order_type = np.dtype(np.uint32 if training <= MAX_UINT32 else np.int64)
+    return ShardIndex(
+        folder=folder,
+        shards=shards,
+        labels=labels,
+        entries=_map_array(folder, ENTRIES_FILE, ENTRY, (count,)),
+        run_starts=_map_array(folder, RUNS_FILE, np.dtype(np.int64), (None,)),
+        order=_map_array(folder, ORDER_FILE, order_type, (training,)),
+    )
 
 
-def _map_array(folder: Path, name: str) -> npt.NDArray[Any]:
+def _map_array(folder: Path, name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> npt.NDArray[Any]:
+    """shape: None for a length that may be any."""
+    path = folder / name
     try:
-        # Copy on write: torch asks for memory that may be written, and nothing is written.
-        array: npt.NDArray[Any] = np.load(folder / name, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise _index_failure(folder, f"{folder / name}: {error}") from error
-    return array.view(np.ndarray)
+        with files.open_regular_file(path) as file:
+            actual, is_fortran, actual_dtype = array_files.read_npy_header(file)
+            fits = len(actual) == len(shape) and all(
+                length >= 0 and expected in (None, length) for expected, length in zip(shape, actual, strict=True)
+            )
+            if not fits or actual_dtype != dtype or is_fortran:
+                raise ValueError(f"{actual_dtype} {actual} does not belong to {FACTS_FILE}")
+            # Copy on write: torch asks for memory that may be written, and nothing is written.
+            return np.memmap(file, dtype, "c", file.tell(), actual).view(np.ndarray)
+    except (OSError, MemoryError, *array_files.PARSE_ERRORS) as error:
+        raise _index_failure(folder, f"{path}: {error}") from error
+
+
+def refuse_wrong_entries(index: ShardIndex) -> None:
+    """Compare all entries, labels, runs and the order with what an index of these shards can hold.
+
+    Raises:
+        Failure: DATA, naming file and field.
+    """
+    entries, count, training = index.entries, len(index.entries), len(index.order)
+    ends = np.cumsum([shard.images for shard in index.shards])
+    sizes = np.array([shard.size for shard in index.shards], np.uint64)
+    is_there = np.zeros(training, bool)
+    for first in range(0, count, CHECKED_AT_A_TIME):
+        part = entries[max(first - 1, 0) : first + CHECKED_AT_A_TIME]  # and the one before
+        shard = np.searchsorted(ends, np.arange(len(part)) + max(first - 1, 0), side="right")
+        size, offset, length = sizes[shard], part["offset"], part["length"].astype(np.uint64)
+        outside = (offset < BLOCK) | (offset > size)
+        overlap = (shard[1:] == shard[:-1]) & ((offset[1:] < offset[:-1]) | (offset[1:] - offset[:-1] < length[:-1]))
+        wrong = {
+            "length": length > size - np.where(outside, 0, offset),
+            "offset": outside | np.append(False, overlap),
+            "label": ~index.labels.allows(part["label"]),
+        }
+        for name, rows in wrong.items():
+            if rows.any():
+                row = int(rows.argmax())
+                problem = f"{name} of image {max(first - 1, 0) + row} is {part[name][row]}"
+                raise _index_failure(index.folder, f"{index.folder / ENTRIES_FILE}: {problem}, out of range")
+        order = index.order[first : first + CHECKED_AT_A_TIME]
+        is_there[order[(order >= 0) & (order < training)]] = True
+    if not is_there.all():
+        raise _index_failure(index.folder, f"{index.folder / ORDER_FILE}: it is no order of {training:,} images")
+    starts = index.run_starts
+    ends_with_all = len(starts) > 0 and (starts[0], starts[-1]) == (0, count)
+    if not (ends_with_all and (np.diff(starts) > 0).all() and np.isin(ends, starts).all()):
+        raise _index_failure(index.folder, f"{index.folder / RUNS_FILE}: these are no runs of {count:,} images")
 
 
 def list_shards(folder: Path) -> list[tuple[str, Split]]:
@@ -149,14 +246,14 @@ def list_shards(folder: Path) -> list[tuple[str, Split]]:
         compressed = [path.name for pattern in ("*.tar.*", "*/*.tar.*", "*.tgz") for path in folder.glob(pattern)]
     except OSError as error:
         raise files.os_error_failure(error, folder, "read") from error
-    if not archives:
+    names = sorted(filter(_is_shard_name, (path.relative_to(folder).as_posix() for path in archives)))
+    if not names:
         what = f"no tar shards in {folder.absolute()}" if folder.is_dir() else f"there is no folder {folder.absolute()}"
         if compressed:
             fix = f"unpack them (gunzip, zstd -d): images in a compressed tar cannot be read alone ({compressed[0]})"
         else:
             fix = "set data.root to the folder that holds *.tar, or make shards: train data pack SOURCE --output DIR"
         raise Failure(what, fix=fix, code=ExitCode.NO_INPUT)
-    names = sorted(path.relative_to(folder).as_posix() for path in archives)
     splits = [_split_of(name) for name in names]
     if "validation" not in splits and "training" in splits:  # as of class folders
         splits = ["validation" if split == "test" else split for split in splits]
@@ -311,7 +408,10 @@ def _samples(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, tarfi
             if image is not None:
                 yield current, image, parse_label(texts)
             current, image, texts = key, None, {}
-        if image is None and suffix.endswith(IMAGE_SUFFIXES):
+        is_image = image is None and suffix.endswith(IMAGE_SUFFIXES)
+        if member.size > (MAX_UINT32 if is_image else MAX_LABEL_BYTES) and (is_image or suffix in LABEL_SUFFIXES):
+            raise _damaged_shard_failure(path, f"{member.name} has {member.size:,} bytes")
+        if is_image:
             image = member
         elif suffix in LABEL_SUFFIXES:
             file.seek(member.offset_data)
@@ -332,9 +432,9 @@ def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tarfile.TarInfo]
                 if member.isreg() and not os.path.basename(member.name).startswith("."):
                     yield member
                 archive.members = []  # type: ignore[attr-defined]  # or it keeps all of them
-    except tarfile.TarError as error:
+    except (tarfile.TarError, MemoryError, *files.MALFORMED_ERRORS) as error:  # of a header that claims anything
         raise _damaged_shard_failure(path, str(error)) from error
-    file.seek(end)
+    file.seek(min(end, size))
     if end > size or file.read(BLOCK) != bytes(BLOCK):
         raise _damaged_shard_failure(path, f"it ends after {size:,} bytes, in the middle")
 
@@ -355,6 +455,8 @@ def _refuse_other_shard(folder: Path, shard: Shard) -> None:
             fix="put it back; while a run lasts, its files must stay",
             code=ExitCode.NO_INPUT,
         ) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise _damaged_shard_failure(path, "it is not a regular file")
     if status.st_size != shard.size or status.st_mtime_ns != shard.modified_ns:
         changed = "size" if status.st_size != shard.size else "time of its last change"
         raise _index_failure(folder, f"{path} has another {changed} than when it was indexed")

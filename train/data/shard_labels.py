@@ -6,9 +6,8 @@ of labels. This module does not import torch.
 
 from __future__ import annotations
 
-import json
-import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, parse_json
 from train import files
-from train.data.labels import strata_of_numbers
+from train.data.labels import MAX_NUMBER, parse_number, strata_of_numbers
 from train.data.shard_runs import Int64Array
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION
 
 LABEL_SUFFIXES: Final = (".cls", ".json", ".txt")  # the first that is there counts
 LABEL_KEYS: Final = ("label", "labels", "cls", "class", "target")  # of a .json
+MAX_CLASSES: Final = 1_000_000  # as data.classes
+MAX_DIGITS: Final = 20  # of a class number
 CLASSES_FILE: Final = "classes.txt"  # a class name on each line, for labels that are numbers
 Label = str | tuple[str, ...]  # as it is written: one, or any number of them
 UInt8Array = npt.NDArray[np.uint8]
@@ -50,6 +51,12 @@ class LabelKind:
             return np.ascontiguousarray(column).view(np.float64).astype(np.float32)
         return column.astype(np.int16 if len(self.classes) <= np.iinfo(np.int16).max else np.int64)
 
+    def allows(self, column: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether each `label` of entries is one of these labels, bool [n]."""
+        if self.task == REGRESSION:
+            return np.abs(np.ascontiguousarray(column).view(np.float64)) <= MAX_NUMBER
+        return (column >= 0) & (column < len(self.classes if self.sets is None else self.sets))
+
     def strata(self, column: Int64Array) -> Int64Array:
         """A number for each image: a split takes the same share of each."""
         if self.sets is not None:
@@ -73,7 +80,7 @@ def parse_label(texts: Mapping[str, str]) -> Label | None:
 
 def _parse_json(text: str) -> Label | None:
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError:
         return None
     if not isinstance(content, dict):
@@ -110,14 +117,14 @@ def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[Lab
 def _infer_task(labels: Sequence[Label]) -> str:
     if any(not isinstance(label, str) for label in labels):
         return MULTI_LABEL
-    numbers = [_parse_number(label) for label in labels]
+    numbers = [parse_number(str(label)) for label in labels]
     values = [number for number in numbers if number is not None]
     is_number = len(values) == len(labels) and not all(value.is_integer() for value in values)
     return REGRESSION if is_number else CLASSIFICATION
 
 
 def _number_numbers(folder: Path, labels: Sequence[Label]) -> tuple[LabelKind, Int64Array]:
-    numbers = [_parse_number(label) for label in labels]
+    numbers = [parse_number(str(label)) for label in labels]
     if None in numbers:
         raise _kind_failure(
             folder, "a label is no number", repr(labels[numbers.index(None)]), "data.task=classification"
@@ -125,14 +132,6 @@ def _number_numbers(folder: Path, labels: Sequence[Label]) -> tuple[LabelKind, I
     names = _read_class_names(folder) or []
     name = names[0] if len(names) == 1 else "target"
     return LabelKind(task=REGRESSION, classes=(name,)), np.array(numbers, np.float64).view(np.int64)
-
-
-def _parse_number(label: Label) -> float | None:
-    try:
-        number = float(label) if isinstance(label, str) else math.nan
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -143,7 +142,16 @@ def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...],
     """
     names, numeric = _read_class_names(folder), [label for label in labels if label.isdecimal()]
     if len(numeric) == len(labels):
-        values = {label: int(label) for label in labels}
+        values = {label: int(label) if len(label) < MAX_DIGITS else MAX_CLASSES for label in labels}
+        if names is None and max(values.values(), default=0) >= MAX_CLASSES:
+            raise Failure(
+                "a label of the shards is too large for the number of a class",
+                found=max(labels, key=lambda label: values[label]),
+                expected=f"below {MAX_CLASSES:,}: there is a class for each number",
+                fix=f"number the classes from 0, or write names; to predict numbers: train data index {folder} "
+                "data.task=regression",
+                code=ExitCode.DATA,
+            )
         names = names or [str(number) for number in range(max(values.values(), default=-1) + 1)]
         missing = [label for label, number in values.items() if number >= len(names)]
     elif names is None and numeric:
@@ -174,7 +182,16 @@ def _read_class_names(folder: Path) -> list[str] | None:
         return None
     with files.translate_os_errors(path, "read"):
         text = os.fsdecode(files.read_regular_file(path))
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    names = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    if len(set(names)) < len(names):
+        raise Failure(
+            f"{path} has a class twice",
+            found=Counter(names).most_common(1)[0][0],
+            expected="another name for each class, one on each line",
+            fix="write names that differ: crane bird, crane machine",
+            code=ExitCode.DATA,
+        )
+    return names
 
 
 def _kind_failure(folder: Path, what: str, label: str, setting: str) -> Failure:

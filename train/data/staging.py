@@ -146,6 +146,7 @@ def start_copying(data: DataConfig, folder: Path) -> StagePlan:
     from train.data import shard_index  # numpy
 
     index = shard_index.read_index(Path(data.root))
+    shard_index.refuse_wrong_entries(index)
     plan = plan_copies(index, folder)
     if plan.shards:
         start_daemon_thread(partial(copy_shards, index, folder, plan, partial(print_message, stream=sys.stderr)))
@@ -211,7 +212,7 @@ def _copy_shard(index: ShardIndex, number: int, folder: Path) -> bool:
     copy.parent.mkdir(exist_ok=True)  # of a name such as val/0001.tar
     with (
         suppress(_OtherContentError),
-        open(index.folder / shard.name, "rb", buffering=0) as source,
+        files.open_regular_file(index.folder / shard.name) as source,
         file_writer.replace_file(copy, durable=False) as target,
     ):
         shutil.copyfileobj(source, target, READ_BYTES)

@@ -72,5 +72,5 @@ def read_final_score(run_folder: Path) -> FinalScore | None:
     """The score in `test.json`; None if it is missing or unreadable."""
     try:
         return FinalScore.from_json(files.read_json(run_folder / TEST_FILE))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, *files.MALFORMED_ERRORS):
         return None

@@ -7,7 +7,6 @@ other classes, another split, images that the model was trained on.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -23,10 +22,11 @@ from train.checkpoint.manifest import DamagedCheckpointError, Manifest
 from train.checkpoint.store import STATE_FILE
 from train.config import load, resume_rules
 from train.config.models import EXPORT_FILE
-from train.config.schema import DataConfig, RunConfig
+from train.config.schema import DataConfig, Rule, RunConfig, one_of
 from train.data import class_folders, registry
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSource
+from train.fields import FINITE, TEXTS, check_fields
 from train.files import shorten_name
 from train.logging import progress
 from train.run.record import BEST_FILE
@@ -186,8 +186,8 @@ def load_training_config(chosen: ChosenCheckpoint, words: Sequence[str] = ()) ->
 def read_state(chosen: ChosenCheckpoint) -> dict[str, Any]:
     """The content of state.json, whose hash is checked again. Raises Failure (DATA)."""
     try:
-        return dict(json.loads(store.read_verified(chosen.path, chosen.contents, STATE_FILE)))
-    except (DamagedCheckpointError, ValueError, TypeError, RecursionError) as reason:
+        return dict(files.parse_json(store.read_verified(chosen.path, chosen.contents, STATE_FILE)))
+    except (DamagedCheckpointError, ValueError, TypeError) as reason:
         raise _damaged_failure(chosen.path, f"{STATE_FILE}: {type(reason).__name__} {reason}") from reason
 
 
@@ -365,7 +365,7 @@ def training_dataset_facts(chosen: ChosenCheckpoint) -> DatasetFacts | None:
         digests = {str(side): str(digest) for side, digest in recorded.get(resume_rules.DIGESTS_KEY, {}).items()}
         return DatasetFacts(
             data=data,
-            classes=tuple(map(str, recorded["classes"])),
+            classes=recorded_classes({"classes": recorded["classes"]}),
             training=training,
             validation=validation,
             test=int(recorded.get(resume_rules.TEST_KEY, 0)),
@@ -382,25 +382,66 @@ def training_dataset_facts(chosen: ChosenCheckpoint) -> DatasetFacts | None:
         return None
 
 
-def recorded_thresholds(state: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """The thresholds of several labels, of the evaluation of exactly these weights; None without one."""
-    progress = state.get("state") or {}
-    result = progress.get("result") if progress.get("evaluated") == progress.get("step") else None
-    thresholds = (result or {}).get("thresholds")
-    return None if thresholds is None else tuple(map(float, thresholds))
+def recorded_thresholds(state: Mapping[str, Any], classes: int) -> tuple[float, ...] | None:
+    """The thresholds of several labels, of the evaluation of exactly these weights; None without one.
+
+    Raises:
+        Failure: DATA for what is no threshold for each of so many classes.
+    """
+    try:
+        progress = state.get("state") or {}
+        result = progress.get("result") if progress.get("evaluated") == progress.get("step") else None
+        return parse_thresholds((result or {}).get("thresholds"), classes)
+    except files.MALFORMED_ERRORS as error:
+        raise Failure(
+            "the checkpoint does not say which labels its scores give",
+            found=f"{type(error).__name__}: {error}",
+            fix=OTHER_CHECKPOINT_FIX,
+            code=ExitCode.DATA,
+        ) from error
+
+
+def parse_thresholds(recorded: Any, classes: int) -> tuple[float, ...] | None:
+    """The thresholds in a checkpoint or an export; None if there are none. Raises ValueError."""
+    if recorded is None:
+        return None
+    rule = Rule(
+        holds=lambda values: (
+            isinstance(values, list)
+            and len(values) == classes
+            and all(FINITE.holds(value) and 0 <= value <= 1 for value in values)
+        ),
+        expected=f"{classes:,} numbers from 0 to 1",
+    )
+    check_fields({"thresholds": recorded}, {"thresholds": rule})
+    return tuple(map(float, recorded))
+
+
+def recorded_classes(recorded: Mapping[str, Any]) -> tuple[str, ...]:
+    """The classes of a checkpoint's record of its data; older ones have none. Raises ValueError: they are no texts."""
+    check_fields({"classes": recorded.get("classes") or [""]}, {"classes": TEXTS}, "data.")
+    return tuple(recorded.get("classes") or ())
+
+
+SCALE_FIELDS: Final = {
+    "mean": FINITE,
+    "std": Rule(holds=lambda std: FINITE.holds(std) and std > 0, expected="a finite number above 0"),
+}
 
 
 def recorded_task(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The task and the target of a checkpoint's record of its data, or of an export; older ones have none.
 
     Raises:
-        KeyError, TypeError, ValueError: if no training wrote the record.
+        TypeError, ValueError: if no training wrote the record.
     """
-    task, target = TASKS[recorded.get("task", CLASSIFICATION)].name, recorded.get(resume_rules.TARGET_KEY)
-    scale = None if target is None else TargetScale(mean=float(target["mean"]), std=float(target["std"]))
-    if task == REGRESSION and (scale is None or not math.isfinite(scale.mean + scale.std)):
-        raise ValueError(target)
-    return {"task": task, "target": scale}
+    fields = {"task": CLASSIFICATION, resume_rules.TARGET_KEY: None, **recorded}
+    check_fields(fields, {"task": one_of(*TASKS)})
+    task, target = fields["task"], fields[resume_rules.TARGET_KEY]
+    if task != REGRESSION and target is None:
+        return {"task": task, "target": None}
+    check_fields(target, SCALE_FIELDS, f"{resume_rules.TARGET_KEY}.")
+    return {"task": task, "target": TargetScale(mean=float(target["mean"]), std=float(target["std"]))}
 
 
 def without_class_count(data: DataConfig, trained: DatasetFacts | None) -> DataConfig:

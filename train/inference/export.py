@@ -30,12 +30,13 @@ from train.checkpoint.manifest import DamagedCheckpointError, FileEntry
 from train.config import schema
 from train.config.load import YamlDocument, build_config
 from train.config.models import EXPORT_FILE
-from train.config.schema import ModelConfig, RunConfig
+from train.config.schema import ModelConfig, Rule, RunConfig, one_of
 from train.data import augment
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, parse_preprocessing
 from train.data.shape import Shape
+from train.fields import TEXT, TEXTS, check_fields, whole_number
 from train.inference import file_formats, inputs, model_card, model_code
-from train.inference.checkpoints import ChosenCheckpoint, recorded_task
+from train.inference.checkpoints import ChosenCheckpoint, parse_thresholds, recorded_task
 from train.inference.inputs import InputSpec, SampleOrigin
 from train.inference.model_card import ModelFacts
 from train.models import registry, weights
@@ -46,7 +47,26 @@ FORMAT_FILES: Final = tuple(file_format.file for file_format in file_formats.FOR
 EXPORT_FILES: Final = (WEIGHTS_FILE, CARD_FILE, model_code.CODE_FILE, *FORMAT_FILES)
 LOCK_NAME: Final = ".export"
 FORMAT_VERSION: Final = 1
+MAX_SIDE: Final = 2**14
 LAYOUTS: Final = {2: "NCHW", 3: "NCDHW"}  # by the dimensions of a sample's size; N: images, C: channels
+SIZE: Final = Rule(
+    holds=lambda sides: (
+        isinstance(sides, list)
+        and len(sides) in LAYOUTS
+        and all(type(side) is int and 0 < side <= MAX_SIDE for side in sides)
+    ),
+    expected=f"the sides of an image, or frames and sides, from 1 to {MAX_SIDE:,}",
+)
+# What a network is built from: checked before memory is taken for it.
+FIELDS: Final = {
+    "classes": TEXTS,
+    "input.channels": whole_number(1, MAX_SIDE),
+    "input.size": SIZE,
+    "input.numbers": one_of("uint8", "float32"),
+    "weights.size": whole_number(0),
+    "weights.sha256": TEXT,
+}
+OPTIONAL_FIELDS: Final = {"input.trained_size": SIZE, "config.run.seed": whole_number(0, 2**32 - 1)}
 MISSING_FIX: Final = "name the folder that `train export` wrote"
 DAMAGED_FIX: Final = "export it again; nothing of it was used"
 
@@ -196,22 +216,23 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
             code=ExitCode.SECURITY,
         )
     try:
+        check_fields(description, FIELDS)
+        check_fields(description, OPTIONAL_FIELDS, optional=True)
         # The run's seed: random tensors that are not in the state dict depend on it.
-        seed = int(description.get("config", {}).get("run", {}).get("seed", 0))
-        input_ = description["input"]
+        seed, input_ = description.get("config", {}).get("run", {}).get("seed", 0), description["input"]
         shape = Shape(channels=input_["channels"], size=tuple(input_["size"]))
         built_shape = Shape(channels=shape.channels, size=tuple(input_.get("trained_size", shape.size)))
         sample_origin = inputs.parse_sample_origin(
             input_.get("made"), description.get("config", {}).get("data", {}).get("name")
         )
         task = recorded_task(description)
-        thresholds = tuple(map(float, description["thresholds"])) if "thresholds" in description else None
+        thresholds = parse_thresholds(description.get("thresholds"), len(description["classes"]))
         preprocessing = _parse_preprocessing(input_)
-        classes, bytes_ = tuple(map(str, description["classes"])), input_["numbers"] == "uint8"
+        classes, bytes_ = tuple(description["classes"]), input_["numbers"] == "uint8"
         tensors = _read_tensors(
-            path, FileEntry(size=int(description["weights"]["size"]), sha256=str(description["weights"]["sha256"]))
+            path, FileEntry(size=description["weights"]["size"], sha256=description["weights"]["sha256"])
         )
-    except (DamagedCheckpointError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (DamagedCheckpointError, *files.MALFORMED_ERRORS) as error:
         raise _damaged_failure(path, f"{type(error).__name__}: {error}") from error
     model_config = weights.fit_stem_to(model_config, tensors)
     try:

@@ -90,11 +90,12 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
         Failure: if data that must be opened is missing or unreadable.
     """
     recorded = state.get("data") or {}
-    classes = tuple(map(str, recorded.get("classes") or ()))
     try:
+        classes = checkpoints.recorded_classes(recorded)
         task = checkpoints.recorded_task(recorded)
         if task["task"] == MULTI_LABEL:
-            task["thresholds"] = checkpoints.recorded_thresholds(state) or (DEFAULT_THRESHOLD,) * len(classes)
+            thresholds = checkpoints.recorded_thresholds(state, len(classes))
+            task["thresholds"] = thresholds or (DEFAULT_THRESHOLD,) * len(classes)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Failure(
             "the checkpoint does not say what its labels were",

@@ -219,11 +219,8 @@ class RunIds:
 
     def read(self) -> dict[str, str]:
         """By tracker. Empty if there is no such file."""
-        try:
-            ids = files.read_json(self._path)
-        except (OSError, ValueError):
-            return {}
-        return ids if isinstance(ids, dict) else {}
+        # Trackers make a folder of an id: only a plain name stays where they put it.
+        return {name: each for name, each in files.read_json_object(self._path).items() if files.is_plain_name(each)}
 
     def write(self, name: str, run_id: str) -> None:
         """Add the id of a tracker's run."""

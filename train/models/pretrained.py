@@ -17,6 +17,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 
 from entrypoint import ExitCode, Failure, redact
+from train import files
 from train.config.models import (
     EXPORT_FILE,
     TIMM_PREFIX,
@@ -27,8 +28,7 @@ from train.config.models import (
 )
 from train.data.preprocessing import Preprocessing, parse_preprocessing
 
-# What reading JSON raises that is not as expected: RecursionError where it is nested too deeply.
-MALFORMED_ERRORS: Final = (ValueError, LookupError, TypeError, RecursionError)
+MAX_SIDE: Final = 2**16  # pixels
 RECORD_KEY: Final = "published_weights"  # in the metadata of a .safetensors file
 HASH_IN_NAME: Final = re.compile(r"-([0-9a-f]{8,64})\.(?:pth|pt|bin|safetensors)$")
 HUB_FILES: Final = ("model.safetensors", "pytorch_model.bin")
@@ -115,32 +115,45 @@ def read_record(path: Path, model_name: str) -> WeightsRecord | None:
     """The record of the weights in a file: in its metadata, by its name, or in timm's or our file beside it.
 
     model_name: as `model.name`; timm's records are only searched for this model.
+
+    Raises:
+        Failure: DATA for a record of these weights with other values than any has.
     """
     if path.is_dir():
         return None
-    return (
-        _record_in_metadata(path)
-        or next((entry.record for entry in _published_of(model_name) if _is_named_like(path, entry)), None)
-        or _record_of_other_model(path)
-        or _record_beside(path, model_name)
-        or _record_of_export(path)
-    )
+    try:
+        return (
+            _record_in_metadata(path)
+            or next((entry.record for entry in _published_of(model_name) if _is_named_like(path, entry)), None)
+            or _record_of_other_model(path)
+            or _record_beside(path, model_name)
+            or _record_of_export(path)
+        )
+    except files.MALFORMED_ERRORS as error:  # without the record, images would be prepared as for other weights
+        raise Failure(
+            "the record of the weights is damaged",
+            found=f"in {path}, or beside it: {error}",
+            fix="take the weights from their source again; or remove the record, and set data.normalize, "
+            "data.crop_ratio and data.interpolation to what they were trained for",
+            code=ExitCode.DATA,
+        ) from error
 
 
 def _record_in_metadata(path: Path) -> WeightsRecord | None:
     if path.suffix != ".safetensors":
         return None
-    with suppress(OSError, SafetensorError, *MALFORMED_ERRORS):
-        with safe_open(path, framework="pt") as file:
-            values = json.loads((file.metadata() or {})[RECORD_KEY])
-        transform = values["preprocessing"]
-        return WeightsRecord(
-            name=str(values["name"]),
-            preprocessing=parse_preprocessing(transform),
-            image_size=_image_size(values["image_size"]),
-            classes=int(values["classes"]),
-        )
-    return None
+    metadata: dict[str, str] = {}
+    with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+    if RECORD_KEY not in metadata:
+        return None
+    values = files.parse_json(metadata[RECORD_KEY])
+    return WeightsRecord(
+        name=str(values["name"]),
+        preprocessing=parse_preprocessing(values["preprocessing"]),
+        image_size=_image_size(values["image_size"]),
+        classes=int(values["classes"]),
+    )
 
 
 def _is_named_like(path: Path, entry: PublishedWeights) -> bool:
@@ -159,33 +172,32 @@ def _record_of_other_model(path: Path) -> WeightsRecord | None:
 
 def _record_beside(path: Path, model_name: str) -> WeightsRecord | None:
     """The record in config.json next to the file, as in a copy of timm's folder on the hub."""
-    with suppress(OSError, *MALFORMED_ERRORS):
-        content = json.loads((path.parent / "config.json").read_text())
-        values, architecture = content["pretrained_cfg"], str(content["architecture"])
-        if model_name != TIMM_PREFIX + architecture:
-            return None
-        return WeightsRecord(
-            name=f"{model_name}.{values.get('tag') or 'config.json'}",
-            preprocessing=_timm_preprocessing(values),
-            image_size=_image_size(values["input_size"][1:]),
-            classes=int(values["num_classes"]),
-        )
-    return None
+    content = files.read_json_object(path.parent / "config.json")
+    values = content.get("pretrained_cfg")
+    if not isinstance(values, dict) or model_name != f"{TIMM_PREFIX}{content.get('architecture')}":
+        return None
+    return WeightsRecord(
+        name=f"{model_name}.{values.get('tag') or 'config.json'}",
+        preprocessing=_timm_preprocessing(values),
+        image_size=_image_size(values["input_size"][1:]),
+        classes=int(values["num_classes"]),
+    )
 
 
 def _record_of_export(path: Path) -> WeightsRecord | None:
     """The record in model.json beside the weights that `train export` wrote."""
-    with suppress(OSError, *MALFORMED_ERRORS):
-        content = json.loads((path.parent / EXPORT_FILE).read_text())
-        if content["weights"]["file"] != path.name:
-            return None
-        return WeightsRecord(
-            name=str(content["name"]),
-            preprocessing=parse_preprocessing(content["input"]["preprocessing"]),
-            image_size=_image_size(content["input"]["size"]),
-            classes=len(content["classes"]),
-        )
-    return None
+    content = files.read_json_object(path.parent / EXPORT_FILE)
+    weights = content.get("weights")
+    if not isinstance(weights, dict) or weights.get("file") != path.name:
+        return None
+    if content["input"].get("preprocessing") is None:  # it takes other numbers than pixels
+        return None
+    return WeightsRecord(
+        name=str(content["name"]),
+        preprocessing=parse_preprocessing(content["input"]["preprocessing"]),
+        image_size=_image_size(content["input"]["size"]),
+        classes=len(content["classes"]),
+    )
 
 
 def _published_of(model: str) -> Iterator[PublishedWeights]:
@@ -270,5 +282,7 @@ def _python_command(code: str) -> str:
 
 
 def _image_size(values: Any) -> tuple[int, int]:
-    height, width = values
-    return int(height), int(width)
+    height, width = map(int, values)
+    if not 0 < min(height, width) <= max(height, width) <= MAX_SIDE:
+        raise ValueError(f"image_size is {[height, width]}, not from 1 to {MAX_SIDE}")
+    return height, width

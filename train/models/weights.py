@@ -7,7 +7,6 @@ tensors are unpickled, and nothing is downloaded.
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import warnings
@@ -23,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure
+from train import files
 from train.checkpoint import format, manifest, store
 from train.checkpoint.format import CommittedCheckpoint
 from train.checkpoint.manifest import DamagedCheckpointError
@@ -342,9 +342,9 @@ def _recorded_data(folder: Path) -> Mapping[str, Any] | None:
     """The data section of the newest checkpoint in or below `folder`; None without one."""
     saved = (path.parent for pattern in STATE_FILES for path in folder.glob(pattern))
     for path in sorted(saved, key=lambda path: path.name, reverse=True):
-        with suppress(Failure, DamagedCheckpointError, OSError, *pretrained.MALFORMED_ERRORS):
+        with suppress(Failure, DamagedCheckpointError, OSError, *files.MALFORMED_ERRORS):
             state = store.read_verified(path, store.verify_sizes(path), store.STATE_FILE)
-            return dict(json.loads(state)["config"]["data"])
+            return dict(files.parse_json(state)["config"]["data"])
     return None
 
 

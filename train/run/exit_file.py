@@ -42,7 +42,7 @@ def read_exit(run_folder: Path) -> ExitRecord | None:
     try:
         values = files.read_json(run_folder / ERRORS_FOLDER / EXIT_FILE)
         return ExitRecord(code=int(values["code"]), step=values["step"], cause=str(values["cause"]))
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+    except (OSError, *files.MALFORMED_ERRORS):
         return None
 
 
@@ -63,7 +63,7 @@ def describe_unfinished_save(run_folder: Path) -> str | None:
         values = files.read_json(run_folder / ERRORS_FOLDER / STOPPING_FILE)
         by, takes = str(values["by"]), float(values["save_s"])
         ahead = 60 * math.ceil(3 * takes / 60 + 0.5)
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+    except (OSError, *files.MALFORMED_ERRORS):
         return None
     message = f"the last start was asked to stop by {by} and was killed before its checkpoint was committed"
     advice = f"set #SBATCH --signal=USR1@{ahead}, or give a longer grace time"

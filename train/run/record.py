@@ -188,7 +188,8 @@ def read_run(run_folder: Path) -> dict[str, Any] | None:
         run = files.read_json(run_folder / RUN_FILE)
     except (OSError, ValueError):
         return None
-    return run if isinstance(run, dict) and isinstance(run.get("starts"), list) else None
+    starts = run.get("starts") if isinstance(run, dict) else None
+    return run if isinstance(starts, list) and all(isinstance(start, dict) for start in starts) else None
 
 
 def package_versions() -> dict[str, str | None]:

@@ -40,10 +40,12 @@ def has_validation(data: DataConfig) -> bool:
 
 
 def _compare_shards(data: DataConfig) -> None:
-    """Raises Failure: as `shard_index.read_facts` and `shard_index.refuse_other_shards`."""
+    """Raises Failure: as `shard_index.read_index`, `refuse_wrong_entries` and `refuse_other_shards`."""
     from train.data import shard_index
 
-    shard_index.refuse_other_shards(Path(data.root), shard_index.read_facts(Path(data.root))[0])
+    index = shard_index.read_index(Path(data.root))
+    shard_index.refuse_wrong_entries(index)
+    shard_index.refuse_other_shards(index.folder, index.shards)
 
 
 def _summarize(data: DataConfig) -> DataSummary:
