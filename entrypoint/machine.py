@@ -259,22 +259,28 @@ def nvml_failure(error: int, message: str, root: StrPath = "/") -> Failure | Non
 
     A library alone is no driver: login nodes have it too, and `apptainer --nv` binds it. error, message: NVML's.
     """
-    files = _list_files(root, DRIVER_FILES)
-    if error == NVML_LIBRARY_NOT_FOUND:
-        return library_failure("libnvidia-ml.so.1", message, root) if files else None
-    devices = map(_read_text, _list_files(root, ("sys/bus/pci/devices/*/modalias",)))
-    has_gpu = any("v000010DE" in name and "bc03" in name for name in devices)  # NVIDIA's vendor id, a display's class
-    if error == NVML_DRIVER_NOT_LOADED and not (files or has_gpu):
+    files, loaded = (_list_files(root, patterns) for patterns in (DRIVER_FILES, DRIVER_FILES[:1]))
+    # Without device files NVML takes a driver that is loaded for one that is not.
+    if (error == NVML_LIBRARY_NOT_FOUND and files) or (error == NVML_DRIVER_NOT_LOADED and loaded):
+        return library_failure("libnvidia-ml.so.1", message, root)
+    if error == NVML_LIBRARY_NOT_FOUND or (
+        error == NVML_DRIVER_NOT_LOADED and not (files or _has_nvidia_display_controller(root))
+    ):
         return None
     return driver_errors.driver_failure("nvml", error, f"NVML error {error}: {message}")
 
 
+def _has_nvidia_display_controller(root: StrPath) -> bool:
+    names = map(_read_text, _list_files(root, ("sys/bus/pci/devices/*/modalias",)))
+    return any("v000010DE" in name and "bc03" in name for name in names)  # PCI's number of the vendor, and the class
+
+
 def library_failure(library: str, message: str, root: StrPath = "/") -> Failure:
-    """The Failure for a library of the driver that cannot be loaded, and names what is here. message: the loader's."""
+    """The Failure for a library of the driver that does not work here. message: the loader's, or its own."""
     libraries = [f"{folder}/{library.removesuffix('.1')}*" for folder in DRIVER_LIBRARY_FOLDERS]
     files, engine = _list_files(root, (*DRIVER_FILES, *libraries)), container_engine(root)
     return Failure(
-        f"no GPU can be used here: NVIDIA's driver is on this machine, and its {library} cannot be loaded",
+        f"no GPU can be used here: NVIDIA's driver is on this machine, and its {library} does not work",
         found=f"{message}; here: {', '.join(files) or 'no file of the driver'}",
         fix=driver_errors.FIX_BY_CONTAINER_ENGINE[engine] + driver_errors.CPU_FIX,
         code=ExitCode.NODE if engine == "none" else ExitCode.IMAGE_MISMATCH,  # each node starts this container so

@@ -141,7 +141,7 @@ def check_cuda(context: CheckContext) -> list[Finding]:
         words = f"cuInit returns {', '.join(answer[:3])}" if answer else f"cuInit ends its process with signal {-error}"
         raise driver_failure("cuda", error, words)
     if answer[3:] and int(answer[3]) < context.plan.spawn:
-        words = f"CUDA shows {answer[3]} GPUs, and this task starts {context.plan.spawn} ranks"
+        words = f"number of GPUs that CUDA shows: {answer[3]}; ranks of this task: {context.plan.spawn}"
         raise driver_failure("cuda", CUDA_NO_DEVICE, words)
     return [ok("cuda", "CUDA starts")]
 

@@ -214,7 +214,7 @@ PLACES: Mapping[str, Sick] = {
     ),
     "no library of the driver": fails(
         "gpus",
-        "libnvidia-ml.so.1 cannot be loaded",
+        "libnvidia-ml.so.1 does not work",
         fix="--device cpu",
         options=_ANY_DEVICE,
         shell=f"{_tmpfs('/dev', 'mode=755')} && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 "
