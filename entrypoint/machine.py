@@ -151,7 +151,7 @@ class Machine:
 def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: StrPath = "/") -> Machine:
     """Read the machine once; every later stage uses the value. gpus: False skips counting GPUs."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    all_gpus = nvml_gpus() if gpus and not hides_all_gpus(visible) else ()
+    all_gpus = nvml_gpus(root) if gpus and not hides_all_gpus(visible) else ()
     usable = visible_gpus(all_gpus, visible)
     look_for_amd = gpus and not usable
     return Machine(
@@ -190,14 +190,14 @@ def _read_host_files(environ: Mapping[str, str], root: StrPath) -> dict[str, str
     return {name: text for name, text in texts.items() if text.strip()}
 
 
-def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:
+def nvml_gpus(root: StrPath = "/") -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Each GPU's UUID with its MIG instances' UUIDs, in NVML's (PCI bus) order; empty without a driver.
 
     Raises:
         Failure: NODE or IMAGE_MISMATCH for a driver that opens no GPU for this process, NODE for a GPU that does not
             answer; also as `import_pynvml`.
     """
-    return _ask_nvml(_list_gpus) or ()
+    return _ask_nvml(_list_gpus, root) or ()
 
 
 def _list_gpus(pynvml: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -234,7 +234,7 @@ def read_gpu_cores(gpus: Sequence[str]) -> tuple[frozenset[int], ...]:
     return _ask_nvml(lambda pynvml: tuple(_near_cores(pynvml, uuid, words) for uuid in gpus)) or ()
 
 
-def _ask_nvml(question: Callable[[Any], T]) -> T | None:
+def _ask_nvml(question: Callable[[Any], T], root: StrPath = "/") -> T | None:
     """The answer of NVML, which is open meanwhile; None where no NVIDIA driver is.
 
     Raises:
@@ -249,7 +249,7 @@ def _ask_nvml(question: Callable[[Any], T]) -> T | None:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         loader = f" ({error.__context__})" if error.__context__ else ""  # why the library or its function is missing
-        if failure := nvml_failure(error.value, f"{error}{loader}"):
+        if failure := nvml_failure(error.value, f"{error}{loader}", root):
             raise failure from error
         return None
 

@@ -103,7 +103,7 @@ def check(context: CheckContext) -> list[Finding]:
     if context.options.device == "cpu":
         return [ok("gpus", "not looked at: --device cpu")]
     visible = context.environ.get("CUDA_VISIBLE_DEVICES")
-    listed, snapshot = () if hides_all_gpus(visible) else nvml_gpus(), read_nvml()
+    listed, snapshot = () if hides_all_gpus(visible) else nvml_gpus(context.root), read_nvml()
     if snapshot is None or not snapshot.gpus:
         return [ok("gpus", "no NVIDIA driver works here: training would compute on the CPU")]
     gpus = select_used_gpus(snapshot, listed, visible)

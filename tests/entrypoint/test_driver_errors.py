@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,6 +81,16 @@ def test_a_library_without_its_link_is_named(tmp_path: Path) -> None:
     assert refused is not None
     assert ("libnvidia-ml.so.1" in refused.what, library in str(refused.found)) == (True, True)
     assert "ldconfig" in refused.fix
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="machine: it has NVML")
+def test_a_machine_that_has_a_driver_and_no_library_is_not_read_as_one_without_gpus(tmp_path: Path) -> None:
+    (tmp_path / VERSION).parent.mkdir(parents=True)
+    (tmp_path / VERSION).touch()
+    with pytest.raises(Failure, match=r"its libnvidia-ml\.so\.1 does not work") as refused:
+        machine.read_machine({}, root=tmp_path)
+    assert "cannot open shared object file" in str(refused.value.found)
+    assert machine.read_machine({"CUDA_VISIBLE_DEVICES": ""}, root=tmp_path).gpus == ()
 
 
 @pytest.mark.parametrize("library", ["nvml", "cuda"])
