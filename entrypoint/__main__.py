@@ -229,8 +229,10 @@ def plan_as_json(planned: Plan) -> dict[str, Any]:
 def plan_as_table(planned: Plan) -> str:
     """The plan as an aligned table of name, value and source."""
     world = asdict(planned.world)
-    rows: list[tuple[str, str, str]] = [("launcher", planned.launcher, "")]
-    rows += [("device", planned.device, planned.sources.get("device", ""))]
+    rows: list[tuple[str, str, str]] = [
+        ("launcher", planned.launcher, ""),
+        ("device", planned.device, planned.sources.get("device", "")),
+    ]
     rows += [(name, str(value) or UNKNOWN, planned.sources.get(name, "")) for name, value in world.items()]
     rows += [("hosts", ",".join(planned.hosts) or UNKNOWN, planned.sources.get("hosts", ""))]
     rows += [("spawn", str(planned.spawn), "ranks that this task starts")]

@@ -12,9 +12,9 @@ FIX_BY_CONTAINER_ENGINE = {
     "docker": "start the container with --gpus all: docker run --gpus all ... (podman: --device nvidia.com/gpu=all), "
     "and with NVIDIA_DRIVER_CAPABILITIES=compute,utility; if only links of libraries are missing (CDI), run `ldconfig` "
     "in the container, and `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` on its host",
-    "none": "see what `nvidia-smi` says on this host; the kernel driver and its libraries must fit together; in a "
-    "container of pyxis or enroot: export NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility before "
-    "srun",
+    "none": "see what `nvidia-smi` says on this host; the kernel driver and its libraries must fit together, and have "
+    "their links (`ldconfig`); in a container of pyxis or enroot: export NVIDIA_VISIBLE_DEVICES=all "
+    "NVIDIA_DRIVER_CAPABILITIES=compute,utility before srun",
 }
 CPU_FIX = "; or train without GPUs: --device cpu"
 CUDA_NO_DEVICE = 100

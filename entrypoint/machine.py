@@ -154,7 +154,7 @@ class Machine:
 def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: StrPath = "/") -> Machine:
     """Read the machine once; every later stage uses the value. gpus: False skips counting GPUs."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    all_gpus = nvml_gpus() if gpus and not hides_all_gpus(visible) else ()
+    all_gpus = nvml_gpus(root) if gpus and not hides_all_gpus(visible) else ()
     usable = visible_gpus(all_gpus, visible)
     look_for_amd = gpus and not usable
     return Machine(
@@ -201,14 +201,14 @@ def _read_host_files(environ: Mapping[str, str], root: StrPath) -> dict[str, str
     return {name: text for name, text in texts.items() if text.strip()}
 
 
-def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:
+def nvml_gpus(root: StrPath = "/") -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Each GPU's UUID with its MIG instances' UUIDs, in NVML's (PCI bus) order; empty without a driver.
 
     Raises:
         Failure: NODE or IMAGE_MISMATCH for a driver that opens no GPU for this process, NODE for a GPU that does not
             answer; also as `import_pynvml`.
     """
-    return _ask_nvml(_list_gpus) or ()
+    return _ask_nvml(_list_gpus, root) or ()
 
 
 def _list_gpus(pynvml: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -245,7 +245,7 @@ def read_gpu_cores(gpus: Sequence[str]) -> tuple[frozenset[int], ...]:
     return _ask_nvml(lambda pynvml: tuple(_near_cores(pynvml, uuid, words) for uuid in gpus)) or ()
 
 
-def _ask_nvml(question: Callable[[Any], T]) -> T | None:
+def _ask_nvml(question: Callable[[Any], T], root: StrPath = "/") -> T | None:
     """The answer of NVML, which is open meanwhile; None where no NVIDIA driver is.
 
     Raises:
@@ -260,7 +260,7 @@ def _ask_nvml(question: Callable[[Any], T]) -> T | None:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         loader = f" ({error.__context__})" if error.__context__ else ""  # why the library or its function is missing
-        if failure := nvml_failure(error.value, f"{error}{loader}"):
+        if failure := nvml_failure(error.value, f"{error}{loader}", root):
             raise failure from error
         return None
 
@@ -270,22 +270,28 @@ def nvml_failure(error: int, message: str, root: StrPath = "/") -> Failure | Non
 
     A library alone is no driver: login nodes have it too, and `apptainer --nv` binds it. error, message: NVML's.
     """
-    files = _list_files(root, DRIVER_FILES)
-    if error == NVML_LIBRARY_NOT_FOUND:
-        return library_failure("libnvidia-ml.so.1", message, root) if files else None
-    devices = map(_read_text, _list_files(root, ("sys/bus/pci/devices/*/modalias",)))
-    has_gpu = any("v000010DE" in name and "bc03" in name for name in devices)  # NVIDIA's vendor id, a display's class
-    if error == NVML_DRIVER_NOT_LOADED and not (files or has_gpu):
+    files, loaded = (_list_files(root, patterns) for patterns in (DRIVER_FILES, DRIVER_FILES[:1]))
+    # Without device files NVML takes a driver that is loaded for one that is not.
+    if (error == NVML_LIBRARY_NOT_FOUND and files) or (error == NVML_DRIVER_NOT_LOADED and loaded):
+        return library_failure("libnvidia-ml.so.1", message, root)
+    if error == NVML_LIBRARY_NOT_FOUND or (
+        error == NVML_DRIVER_NOT_LOADED and not (files or _has_nvidia_display_controller(root))
+    ):
         return None
     return driver_errors.driver_failure("nvml", error, f"NVML error {error}: {message}")
 
 
+def _has_nvidia_display_controller(root: StrPath) -> bool:
+    names = map(_read_text, _list_files(root, ("sys/bus/pci/devices/*/modalias",)))
+    return any("v000010DE" in name and "bc03" in name for name in names)  # PCI's number of the vendor, and the class
+
+
 def library_failure(library: str, message: str, root: StrPath = "/") -> Failure:
-    """The Failure for a library of the driver that cannot be loaded, and names what is here. message: the loader's."""
+    """The Failure for a library of the driver that does not work here. message: the loader's, or its own."""
     libraries = [f"{folder}/{library.removesuffix('.1')}*" for folder in DRIVER_LIBRARY_FOLDERS]
     files, engine = _list_files(root, (*DRIVER_FILES, *libraries)), container_engine(root)
     return Failure(
-        f"no GPU can be used here: NVIDIA's driver is on this machine, and its {library} cannot be loaded",
+        f"no GPU can be used here: NVIDIA's driver is on this machine, and its {library} does not work",
         found=f"{message}; here: {', '.join(files) or 'no file of the driver'}",
         fix=driver_errors.FIX_BY_CONTAINER_ENGINE[engine] + driver_errors.CPU_FIX,
         code=ExitCode.NODE if engine == "none" else ExitCode.IMAGE_MISMATCH,  # each node starts this container so

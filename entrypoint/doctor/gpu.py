@@ -103,7 +103,7 @@ def check(context: CheckContext) -> list[Finding]:
     if context.options.device == "cpu":
         return [ok("gpus", "not looked at: --device cpu")]
     visible = context.environ.get("CUDA_VISIBLE_DEVICES")
-    listed, snapshot = () if hides_all_gpus(visible) else nvml_gpus(), read_nvml()
+    listed, snapshot = () if hides_all_gpus(visible) else nvml_gpus(context.root), read_nvml()
     if snapshot is None or not snapshot.gpus:
         return [ok("gpus", "no NVIDIA driver works here: training would compute on the CPU")]
     gpus = select_used_gpus(snapshot, listed, visible)
@@ -141,7 +141,7 @@ def check_cuda(context: CheckContext) -> list[Finding]:
         words = f"cuInit returns {', '.join(answer[:3])}" if answer else f"cuInit ends its process with signal {-error}"
         raise driver_failure("cuda", error, words)
     if answer[3:] and int(answer[3]) < context.plan.spawn:
-        words = f"CUDA shows {answer[3]} GPUs, and this task starts {context.plan.spawn} ranks"
+        words = f"number of GPUs that CUDA shows: {answer[3]}; ranks of this task: {context.plan.spawn}"
         raise driver_failure("cuda", CUDA_NO_DEVICE, words)
     return [ok("cuda", "CUDA starts")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,14 +45,18 @@ def test_a_machine_without_a_driver_computes_on_the_cpu(tmp_path: Path, error: i
     assert failure(tmp_path, error, files) is None
 
 
-@pytest.mark.parametrize("files", [{VERSION: ""}, {NODE: ""}, GPU], ids=["/proc", "/dev", "a GPU"])
+@pytest.mark.parametrize("files", [{NODE: ""}, GPU], ids=["/dev", "a GPU"])
 def test_a_driver_that_is_not_loaded_although_there_is_a_gpu_is_named(tmp_path: Path, files: Mapping[str, str]) -> None:
     refused = failure(tmp_path, NOT_LOADED, files)
     assert refused is not None
     assert (refused.code, "modprobe nvidia" in refused.fix) == (ExitCode.NODE, True)
 
 
-@pytest.mark.parametrize("trace", [VERSION, NODE])
+@pytest.mark.parametrize(
+    ("error", "trace"),
+    [(NO_LIBRARY, VERSION), (NO_LIBRARY, NODE), (NOT_LOADED, VERSION)],
+    ids=["no library, /proc", "no library, /dev", "no device files"],
+)
 @pytest.mark.parametrize(
     ("mark", "code", "fix"),
     [
@@ -61,10 +66,10 @@ def test_a_driver_that_is_not_loaded_although_there_is_a_gpu_is_named(tmp_path: 
     ],
     ids=["apptainer", "docker", "no container, or pyxis"],
 )
-def test_a_driver_whose_library_is_not_in_the_container_names_the_flag(
-    tmp_path: Path, trace: str, mark: str, code: ExitCode, fix: str
+def test_a_container_that_has_not_all_of_the_driver_names_the_flag(
+    tmp_path: Path, error: int, trace: str, mark: str, code: ExitCode, fix: str
 ) -> None:
-    refused = failure(tmp_path, NO_LIBRARY, {trace: "", mark: ""})
+    refused = failure(tmp_path, error, {trace: "", mark: ""})
     assert refused is not None
     assert (refused.code, fix in refused.fix, "--device cpu" in refused.fix) == (code, True, True)
     assert f"{tmp_path}/{trace}" in str(refused.found)
@@ -76,6 +81,16 @@ def test_a_library_without_its_link_is_named(tmp_path: Path) -> None:
     assert refused is not None
     assert ("libnvidia-ml.so.1" in refused.what, library in str(refused.found)) == (True, True)
     assert "ldconfig" in refused.fix
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="machine: it has NVML")
+def test_a_machine_that_has_a_driver_and_no_library_is_not_read_as_one_without_gpus(tmp_path: Path) -> None:
+    (tmp_path / VERSION).parent.mkdir(parents=True)
+    (tmp_path / VERSION).touch()
+    with pytest.raises(Failure, match=r"its libnvidia-ml\.so\.1 does not work") as refused:
+        machine.read_machine({}, root=tmp_path)
+    assert "cannot open shared object file" in str(refused.value.found)
+    assert machine.read_machine({"CUDA_VISIBLE_DEVICES": ""}, root=tmp_path).gpus == ()
 
 
 @pytest.mark.parametrize("library", ["nvml", "cuda"])

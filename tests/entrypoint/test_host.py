@@ -61,7 +61,7 @@ def test_beside_an_instance_of_mig_cuda_shows_nothing(
     monkeypatch: pytest.MonkeyPatch, wanted: str | None, seen: str, idle: list[str]
 ) -> None:
     """Source: NVIDIA's MIG User Guide, CUDA Device Enumeration."""
-    monkeypatch.setattr(machine, "nvml_gpus", lambda: MIG)
+    monkeypatch.setattr(machine, "nvml_gpus", lambda root: MIG)
     found = machine.read_machine({} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted})
     assert (found.gpus, list(found.idle)) == ((seen,), idle)
 

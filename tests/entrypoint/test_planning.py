@@ -13,5 +13,5 @@ def test_what_is_asked_for_is_planned() -> None:
 
 
 def test_nobody_counts_gpus_that_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "nvml_gpus", lambda: 1 / 0)
+    monkeypatch.setattr(machine, "nvml_gpus", lambda root: 1 / 0)
     assert make_plan({}, LaunchOptions(device="cpu")).device == "cpu"

@@ -88,7 +88,7 @@ def wait_for_all_ranks(
 
 
 def refuse_conflicting_ranks(who: Sequence[Mapping[str, object]], world: World) -> None:
-    """Refuse two ranks on one GPU, and ranks that disagree about the world size.
+    """Refuse two ranks on one GPU, GPUs beside CPUs, and ranks that disagree about the world size.
 
     Raises:
         Failure: LAUNCH_CONFLICT.
@@ -96,6 +96,15 @@ def refuse_conflicting_ranks(who: Sequence[Mapping[str, object]], world: World) 
     for rank, other in enumerate(who):
         if other["world_size"] != world.world_size:
             raise _world_size_failure(rank, other, world)
+    on_cpu = {str(other["host"]): rank for rank, other in enumerate(who) if not other["gpu"]}
+    if on_cpu and any(other["gpu"] for other in who):
+        raise Failure(
+            "some ranks compute on GPUs and others on the CPU, where no NVIDIA driver is",
+            found="on the CPU: " + ", ".join(f"rank {rank} on {host}" for host, rank in on_cpu.items()),
+            expected="one device for all ranks",
+            fix="leave these nodes out, or start the containers there with --nv or --gpus all; or --device cpu for all",
+            code=ExitCode.LAUNCH_CONFLICT,
+        )
     users: dict[tuple[object, object], list[int]] = defaultdict(list)
     for rank, other in enumerate(who):
         if other["gpu"]:

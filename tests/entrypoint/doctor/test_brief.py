@@ -141,7 +141,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, *made_up: FakeGpu, ranks: int, cu
     """What is said on a machine with these made-up GPUs, and a torch for CUDA 13.2."""
     fake = FakeNvml(*made_up, cuda=cuda, apart=True)
     monkeypatch.setattr(gpus, "read_nvml", lambda: nvml.read_nvml(fake))
-    monkeypatch.setattr(gpus, "nvml_gpus", lambda: tuple((gpu.uuid, ()) for gpu in made_up))
+    monkeypatch.setattr(gpus, "nvml_gpus", lambda root: tuple((gpu.uuid, ()) for gpu in made_up))
     monkeypatch.setattr(gpus.images, "installed_torch_versions", lambda: ("2.15.0", "13.2"))
     monkeypatch.setattr(preflight, "run_checks", lambda checks, scene, limit_s, late: [*checks["gpus"](scene)])
     here, options = machine(gpus=fake_gpus(len(made_up))), LaunchOptions(procs_per_node=ranks)

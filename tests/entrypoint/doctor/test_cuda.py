@@ -73,18 +73,18 @@ def test_a_cuda_that_crashes_ends_its_own_process_only() -> None:
 def test_fewer_gpus_than_ranks_are_named() -> None:
     with pytest.raises(Failure) as failed:
         check(gpus=2, COUNT="2", CUDA_COUNT="1")
-    assert failed.value.found == "CUDA shows 1 GPUs, and this task starts 2 ranks"
+    assert failed.value.found == "number of GPUs that CUDA shows: 1; ranks of this task: 2"
 
 
 def test_a_library_of_cuda_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match=r"its libcuda\.so\.1 cannot be loaded") as failed:
+    with pytest.raises(Failure, match=r"its libcuda\.so\.1 does not work") as failed:
         gpu.check_cuda(context({"LD_LIBRARY_PATH": str(tmp_path)}))
     assert "cannot open shared object file" in str(failed.value.found)
 
 
 def test_a_library_of_cuda_that_is_empty_is_named(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").touch()
-    with pytest.raises(Failure, match=r"its libcuda\.so\.1 cannot be loaded") as failed:
+    with pytest.raises(Failure, match=r"its libcuda\.so\.1 does not work") as failed:
         gpu.check_cuda(context({"LD_LIBRARY_PATH": str(tmp_path)}))
     assert "file too short" in str(failed.value.found)
 
@@ -124,7 +124,7 @@ def test_the_command_names_a_library_of_cuda_that_is_missing_beside_nvml(tmp_pat
     libraries.mkdir()
     shutil.copy(null_gpu.build() / "lib/libnvidia-ml.so.1", libraries)
     code, cuda, _ = doctor(tmp_path, LD_LIBRARY_PATH=str(libraries))
-    assert (code, cuda["state"], "libcuda.so.1 cannot be loaded" in cuda["text"]) == (78, "fail", True)
+    assert (code, cuda["state"], "libcuda.so.1 does not work" in cuda["text"]) == (78, "fail", True)
 
 
 @pytest.mark.slow

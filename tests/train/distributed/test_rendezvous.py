@@ -116,6 +116,12 @@ def test_two_ranks_on_one_gpu_are_both_named() -> None:
         assert failure.code == 76
 
 
+def test_gpus_beside_cpus_are_refused_with_the_host_that_has_none() -> None:
+    for failure in meet("mixed", FIRST, SECOND, gpus=("GPU-fake-0", "")):
+        assert isinstance(failure, Failure)
+        assert (failure.code, f"rank 1 on {socket.gethostname()}" in str(failure.found)) == (76, True)
+
+
 def test_each_rank_with_its_own_gpu_is_accepted() -> None:
     assert not any(
         isinstance(found, Failure) for found in meet("gpus", FIRST, SECOND, gpus=("GPU-fake-0", "GPU-fake-1"))
