@@ -91,7 +91,8 @@ def compile_model(
     heartbeat, say: get a sign of life while the compiler works.
 
     Raises:
-        Failure: USAGE for a model that torch cannot compile, or if there is no compiler.
+        Failure: USAGE for a model that torch cannot compile, or if there is no compiler; IO, OUTPUT or RESOURCE where
+            the compiler cannot write, or lacks memory.
     """
     torch._dynamo.reset()  # or a second network of the same class would be taken for compiled
     began, before = time.monotonic(), count_compiled()
@@ -231,13 +232,64 @@ def _wrapped_failure(error: BaseException) -> Failure | None:
     return None
 
 
+NO_COMPILE_FIX: Final = "set train.compile=false"
+FOLDERS_FIX: Final = (
+    "set TMPDIR and TORCHINDUCTOR_CACHE_DIR to folders on another file system, or make room in theirs (/tmp, and "
+    f"train-image/compiled in the user's cache); or {NO_COMPILE_FIX}"
+)
+# Words in an error of torch.compile, what they mean, a fix and the exit code.
+COMPILER_ERRORS: Final = (
+    (
+        ("No space left on device", "Disk quota exceeded"),
+        "the compiler cannot write its files: the disk is full, or a quota used up",
+        FOLDERS_FIX,
+        ExitCode.IO,
+    ),
+    (
+        ("Read-only file system", "Permission denied", "No usable temporary directory"),
+        "the compiler cannot write its files",
+        FOLDERS_FIX,
+        ExitCode.OUTPUT,
+    ),
+    (
+        ("failed to map segment from shared object",),
+        "compiled code cannot be run from its folder (mounted with noexec)",
+        FOLDERS_FIX,
+        ExitCode.OUTPUT,
+    ),
+    (
+        ("Killed signal", "Cannot allocate memory", "virtual memory exhausted", "out of memory allocating"),
+        "the compiler had too little memory",
+        f"raise the limit on memory (--mem, docker run -m, ulimit -v), or {NO_COMPILE_FIX}",
+        ExitCode.RESOURCE,
+    ),
+    (
+        ("File size limit exceeded", "File too large", "Too many open files"),
+        "the compiler met a limit of this shell",
+        f"raise the limits on file sizes and open files (ulimit -f, -n), or {NO_COMPILE_FIX}",
+        ExitCode.RESOURCE,
+    ),
+    (
+        ("No working C++ compiler found", "Failed to find C compiler"),
+        "no compiler works here",
+        f"install g++, or set CXX (on a GPU: CC) to one that runs; or {NO_COMPILE_FIX}",
+        ExitCode.USAGE,
+    ),
+)
+
+
 def _cannot_compile_failure(error: Exception) -> Failure:
+    """What stopped the compiler. Its command comes first in torch's error, and the reason last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for words, what, fix, code in COMPILER_ERRORS:
+        if reasons := [line for line in lines if any(word in line for word in words)]:
+            return Failure(f"train.compile: {what}", found=reasons[0][:300], fix=fix, code=code)
+    reasons = [line for line in lines if "error: " in line][:1] or lines[:2]
     return Failure(
         "train.compile: torch cannot compile this model here",
-        found=" ".join(lines[:2])[:300] or type(error).__name__,
+        found=" ".join(reasons)[:300] or type(error).__name__,
         expected="a model without what torch.compile cannot follow, and a C++ compiler (g++)",
-        fix="set train.compile=false",
+        fix=NO_COMPILE_FIX,
         code=ExitCode.USAGE,
     )
 
@@ -246,6 +298,6 @@ def _nothing_compiled_failure() -> Failure:
     return Failure(
         "train.compile: no part of the model was compiled",
         found="0 graphs; its forward is marked torch.compiler.disable, or has nothing that torch could take over",
-        fix="set train.compile=false, or take the mark away",
+        fix=f"{NO_COMPILE_FIX}, or take the mark away",
         code=ExitCode.USAGE,
     )

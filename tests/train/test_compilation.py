@@ -168,6 +168,68 @@ def test_what_the_compiler_cannot_do_is_said_in_our_words(tmp_path: Path, monkey
     assert "train.compile=false" in caught.value.fix
 
 
+GCC = (
+    "CppCompileError: C++ compile error\n\nCommand:\ng++ /tmp/tmp6o/header.hpp -D CPU_CAPABILITY_AVX2 -O3\n\nOutput:\n"
+)
+# What g++ 12, torch 2.15 and Linux wrote, each provoked once.
+CAUSES = {
+    "full-temporary-folder": (
+        GCC
+        + "<built-in>: fatal error: when writing output to /tmp/tmp6o/header.i: No space left on device",
+        ExitCode.IO,
+        "TMPDIR",
+    ),
+    "full-cache": ("OSError: [Errno 28] No space left on device", ExitCode.IO, "TORCHINDUCTOR_CACHE_DIR"),
+    "quota": (GCC + "/usr/bin/ld: final link failed: Disk quota exceeded", ExitCode.IO, "TMPDIR"),
+    "read-only": (GCC + "Cannot create temporary file in /tmp/: Read-only file system", ExitCode.OUTPUT, "TMPDIR"),
+    "not-ours": (GCC + "Cannot create temporary file in /tmp/: Permission denied", ExitCode.OUTPUT, "TMPDIR"),
+    "noexec": (
+        "OSError: /tmp/y/cq.main.so: failed to map segment from shared object. The most common reason",
+        ExitCode.OUTPUT,
+        "TORCHINDUCTOR_CACHE_DIR",
+    ),
+    "killed": (GCC + "g++: fatal error: Killed signal terminated program cc1plus", ExitCode.RESOURCE, "--mem"),
+    "memory": (GCC + "cc1plus: out of memory allocating 65536 bytes", ExitCode.RESOURCE, "ulimit -v"),
+    "file-size": (
+        GCC + "g++: internal compiler error: File size limit exceeded signal terminated program cc1plus",
+        ExitCode.RESOURCE,
+        "ulimit -f",
+    ),
+    "no-compiler": (
+        "InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')",
+        ExitCode.USAGE,
+        "CXX",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "code", "fix"), CAUSES.values(), ids=CAUSES)
+def test_what_stopped_the_compiler_is_no_fault_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: ExitCode, fix: str
+) -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(compilation, "BACKEND", broken)
+    with pytest.raises(Failure) as caught:
+        prepared(nn.Linear(3, 2), tmp_path)
+    assert (caught.value.code, "this model" in caught.value.what) == (code, False)
+    assert fix in caught.value.fix
+    assert "g++ /tmp" not in str(caught.value.found)
+
+
+def test_of_a_compilers_errors_the_first_is_shown_and_not_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError(GCC + "header.hpp:1:10: fatal error: Python.h: No such file or directory\n1 | #include")
+
+    monkeypatch.setattr(compilation, "BACKEND", broken)
+    with pytest.raises(Failure, match="cannot compile this model") as caught:
+        prepared(nn.Linear(3, 2), tmp_path)
+    assert caught.value.found == "header.hpp:1:10: fatal error: Python.h: No such file or directory"
+
+
 @pytest.mark.parametrize("words", ["out of memory", "uncorrectable ECC error encountered"])
 def test_what_cuda_says_while_torch_compiles_is_no_fault_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
