@@ -31,7 +31,7 @@ TARGETS: Final[Mapping[str, Target]] = {
     "12": Target(what="size of the image", better="lower", limit=3.5, unit="GB"),
     "13": Target(what="DDP on 2 processes: ours / bare DDP", limit=0.97, where="cpu"),
     "14": Target(what="scaling"),
-    # `bench.input` adds which images they were and what ran beside ours.
+    # bench/input.py adds which images they were and what ran beside ours.
     "15": Target(what="JPEG files to 224 px, images/s of one core", limit=1.5, where="cpu"),
     "16": Target(what="tar shards to 224 px, images/s of one core", limit=1.0, where="cpu"),
     "16b": Target(what="tar shards to 224 px, images/s of two cores with two workers", limit=1.0, where="cpu"),

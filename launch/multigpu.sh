@@ -41,7 +41,7 @@ command -v apptainer >/dev/null ||
   fail 66 "no apptainer on the PATH" "load its module in the job script, or in launch/site.env"
 if [[ ${REQUIRE_SIGNED:-0} != 0 ]]; then # before anything in the image runs
   apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||
-    fail 77 "$image is not signed with a key that is trusted here" "docs/image.md: sign an image"
+    fail 77 "$image is not signed with a key that is trusted here" "docs/image.md: Sign and verify"
 fi
 
 # The image brings two functions. prepare_job sets train_args, the arguments for `train`.

@@ -64,7 +64,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     if config.data.download:
         download.refuse_unpublished(config.data)
     registry.refuse_unused_key(config.data, "group")
-    registry.refuse_unusable_cache(config.data, here=False)
+    registry.refuse_unusable_cache(config.data, writes=False)
     shape = registry.configured_shape(config.data)
     dims = None if shape is None else len(shape.size)
     checks.refuse_dimension_mismatch(config.model.name, dims, f"data.name: {config.data.name}")
@@ -274,7 +274,7 @@ def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, s
     checks.refuse_cpu_precision(config.train, plan.device)
     batch = check_config(config, plan.world.world_size)
     staging.refuse_unusable_stage(config.data)
-    registry.refuse_unusable_cache(config.data, here=True)
+    registry.refuse_unusable_cache(config.data, writes=True)
     auto = None if plan.device == "cuda" else "fp32"
     precision = auto if config.train.precision == "auto" else config.train.precision
     environment.refuse_contradicting_variables(

@@ -270,7 +270,7 @@ def use_cache(splits: DataSplits, data: DataConfig, host: HostRanks, pulse: Hear
         return replace(
             splits, notes=(*splits.notes, "data.cache does nothing here: only image files are decoded into it")
         )
-    registry.refuse_unusable_cache(data, here=False)
+    registry.refuse_unusable_cache(data, writes=False)
     files, rows = combine_files(splits.training, splits.validation)
     name = host.first(lambda: cache_key(files, data, pulse))
     cache = _open_or_fill(Path(data.cache) / f"{name}.pixels", files, pulse)

@@ -232,10 +232,10 @@ def refuse_fixed_evaluation_size(data: DataConfig, size: ImageSize | None) -> No
         )
 
 
-def refuse_unusable_cache(data: DataConfig, *, here: bool) -> None:
+def refuse_unusable_cache(data: DataConfig, *, writes: bool) -> None:
     """Refuse a data.cache that the next start would take for a class folder, or that cannot be written.
 
-    here: whether the training would start on this machine; elsewhere the folder may be another one.
+    writes: whether the training would start on this machine; elsewhere the folder may be another one.
 
     Raises:
         Failure: USAGE in data.root; as `files.refuse_unwritable`.
@@ -251,7 +251,7 @@ def refuse_unusable_cache(data: DataConfig, *, here: bool) -> None:
             fix="set data.cache to a folder outside of data.root",
             code=ExitCode.USAGE,
         )
-    if here and not cache.is_dir():  # one that is filled need not be written
+    if writes and not cache.is_dir():  # one that is filled need not be written
         try:
             files.refuse_unwritable(cache)
         except Failure as failure:

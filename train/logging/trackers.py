@@ -47,7 +47,7 @@ class ResumableTracker:
 
 
 IMPORTED_MODULES: Final = {"tensorboard": "torch.utils.tensorboard"}  # what a tracker imports, if it is not its name
-# All other trackers begin a new run with each start.
+# dvclive goes on in its folder. All other trackers begin a new run with each start.
 RESUMABLE_TRACKERS: Final[Mapping[str, ResumableTracker]] = {
     "wandb": ResumableTracker(
         name="name",
@@ -150,6 +150,8 @@ def _begin(
     project = Path(config.run.output_dir).absolute().name or config.run.name
     arguments: dict[str, Any] = {}
     resumable, run_id = RESUMABLE_TRACKERS.get(name), None
+    if name == "dvclive":  # by default each start deletes the values of the one before, in the working folder
+        arguments = {"dir": str(folder / name), "resume": True, "dvcyaml": None, "save_dvc_exp": False}
     if resumable is not None:
         run_id = run_ids.read().get(name)
         arguments = {**resumable.arguments, resumable.name: config.run.name, resumable.id: run_id}

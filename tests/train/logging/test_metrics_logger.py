@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from calls import fail, intercepted
 from disks import fill, mounted
+from trials import ROOT
 
 from train.logging import tensorboard as curves
 from train.logging.metrics_logger import METRICS_FILE, MetricsLogger, read_events
@@ -282,3 +284,12 @@ def test_a_line_that_is_nested_too_deep_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / METRICS_FILE
     path.write_text('{"step": 1}\n' + "[" * 100_000 + '\n{"step": 2}\n')
     assert [event["step"] for event in read_events(path)] == [1, 2]
+
+
+def test_the_page_of_the_record_names_each_event_that_is_written() -> None:
+    sources = [path.read_text() for path in (ROOT / "train").rglob("*.py")]
+    events = {name for text in sources for name in re.findall(r'metrics(?:_logger)?\.write\("(\w+)"', text)}
+    assert {"train", "eval", "checkpoint", "usage"} <= events
+    page = (ROOT / "docs/monitoring.md").read_text()
+    rows = {name for line in re.findall(r"^\| (`.+?`) \|", page, re.M) for name in re.findall(r"`(\w+)`", line)}
+    assert events <= rows

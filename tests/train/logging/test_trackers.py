@@ -142,6 +142,14 @@ def test_a_tracker_that_can_continues_its_run_and_keeps_the_hyperparameters(
     ]
 
 
+def test_dvclive_goes_on_in_the_run_s_folder(tmp_path: Path, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default each start would delete ./dvclive. With the real package, two starts leave the values of both."""
+    monkeypatch.setattr(Remembering, "name", "dvclive")
+    finish(started(tmp_path, Remembering, []))
+    (_, _, arguments), *_ = calls
+    assert (arguments["dir"], arguments["resume"]) == (str(tmp_path / "trackers/dvclive"), True)
+
+
 def test_a_tracker_that_does_not_keep_up_is_switched_off_with_one_warning(
     tmp_path: Path, calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
