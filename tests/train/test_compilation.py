@@ -174,8 +174,7 @@ GCC = (
 # What g++ 12, torch 2.15 and Linux wrote, each provoked once.
 CAUSES = {
     "full-temporary-folder": (
-        GCC
-        + "<built-in>: fatal error: when writing output to /tmp/tmp6o/header.i: No space left on device",
+        GCC + "<built-in>: fatal error: when writing output to /tmp/tmp6o/header.i: No space left on device",
         ExitCode.IO,
         "TMPDIR",
     ),
