@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import queue
 import socket
+import sys
 import time
 import uuid
 from collections import defaultdict
@@ -23,10 +25,11 @@ from typing import Final
 
 from torch import distributed as dist
 
-from entrypoint import ExitCode, Failure, World, network, start_daemon_thread
+from entrypoint import ExitCode, Failure, World, network, print_message, start_daemon_thread
 
 _REFUSAL_KEY = "train/refused"  # why a rank refused to take part, for the ranks that would wait for it
-_POLL_INTERVAL_S = 1.0  # between two calls of `look`, while ranks are missing
+_POLL_INTERVAL_S = 1.0  # between two looks for missing ranks; the first ones are shorter
+_WAITING_NOTE_AFTER_S = 10.0
 # After the deadline a rank waits this much longer for a rank of its own host: if that rank is alive but silent, the
 # parent process notices the hang first (entrypoint.hang), and its message says more.
 SAME_HOST_GRACE_S: Final = 60.0
@@ -71,20 +74,25 @@ def wait_for_all_ranks(
         Failure: PEER at the deadline or if the store is gone; LAUNCH_CONFLICT if a rank refused to take part.
     """
     keys = [f"train/who/{rank}" for rank in range(world.world_size)]
-    while True:
+    interval_s, note_at = 0.01, time.monotonic() + _WAITING_NOTE_AFTER_S
+    while not _has_keys(store, keys):  # torch's own wait() logs two lines each time that it times out
         left = deadline - time.monotonic()
-        try:
-            store.wait(keys, timedelta(seconds=left if 0.1 < left < _POLL_INTERVAL_S else _POLL_INTERVAL_S))
-            return [json.loads(value) for value in store.multi_get(keys)]
-        except (dist.DistError, RuntimeError) as error:
-            refused = _has_key(store, _REFUSAL_KEY)
-            if refused:
-                raise Failure(**json.loads(store.get(_REFUSAL_KEY)), code=ExitCode.LAUNCH_CONFLICT) from error
-            if refused is None or left <= _POLL_INTERVAL_S:
-                missing = [rank for rank, key in enumerate(keys) if _has_key(store, key) is False]
-                if left <= -SAME_HOST_GRACE_S or not any(is_on_same_host(rank, world) for rank in missing):
-                    raise _missing_ranks_failure(store, keys, missing, hosts) from error
+        refused = _has_keys(store, [_REFUSAL_KEY])
+        if refused:
+            raise Failure(**json.loads(store.get(_REFUSAL_KEY)), code=ExitCode.LAUNCH_CONFLICT)
+        if refused is None or left <= 0 or time.monotonic() > note_at:
+            missing = [rank for rank, key in enumerate(keys) if _has_keys(store, [key]) is False]
+            same_host = any(is_on_same_host(rank, world) for rank in missing)
+            if refused is None or (left <= 0 and (left <= -SAME_HOST_GRACE_S or not same_host)):
+                raise _missing_ranks_failure(store, keys, missing, hosts)
+            if world.rank == 0 and time.monotonic() > note_at:
+                note_at = math.inf
+                names = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
+                print_message(f"waiting for {len(missing)} of {len(keys)} ranks: {names}", sys.stderr)
         look()
+        time.sleep(interval_s)
+        interval_s = min(1.5 * interval_s, _POLL_INTERVAL_S)
+    return [json.loads(value) for value in store.multi_get(keys)]
 
 
 def refuse_conflicting_ranks(who: Sequence[Mapping[str, object]], world: World) -> None:
@@ -139,10 +147,10 @@ def duplicate_rank_failure(rank: int, processes: str) -> Failure:
     )
 
 
-def _has_key(store: dist.Store, key: str) -> bool | None:
-    """Whether the store has the key; None if the store does not answer."""
+def _has_keys(store: dist.Store, keys: list[str]) -> bool | None:
+    """Whether the store has all keys; None if the store does not answer."""
     try:
-        return bool(store.check([key]))
+        return bool(store.check(keys))
     except (dist.DistError, RuntimeError):
         return None
 

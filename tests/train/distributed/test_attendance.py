@@ -100,3 +100,17 @@ def test_two_ranks_on_one_gpu_are_both_named() -> None:
 @pytest.mark.parametrize("gpus", [("GPU-fake-0", "GPU-fake-1"), ("", "")], ids=["a-gpu-each", "on-the-cpu"])
 def test_ranks_that_agree_are_let_through(gpus: tuple[str, str]) -> None:
     rendezvous.refuse_conflicting_ranks(waited(signed((FIRST, gpus[0]), (SECOND, gpus[1]))), FIRST)
+
+
+@pytest.mark.parametrize(("world", "lines"), [(APART, 1), (replace(APART, rank=1, node_rank=1), 0)])
+def test_a_rank_that_is_late_is_said_once_and_by_rank_0_alone(
+    world: World, lines: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A real store, since torch logs two lines for each of its waits that times out."""
+    monkeypatch.setattr(rendezvous, "_WAITING_NOTE_AFTER_S", 0.0)
+    store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    rendezvous.register_rank(store, world, "")
+    with pytest.raises(Failure, match=f"missing {1 - world.rank}\n"):
+        waited(store, 3.0, world)
+    written = capfd.readouterr().err.splitlines()
+    assert written == [f"waiting for 1 of 2 ranks: {1 - world.rank}"] * lines
