@@ -163,8 +163,8 @@ def acquire_lock(path: Path, waited: WaitOutcome | None = None, me: LockHolder |
 
 
 @contextmanager
-def only_writer(path: Path, *, fix: str) -> Iterator[bool]:
-    """Hold the lock `path`, a hidden name in the folder that the block writes. Yield whether a killed writer held it.
+def only_writer(path: Path, *, fix: str) -> Iterator[None]:
+    """Hold the lock `path`, a hidden name in the folder that the block writes.
 
     Whether a writer on another machine lives is known after HEARTBEAT_S to STALE_S.
 
@@ -183,7 +183,7 @@ def only_writer(path: Path, *, fix: str) -> Iterator[bool]:
                 refuse(holder)
             waited = wait_for_release(path, lambda _: None, beat=refuse)
     with lock.held():
-        yield lock.number > 1
+        yield
 
 
 def wait_for_release(

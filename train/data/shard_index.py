@@ -269,7 +269,7 @@ def _split_of(name: str) -> Split:
     return "validation" if is_validation else "training"
 
 
-def only_writer(folder: Path) -> AbstractContextManager[bool]:
+def only_writer(folder: Path) -> AbstractContextManager[None]:
     """Let no other process pack or index shards in `folder` meanwhile. Raises Failure as `file_lock.only_writer`."""
     return file_lock.only_writer(folder / LOCK_NAME, fix="wait until it has ended, and start the same command again")
 

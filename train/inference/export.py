@@ -43,8 +43,6 @@ from train.models import registry, weights
 from train.tasks import CLASSIFICATION, TargetScale
 
 DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE = EXPORT_FILE, "model.safetensors", "README.md"
-FORMAT_FILES: Final = tuple(file_format.file for file_format in file_formats.FORMATS.values())
-EXPORT_FILES: Final = (WEIGHTS_FILE, CARD_FILE, model_code.CODE_FILE, *FORMAT_FILES)
 LOCK_NAME: Final = ".export"
 FORMAT_VERSION: Final = 1
 MAX_SIDE: Final = 2**14
@@ -376,57 +374,57 @@ def _build_plain_network(about: ModelFacts, model: ModelConfig) -> nn.Module:
     return network
 
 
-def refuse_nonempty_folder(folder: Path, *, locked: bool = False) -> None:
-    """Raise Failure (OUTPUT) if `folder` exists and is not empty.
-
-    locked: this process holds the lock. Otherwise a folder with a lock passes: it may be what a killed export left.
-    """
+def refuse_nonempty_folder(folder: Path) -> None:
+    """Raise Failure (OUTPUT) if `folder` exists and holds more than what a killed export left."""
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise _nonempty_failure(folder, "it is a file")
     with _export_fixes(), file_io.translate_os_errors(folder, "read"):
-        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    locks = [name for name in names if name.startswith(f"{LOCK_NAME}.")]
-    names = [name for name in names if name not in locks]
-    if names and (locked or not locks):
+        ours = {path.name for path in (*_left_folders(folder), *folder.glob(f"{LOCK_NAME}.*"))}
+        names = sorted({*os.listdir(folder)} - ours) if os.path.isdir(folder) else []
+    if names:
         raise _nonempty_failure(folder, f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")
+
+
+def _left_folders(folder: Path) -> list[Path]:
+    return file_writer.left_files(folder, [DESCRIPTION_FILE])
 
 
 @contextmanager
 def _new_folder(folder: Path, contents: Mapping[str, bytes]) -> Iterator[Path]:
-    """Write the files into a temporary folder, let the caller add to it, and rename it to `folder`.
+    """Write the files into a temporary folder, let the caller add to them, model.json last, and rename it to `folder`.
 
-    An existing folder is written directly: it may be a mount, which cannot be replaced. After an error nothing is left,
-    and what a killed export left is removed: a lock in the existing folder, or above a new one, tells that it was one.
+    An existing folder may be a mount, which cannot be replaced: the temporary one is inside, and its files are moved in
+    their order. After an error nothing is left; what a killed export left is removed.
     """
     exists = folder.is_dir()
-    target = folder if exists else file_writer.temporary_path(folder)
-    names = (*contents, DESCRIPTION_FILE)
+    target = file_writer.temporary_path(folder / DESCRIPTION_FILE if exists else folder)
     lock = folder / LOCK_NAME if exists else folder.parent / f"{LOCK_NAME}-{zlib.crc32(os.fsencode(folder.name)):08x}"
     file_io.refuse_full_disk(folder, sum(map(len, contents.values())))
     with file_io.translate_os_errors(folder):
         lock.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock.only_writer(lock, fix="wait until it has ended, or name another folder with --output") as took_over:
-        for left in file_writer.left_files(lock.parent, names if exists else [folder.name]):
+    with file_lock.only_writer(lock, fix="wait until it has ended, or name another folder with --output"):
+        moved = list[Path]()
+        for left in _left_folders(folder) if exists else file_writer.left_files(folder.parent, [folder.name]):
             file_io.remove(left)
-        if exists and took_over and not (folder / DESCRIPTION_FILE).exists():  # which comes last
-            for name in EXPORT_FILES:
-                file_io.remove(folder / name)
-        refuse_nonempty_folder(folder, locked=True)
         try:
             with file_io.translate_os_errors(folder):
-                target.mkdir(exist_ok=True)
+                target.mkdir()
             for name, data in contents.items():
                 file_io.write_atomic(target / name, data)
             yield target
-            if not exists:
-                refuse_nonempty_folder(folder, locked=True)
-                with file_io.translate_os_errors(folder):
+            refuse_nonempty_folder(folder)
+            with file_io.translate_os_errors(folder):
+                for name in contents if exists else ():
+                    os.rename(target / name, folder / name)
+                    moved.append(folder / name)
+                if not exists:
                     os.rename(target, folder)
-                    file_writer.fsync_folder(folder.parent)
+                file_writer.fsync_folder(folder if exists else folder.parent)
         except BaseException:
-            for path in [target / name for name in names] if exists else [target]:
+            for path in (target, *moved):
                 file_io.remove(path)
             raise
+        file_io.remove(target)
 
 
 @contextmanager
