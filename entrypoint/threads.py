@@ -33,9 +33,14 @@ def refuse_few_threads(count: int) -> None:
         RuntimeError: the system has fewer threads left.
     """
     lock = _thread.allocate_lock()
+
+    def wait() -> None:
+        with lock:
+            pass
+
     with lock:
         for _ in range(count):
-            start_daemon_thread(lambda: lock.acquire() and lock.release())
+            start_daemon_thread(wait)
 
 
 T = TypeVar("T")
