@@ -46,10 +46,16 @@ def in_job(environ: Mapping[str, str]) -> bool:
 def in_step(environ: Mapping[str, str]) -> bool:
     """Whether this process is a task that srun started.
 
-    SLURM_PROCID alone is not enough: the batch script has it too, as 0.
+    SLURM_PROCID alone is not enough: the batch script has it too, as 0. sbatch passes all variables of a step on to a
+    job that is submitted there. Up to Slurm 24.11 they stay; a task's numbers equal its step's, a batch script's need
+    not.
     """
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
-    return is_whole_number(step) and int(step) < _FIRST_RESERVED_STEP_ID and not _missing_task_variables(environ)
+    is_task = is_whole_number(step) and int(step) < _FIRST_RESERVED_STEP_ID and not _missing_task_variables(environ)
+    return is_task and not any(
+        name in environ and name_in_step in environ and environ[name] != environ[name_in_step]
+        for name, name_in_step in (("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"), ("SLURM_NNODES", "SLURM_STEP_NUM_NODES"))
+    )
 
 
 def is_shell(environ: Mapping[str, str]) -> bool:

@@ -200,3 +200,11 @@ def test_a_start_with_all_of_its_job_warns_of_nothing(slurm: Cluster) -> None:
     slurm.login("sbatch", "--wait", "-n1", "-c2", "--output=/shared/all.out", "--wrap", wrap)
     assert "launcher" in text(slurm, "all.out")
     assert "WARNING" not in text(slurm, "all.out")
+
+
+@EACH
+def test_a_script_without_srun_is_refused_from_the_shell_of_a_step_too(slurm: Cluster) -> None:
+    submit = f'sbatch -Q -N2 --output=/shared/none.out --wrap "{SHOW}; echo code \\$?"'
+    slurm.login("srun", "-n1", "bash", "-c", submit)
+    until(lambda: "code" in text(slurm, "none.out"), 60, lambda: slurm.login("squeue").stdout)
+    assert "ERROR[76] inside a Slurm job but not started by srun" in text(slurm, "none.out")

@@ -160,3 +160,15 @@ def test_a_login_nodes_shell_with_a_one_node_job_is_refused_by_its_host() -> Non
 def test_a_shell_on_the_jobs_only_node_is_accepted() -> None:
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01"}
     slurm.check_job_shell(environ, machine(hostname="node01"))
+
+
+@pytest.mark.parametrize("version", ["slurm-22.05", "slurm-24.11"])
+def test_a_batch_script_that_inherited_a_step_from_its_shell_is_no_task(version: str) -> None:
+    shell = captured("srun-pty/task-0@node01", version)
+    environ = shell | captured("no-srun-two-nodes/batch-0@node01", version)
+    assert environ["SLURM_STEP_ID"] == "0"
+    with pytest.raises(Failure, match="not started by srun, and the job has several nodes or tasks") as caught:
+        detect_allocation(environ, CPU, machine())
+    assert caught.value.code == 76
+    without_tasks = {name: value for name, value in environ.items() if name not in ("SLURM_NTASKS", "SLURM_NPROCS")}
+    assert not slurm.in_step(without_tasks)
