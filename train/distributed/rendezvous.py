@@ -42,6 +42,7 @@ def register_rank(store: dist.Store, world: World, gpu: str) -> None:
         Failure: LAUNCH_CONFLICT if the rank is registered already, or if ranks disagree about the world size.
     """
     me = {"host": socket.gethostname(), "pid": os.getpid(), "gpu": gpu, "world_size": world.world_size}
+    me |= {"node": world.node_rank, "reached": getattr(store, "host", "")}
     first = json.loads(store.compare_set("train/first", "", json.dumps(me | {"rank": world.rank})))
     if first["world_size"] != world.world_size:
         raise _world_size_failure(first["rank"], first, world)
@@ -225,7 +226,21 @@ def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str
             store, world, deadline, lambda: _refuse_second_rank_zero(world, environ), _hosts_of_ranks(environ)
         )
         refuse_conflicting_ranks(who, world)
+        if world.node_rank == 0 and world.num_nodes > 1 and not environ.get("ENTRYPOINT_INTERFACE"):
+            _use_interface_of_peers(who)
     return store
+
+
+def _use_interface_of_peers(who: Sequence[Mapping[str, object]]) -> None:
+    """On the host of rank 0: let gloo and NCCL use the interface to which the ranks of other nodes have come.
+
+    The name of this host may mean a network here that they cannot reach. What the user set is kept.
+    """
+    reached = {str(other["reached"]) for other in who if other["node"] != 0}
+    name = next((network.interface_towards(each) for each in reached if each and network.is_own_address(each)), None)
+    for variable in os.environ.get("ENTRYPOINT_SET", "").split(","):
+        if name and variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ[variable] = name if variable == "GLOO_SOCKET_IFNAME" else f"={name}"
 
 
 def _open_store(world: World, environ: Mapping[str, str], deadline: float) -> dist.Store:
