@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from entrypoint import dump_json, join_lines
-from train.files import shorten_name
+from train.files import one_line, shorten_name
 from train.metrics import DEFAULT_METRIC, METRICS, Metric, metrics_of
 from train.tasks import CLASSIFICATION, TASKS
 
@@ -126,7 +126,7 @@ def metric_rows(
             rows[metric.label] = metric.format(result.values[name])
     if weak := _weak_classes(result, classes):
         word = "recall" if result.task == CLASSIFICATION else "average precision"
-        rows["weak classes"] = f"{', '.join(f'{name} {share:.1%}' for name, share in weak)} ({word})"
+        rows["weak classes"] = f"{', '.join(f'{one_line(name)} {share:.1%}' for name, share in weak)} ({word})"
     return rows
 
 
