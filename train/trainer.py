@@ -44,7 +44,7 @@ from train.evaluation.evaluate import (
     max_batch_size,
     rank_batches,
 )
-from train.evaluation.final_score import TEST_FILE, FinalScore, damaged_best_fix, tested_step
+from train.evaluation.final_score import TEST_FILE, FinalScore
 from train.evaluation.results import EvaluationResult
 from train.fault_injection import FaultInjector
 from train.logging import running_mean
@@ -641,7 +641,7 @@ class Trainer:
         open_loader, state, num_test = self.open_test_loader, self.state, self.dataset.num_test
         assert open_loader is not None
         step = self.runtime.run_on_rank_zero(
-            lambda: tested_step(self.folder, best_step=state.best_step, last_step=state.step)
+            lambda: store.tested_step(self.checkpoints, best_step=state.best_step, last_step=state.step)
         )
         if state.best_step not in (None, step):
             best = self.checkpoint_path(state.best_step)
@@ -697,7 +697,7 @@ class Trainer:
         try:
             tensors, _ = format.load_checkpoint(format.checkpoint_at_step(self.checkpoints, step), ("model", "ema"))
         except Failure as failure:
-            failure.fix = damaged_best_fix(self.checkpoint_path(step))
+            failure.fix = store.damaged_best_fix(self.checkpoint_path(step))
             raise
         last = {name: tensor.to("cpu", copy=True) for name, tensor in state.network.state_dict().items()}
         state.network.load_state_dict({**tensors["model"], **tensors.get("ema", {})})

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
@@ -77,6 +78,16 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
         )
     by_name = sorted(((int(match[1]), path) for match, path in candidates if match), key=lambda item: item[1].name)
     return dict(sorted(dict(by_name).items()))  # "." sorts before "s": the new one wins
+
+
+def tested_step(folder: Path, *, best_step: int | None, last_step: int) -> int:
+    """The step whose weights the test split is measured with: the best, or the last if that checkpoint is deleted."""
+    return best_step if best_step is not None and best_step in list_checkpoints(folder) else last_step
+
+
+def damaged_best_fix(checkpoint: Path) -> str:
+    """How a run ends whose best checkpoint is damaged."""
+    return f"rm -r {shlex.quote(str(checkpoint))}, and start again: then the weights of the last step are measured"
 
 
 def verify_hashes(path: Path) -> Manifest:

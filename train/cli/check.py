@@ -31,7 +31,7 @@ from train.data import download, registry
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
-from train.evaluation.final_score import damaged_best_fix, read_final_score, tested_step
+from train.evaluation.final_score import read_final_score
 from train.evaluation.results import EvaluationResult
 from train.logging.progress import format_rows, pluralize
 from train.optim import schedule
@@ -191,12 +191,13 @@ def _preview_test(folder: Path, position: str, step: int, best_step: int | None)
     score = read_final_score(folder)
     if score is not None and score.trained_steps == step:
         return None
-    tested = tested_step(folder, best_step=best_step, last_step=step)
-    checkpoint = store.list_checkpoints(folder / "checkpoints")[tested]
+    checkpoints = folder / "checkpoints"
+    tested = store.tested_step(checkpoints, best_step=best_step, last_step=step)
+    checkpoint = store.list_checkpoints(checkpoints)[tested]
     try:
         store.verify_hashes(checkpoint)
     except DamagedCheckpointError as reason:
-        lines = [f"the checkpoint {checkpoint} is damaged: {reason}", f"fix: {damaged_best_fix(checkpoint)}"]
+        lines = [f"the checkpoint {checkpoint} is damaged: {reason}", f"fix: {store.damaged_best_fix(checkpoint)}"]
         return _refused_start(ExitCode.DATA, lines)
     message = f"is trained ({position}): train would measure the test split with the weights of step {tested:,}"
     return ResumePreview(message=message)

@@ -5,14 +5,12 @@ No rank and no setting chooses by it. The run folder keeps it in `test.json`.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from train import files
-from train.checkpoint import store
 from train.evaluation.results import EvaluationResult
 from train.metrics import metrics_of
 
@@ -55,17 +53,6 @@ class FinalScore:
         return (
             f"{', '.join(values)} on {self.result.samples:,} images that chose nothing (weights of step {self.step:,})"
         )
-
-
-def tested_step(run_folder: Path, *, best_step: int | None, last_step: int) -> int:
-    """The step whose weights are measured: the best one; the last one if the best checkpoint has been deleted."""
-    is_kept = best_step in store.list_checkpoints(run_folder / "checkpoints")
-    return best_step if best_step is not None and is_kept else last_step
-
-
-def damaged_best_fix(checkpoint: Path) -> str:
-    """How a run ends whose best checkpoint is damaged."""
-    return f"rm -r {shlex.quote(str(checkpoint))}, and start again: then the weights of the last step are measured"
 
 
 def read_final_score(run_folder: Path) -> FinalScore | None:
