@@ -36,6 +36,7 @@ TITLES: Final = {
     "litdata": "LitData",
     "spdl": "SPDL",
 }
+IMAGES: Final = {"cut": "cut photographs", "drawn": "drawn images"}
 READ_FROM: Final = {"ours": "tar shards", "webdataset": "the same tar shards", "litdata": "its chunks"}
 # `make bench` installs them here, where only their own processes look: what they need must not change ours.
 PEER_PACKAGES: Final = harness.ROOT / ".venv-bench"
@@ -119,7 +120,7 @@ def files_per_core(options: BenchOptions) -> Iterator[Row]:
         feeds = _feed_commands(options, folders, cores=cores, shards=True)
         times = _time_feeds(options, feeds, workers=workers)
         yield _compare_feeds(number, times, facts, missing)
-        yield from _images_per_s(number, times, mean_bytes)
+        yield from _images_per_s(number, times, mean_bytes, facts["photos"])
 
 
 def is_usable(options: BenchOptions, library: str) -> bool:
@@ -214,8 +215,9 @@ def _compare_feeds(
     speeds = {f"{side}_images_per_s": times[side].images_per_s().value for side in times}
     of_peer = {"peer": name, "peer_images_per_s": speeds[f"{name}_images_per_s"], "peer_workers": peer.workers}
     target = targets.TARGETS[number]
-    images = {"cut": "cut photographs", "drawn": "drawn images"}[facts["photos"]]
-    what = f"{target.what}, {images}: ours / the best of {', '.join(TITLES[other] for other in others)}"
+    what = (
+        f"{target.what}, {IMAGES[facts['photos']]}: ours / the best of {', '.join(TITLES[other] for other in others)}"
+    )
     if missing:
         what += f" ({', '.join(TITLES[other] for other in missing)} could not be loaded)"
     target = replace(target, what=what, limit=None if missing else target.limit)
@@ -223,13 +225,14 @@ def _compare_feeds(
     return Row(number=number, target=target, estimate=estimate, facts=facts)
 
 
-def _images_per_s(number: str, times: Mapping[str, FeedTimes], mean_bytes: int) -> Iterator[Row]:
+def _images_per_s(number: str, times: Mapping[str, FeedTimes], mean_bytes: int, images: str) -> Iterator[Row]:
     """A row for each side, fastest first, with its MB/s of JPEG files."""
     for name, side in sorted(times.items(), key=lambda item: median(item[1].seconds)):
         speed = side.images_per_s()
         mb_per_s = speed.value * mean_bytes / 1e6
-        what = f"{TITLES[name]} from {READ_FROM.get(name, 'JPEG files')}, workers: {side.workers}; {mb_per_s:.1f} MB/s"
-        facts = {"workers": side.workers, "mb_per_s": mb_per_s}
+        source = f"{TITLES[name]} from {READ_FROM.get(name, 'JPEG files')}, {IMAGES[images]}"
+        what = f"{source}, workers: {side.workers}; {mb_per_s:.1f} MB/s"
+        facts = {"workers": side.workers, "mb_per_s": mb_per_s, "photos": images}
         yield measurements.reported_row(f"{number} {name}", what, speed, unit="images/s", **facts)
 
 

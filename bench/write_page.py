@@ -57,15 +57,16 @@ def update_page(text: str, folder: Path = MEASUREMENTS) -> str:
     """The page with all targets, and with the values of the files in `folder`."""
     files = sorted((json.loads(path.read_text()) for path in folder.glob("*.json")), key=_date)
     for table, devices in TABLES.items():
-        runs = defaultdict[tuple[str, str], list[tuple[Json, Json]]](list)
+        runs = defaultdict[tuple[str, ...], list[tuple[Json, Json]]](list)
         for file in files:
             if (file["machine"]["device"] == "cpu") == (table == "cpu"):
                 for row in file["rows"]:
-                    runs[row["row"], _device_name(file["machine"])].append((row, file["machine"]))
-        measured = {name for name, _ in runs}
+                    compared = (str(row["facts"].get(key)) for key in ("photos", "not_installed"))
+                    runs[row["row"], _device_name(file["machine"]), *compared].append((row, file["machine"]))
+        measured = {name for name, *_ in runs}
         lines = [
             (name, format_row(*days[-1], [f"{format_number(row['value'])} ({_day(of)})" for row, of in days[:-1]]))
-            for (name, _), days in runs.items()
+            for (name, *_), days in runs.items()
         ]
         lines += [
             (number, format_unmeasured(number, target))

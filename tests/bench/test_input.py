@@ -111,7 +111,7 @@ def test_shards_are_compared_with_the_best_of_what_is_installed(
         assert round(estimate.value, 6) == ratio
         assert rows[number].facts["not_installed"] == ", ".join(name for name in bench.LOCKED_PEERS if name in missing)
     assert rows["16b"].facts["workers"] == rows["16b"].facts["peer_workers"] == 2
-    assert rows["16 torchvision"].target.what == "ImageFolder from JPEG files, workers: 1; 6.4 MB/s"
+    assert rows["16 torchvision"].target.what == "ImageFolder from JPEG files, drawn images, workers: 1; 6.4 MB/s"
 
 
 @pytest.mark.parametrize(

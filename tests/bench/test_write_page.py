@@ -68,6 +68,14 @@ def test_each_machine_has_its_row_and_earlier_days_stand_beside_the_newest(tmp_p
     assert [row.endswith("| 6 (01-01) |") for row in rows if "1970-02-01" in row] == [True]
 
 
+def test_figures_of_other_images_are_no_earlier_day_of_a_row(tmp_path: Path) -> None:
+    drawn, cut = (bench_json(targets.measured("16", exact(value), photos=images)) for value, images in
+                  ((1.1, "drawn"), (1.6, "cut")))  # fmt: skip
+    cut["machine"] |= {"date": "1970-02-01"}
+    rows = [line for line in written(tmp_path, drawn, cut).splitlines() if line.startswith("| 16 |")]
+    assert sorted(row.split(" | ")[2] for row in rows) == ["1.1", "1.6"]
+
+
 def test_rows_of_other_devices_are_in_their_own_table(tmp_path: Path) -> None:
     gpu = bench_json(targets.measured("2", exact(0.6)), device="NVIDIA H200")
     text = written(tmp_path, bench_json(SEVEN, targets.unmeasured("8", "no time")), gpu)
