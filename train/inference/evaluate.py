@@ -244,7 +244,8 @@ def build_counter(
     them.
     """
     criterion = None if sets.task == CLASSIFICATION else build_task_criterion(config.optim, sets)
-    threshold = checkpoints.recorded_thresholds(checkpoints.read_state(chosen)) or config.eval.threshold
+    recorded = checkpoints.recorded_thresholds(checkpoints.read_state(chosen), flip=config.eval.flip)
+    threshold = recorded or config.eval.threshold
     return partial(TASKS[sets.task].load("counter"), criterion=criterion, threshold=threshold)
 
 

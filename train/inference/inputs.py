@@ -93,7 +93,8 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
     try:
         task = checkpoints.recorded_task(recorded)
         if task["task"] == MULTI_LABEL:
-            task["thresholds"] = checkpoints.recorded_thresholds(state) or (DEFAULT_THRESHOLD,) * len(classes)
+            recorded_thresholds = checkpoints.recorded_thresholds(state, flip=config.eval.flip)
+            task["thresholds"] = recorded_thresholds or (DEFAULT_THRESHOLD,) * len(classes)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Failure(
             "the checkpoint does not say what its labels were",
