@@ -54,7 +54,8 @@ class ErrorSums:
 def macro_f1(counts: Counts) -> float:
     """The mean F1 over the classes that occur, each counting the same: scikit-learn's average="macro".
 
-    A class without samples and predictions is left out; one that was never predicted counts as 0.
+    A class without samples and predictions is left out; one that was never predicted counts as 0. Of several labels per
+    sample scikit-learn counts such a label as 0 too: its F1 would fall with each label that this data happens to lack.
     """
     sums = zip(counts.correct, counts.predicted, counts.support, strict=True)
     f1 = [2 * correct / (predicted + support) for correct, predicted, support in sums if predicted + support]

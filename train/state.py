@@ -56,7 +56,7 @@ class TrainState:
     network: the model without its DDP wrapper.
     step: finished optimizer steps. With the config it determines the next samples and learning rate.
     seconds: training time of all starts, without evaluations and saves.
-    evaluated: the step of the last evaluation; result: what it measured.
+    evaluated: the step of the last evaluation; result: what it measured; unflipped: without eval.flip, where it is set.
     best, best_step: the best evaluation so far, by eval.metric.
     ema: with train.ema_decay.
     target_streak: how many evaluations in a row have reached eval.target.
@@ -73,6 +73,7 @@ class TrainState:
     seconds: float = 0.0
     evaluated: int = 0
     result: EvaluationResult | None = None
+    unflipped: EvaluationResult | None = None
     best: EvaluationResult | None = None
     best_step: int | None = None
     target_streak: int = 0
@@ -102,6 +103,7 @@ class TrainState:
             "window": asdict(self.window) if self.window else None,
             "optimizer": optimizer,
             "scaler": self.scaler.state_dict() if self.scaler else None,
+            **({"unflipped": self.unflipped.to_json()} if self.unflipped else {}),
         }
 
     def restore(self, tensors: TensorGroups, values: Mapping[str, Any]) -> None:
@@ -128,6 +130,7 @@ class TrainState:
             self.stale_evaluations = int(values.get("stale", 0))
             self.window = _window(values.get("window"))
             self.result, self.best = _result(values["result"]), _result(values["best"])
+            self.unflipped = _result(values.get("unflipped"))
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise Failure(
                 "the checkpoint does not fit this model and optimizer",
@@ -172,8 +175,9 @@ def check_values(values: Mapping[str, Any]) -> None:
         _require(type(value) is int and 0 <= value < MAX_COUNTER, name, value)
     seconds = values["seconds"]
     _require(_is_number(seconds) and 0 <= seconds < math.inf, "seconds", seconds)
-    for name in ("result", "best"):
-        _require(values[name] is None or _is_result(values[name]), name, values[name])
+    measured = {"result": values["result"], "best": values["best"], "unflipped": values.get("unflipped")}
+    for name, value in measured.items():
+        _require(value is None or _is_result(value), name, value)
     window = values.get("window")
     _require(window is None or _is_window(window), "window", window)
 

@@ -585,7 +585,7 @@ class Trainer:
         if any(self.runtime.all_gather(loop.stop.is_made())):
             return False
         loop.durations.add("evaluation", self.clock() - began)
-        state.result, state.evaluated = evaluation.result, state.step
+        state.result, state.unflipped, state.evaluated = evaluation.result, evaluation.unflipped, state.step
         self._log_evaluation(evaluation)
         self._compare_with_best(evaluation.result)
         self._log_early_stop()

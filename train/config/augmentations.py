@@ -285,11 +285,6 @@ def stage_steps(augment: str | Sequence[Entry], stage: str) -> tuple[Step, ...]:
     return tuple(step for step in expand(augment) if step.operation.stage == stage)
 
 
-def as_entries(steps: Sequence[Step]) -> list[Entry]:
-    """The operations as data.augment writes them, with all their arguments."""
-    return [{step.name: dict(step.arguments)} if step.arguments else step.name for step in steps]
-
-
 def find_problem(augment: str | Sequence[Entry]) -> Problem | None:
     """Why this data.augment cannot be used; None if it can."""
     entries: Sequence[Entry] = [augment] if isinstance(augment, str) else augment

@@ -44,10 +44,12 @@ class Evaluation:
     """The result of an evaluation.
 
     confusion: int64 [classes, classes] on the CPU, rows by label, columns by prediction; None for many classes.
+    unflipped: with eval.flip, the result of the outputs for the images alone.
     """
 
     result: EvaluationResult
     confusion: Tensor | None
+    unflipped: EvaluationResult | None = None
 
 
 def evaluate(
@@ -71,17 +73,19 @@ def evaluate(
         Failure: DATA for a model whose number of outputs is not `classes`, or if no rank has a sample.
     """
     broadcast_buffers(model, runtime)
-    counter = new_counter(classes, runtime.device)
+    counter, *plain_counters = (new_counter(classes, runtime.device) for _ in range(1 + flip))
     with torch.no_grad(), _eval_mode(model):
         for batch in batches:
             logits = _compute_logits(model, batch.images, padded_size)
-            if flip:
+            for plain_counter in plain_counters:
+                plain_counter.add(logits, batch.labels)
                 logits = average_outputs(logits, _compute_logits(model, batch.images.flip(-1), padded_size))
             counter.add(logits, batch.labels)
             if observe is not None:
                 observe(logits, batch.labels)
     result, confusion = counter.read(runtime.all_reduce_sum, runtime.all_gather)
-    return Evaluation(result=result, confusion=confusion)
+    unflipped = [each.read(runtime.all_reduce_sum, runtime.all_gather)[0] for each in plain_counters]
+    return Evaluation(result=result, confusion=confusion, unflipped=unflipped[0] if flip else None)
 
 
 def average_outputs(plain: Tensor, flipped: Tensor) -> Tensor:

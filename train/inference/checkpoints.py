@@ -275,13 +275,18 @@ def _data_change_notes(own: RunConfig, config: RunConfig) -> tuple[str, ...]:
 
     `evaluation_caveats` compares the splits, once the data is open.
     """
+    listed = [change for change in input_changes(own, config) if change.startswith("data.")]
+    return (f"the data is not as in the training: {'; '.join(listed)}",) if listed else ()
+
+
+def input_changes(own: RunConfig, config: RunConfig) -> tuple[str, ...]:
+    """`section.key: old -> new` for each setting that changes the model's input for an image."""
     changes = resume_rules.changed_keys(asdict(own), asdict(config))
-    listed = [
+    return tuple(
         f"{key}: {json.dumps(old)} -> {json.dumps(new)}"
         for key, (old, new) in changes.items()
-        if key.startswith("data.") and key not in DATA_SETTINGS_UNSEEN_BY_MODEL
-    ]
-    return (f"the data is not as in the training: {'; '.join(listed)}",) if listed else ()
+        if (key.startswith("data.") and key not in DATA_SETTINGS_UNSEEN_BY_MODEL) or key == "eval.image_size"
+    )
 
 
 def _damaged_failure(path: Path, reason: str) -> Failure:
@@ -382,15 +387,18 @@ def training_dataset_facts(chosen: ChosenCheckpoint) -> DatasetFacts | None:
         return None
 
 
-def recorded_thresholds(state: Mapping[str, Any], classes: int) -> tuple[float, ...] | None:
+def recorded_thresholds(state: Mapping[str, Any], classes: int, *, flip: bool) -> tuple[float, ...] | None:
     """The thresholds of several labels, of the evaluation of exactly these weights; None without one.
+
+    flip: as eval.flip of the outputs that they are for, as far as both were measured.
 
     Raises:
         Failure: DATA for what is no threshold for each of so many classes.
     """
     try:
         progress = state.get("state") or {}
-        result = progress.get("result") if progress.get("evaluated") == progress.get("step") else None
+        measured = progress.get("result") if flip else progress.get("unflipped") or progress.get("result")
+        result = measured if progress.get("evaluated") == progress.get("step") else None
         return parse_thresholds((result or {}).get("thresholds"), classes)
     except files.MALFORMED_ERRORS as error:
         raise Failure(

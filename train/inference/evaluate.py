@@ -251,7 +251,9 @@ def build_counter(
     them.
     """
     criterion = None if sets.task == CLASSIFICATION else build_task_criterion(config.optim, sets)
-    recorded = checkpoints.recorded_thresholds(checkpoints.read_state(chosen), len(sets.classes))
+    recorded = checkpoints.recorded_thresholds(
+        checkpoints.read_state(chosen), len(sets.classes), flip=config.eval.flip
+    )
     threshold = recorded or config.eval.threshold
     return partial(TASKS[sets.task].load("counter"), criterion=criterion, threshold=threshold)
 

@@ -94,7 +94,7 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
         classes = checkpoints.recorded_classes(recorded)
         task = checkpoints.recorded_task(recorded)
         if task["task"] == MULTI_LABEL:
-            thresholds = checkpoints.recorded_thresholds(state, len(classes))
+            thresholds = checkpoints.recorded_thresholds(state, len(classes), flip=config.eval.flip)
             task["thresholds"] = thresholds or (DEFAULT_THRESHOLD,) * len(classes)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Failure(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from entrypoint import Failure, redact_words
 from train.config import resume_rules, schema
 from train.config.schema import RunConfig
 from train.data import decode
-from train.data.preprocessing import FitName, Interpolation, Preprocessing
+from train.data.preprocessing import FitName, Preprocessing
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
 from train.inference import checkpoints, evaluate, inputs
@@ -36,7 +36,8 @@ class ModelFacts:
     """The facts about a trained model.
 
     tensors: the EMA weights if there are any. state: the checkpoint's state.json. recorded: run.json
-    of its run; empty if it is missing.
+    of its run; empty if it is missing. flipped: whether the run measured the mean with mirror images (eval.flip), which
+    no file computes. changed: the settings of the input that are not those with which the run measured.
     """
 
     config: RunConfig
@@ -47,28 +48,47 @@ class ModelFacts:
     averaged: bool
     state: Mapping[str, Any]
     recorded: Mapping[str, Any]
+    flipped: bool = False
+    changed: tuple[str, ...] = ()
+
+    @property
+    def precision(self) -> str:
+        """In which the run trained and measured."""
+        return str(submapping(self.recorded, "training").get("precision", self.config.train.precision))
+
+    @property
+    def run_result(self) -> EvaluationResult | None:
+        """The run's evaluation of exactly these weights, or None."""
+        return self._result("result")
 
     @property
     def result(self) -> EvaluationResult | None:
-        """The evaluation of exactly these weights, or None."""
+        """The evaluation of exactly this network, for one image as it is, or None."""
+        return None if self.changed else self._result("unflipped" if self.flipped else "result")
+
+    def _result(self, name: str) -> EvaluationResult | None:
         progress = submapping(self.state, "state")
-        if not progress.get("result") or progress.get("evaluated") != self.step:
+        if not progress.get(name) or progress.get("evaluated") != self.step:
             return None
-        return EvaluationResult.from_json(progress["result"])
+        return EvaluationResult.from_json(progress[name])
 
 
 def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFacts:
     """Collect the facts. Raises Failure as `evaluate.load_weights` and `inputs.build_input_spec`."""
     state, weights = checkpoints.read_state(chosen), evaluate.load_weights(chosen)
+    trained = checkpoints.load_training_config(chosen)
+    alone = replace(config, eval=replace(config.eval, flip=False))
     return ModelFacts(
         config=config,
-        input_spec=inputs.build_input_spec(config, state),
+        input_spec=inputs.build_input_spec(alone, state),
         path=chosen.path,
         step=chosen.contents.step,
         tensors=weights.tensors,
         averaged=weights.averaged,
         state=state,
         recorded=_read_run_record(chosen.path),
+        flipped=trained.eval.flip,
+        changed=checkpoints.input_changes(trained, config),
     )
 
 
@@ -85,6 +105,11 @@ def _read_run_record(checkpoint: Path) -> Mapping[str, Any]:
 
 LICENSE_TEXT: Final = "Not stated. Whoever trained this model has to say it, and the data may have terms of its own."
 NOT_MEASURED_TEXT: Final = "Not measured at this step. `train eval` measures it again."
+CHANGED_TEXT: Final = "Not measured with this input: the run measured another ({}). `train eval` takes these settings."
+FLIPPED_TEXT: Final = (
+    "Not measured: the run measured the mean of the outputs for each image and its mirror image (eval.flip), and this "
+    "network computes one of them. `train eval RUN eval.flip=false` measures it."
+)
 CUSTOM_CODE_TEXT: Final = (
     "Its code is not in this folder, and none is taken from here: have {module}.py beside your own program."
 )
@@ -100,7 +125,6 @@ LOADING_TEXT: Final = (
     "Beside this folder, with torch, torchvision, safetensors and Pillow. The project that trained it is not needed:"
 )
 IMAGE_TEXT: Final = "The lines read images of 8 bits per channel."
-RESAMPLING: Final[Mapping[Interpolation, str]] = {"bilinear": "BILINEAR", "bicubic": "BICUBIC"}  # Pillow's names
 
 
 def render_card(about: ModelFacts, folder: str, code: ModelCode, formats: Sequence[str] = ()) -> str:
@@ -212,6 +236,7 @@ def read_image(path):  # {what}
     image = (ImageOps.exif_transpose(file) if is_turned else file).convert("RGB")
 {fit}    return image{gray}
 
+
 image = read_image("photo.jpg")"""
 # A JPEG is decoded at a reduced size; an image that is no square may be turned by a quarter afterwards.
 REDUCE_LINE: Final = '    file.draft("RGB", scaled_size(*file.size))\n'
@@ -219,13 +244,13 @@ REDUCE_TURNED_LINES: Final = """\
     is_quarter_turn = "exif" in file.info and file.getexif().get(274) in (5, 6, 7, 8)
     file.draft("RGB", scaled_size(*file.size[::-1])[::-1] if is_quarter_turn else scaled_size(*file.size))
 """
-WHOLE_CROP_LINES: Final = """\
+FIT_LINES: Final[Mapping[str, str]] = {
+    "whole crop": """\
     width = max(1, min(image.width, round(image.height * {width} / {height})))
     height = max(1, min(image.height, round(image.width * {height} / {width})))
     left, top = (image.width - width) // 2, (image.height - height) // 2
     image = image.resize(({width}, {height}), {resampling}, (left, top, left + width, top + height))
-"""
-FIT_LINES: Final[Mapping[FitName, str]] = {
+""",
     "crop": """\
     image = image.resize(scaled_size(*image.size), {resampling})
     left, top = round((image.width - {width}) / 2), round((image.height - {height}) / 2)
@@ -254,7 +279,7 @@ def _image_lines(spec: InputSpec) -> list[str]:
         "height": height,
         "least_width": least_width,
         "least_height": least_height,
-        "resampling": f"Image.Resampling.{RESAMPLING[preprocessing.interpolation]}",
+        "resampling": f"Image.Resampling.{preprocessing.interpolation.upper()}",
         "color": decode.fill_color(preprocessing, 3),
     }
     cuts_first = preprocessing.fit == "crop" and preprocessing.crop_ratio == 1
@@ -266,11 +291,11 @@ def _image_lines(spec: InputSpec) -> list[str]:
         if from_arrays
         else f"{FIT_WORDS[preprocessing.fit]}, scaled as in the training",
         reduce=reduce_lines if reduces else "",
-        fit=(WHOLE_CROP_LINES if cuts_first else FIT_LINES[preprocessing.fit]).format(**values),
+        fit=FIT_LINES["whole crop" if cuts_first else preprocessing.fit].format(**values),
         gray='.convert("L")' if spec.shape.channels == 1 else "",
     )
-    scaled_size = f"{SCALED_SIZE_LINE}{SCALED_SIZES[preprocessing.fit].format(**values)}\n"
-    return [*(scaled_size if "scaled_size(" in reading else "").splitlines(), *reading.splitlines()]
+    scaled_size = f"{SCALED_SIZE_LINE}{SCALED_SIZES[preprocessing.fit].format(**values)}\n\n"
+    return ["", *(scaled_size if "scaled_size(" in reading else "").splitlines(), *reading.splitlines()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,7 +433,7 @@ def _data_rows(about: ModelFacts) -> dict[str, str]:
 def _training_rows(about: ModelFacts) -> dict[str, str]:
     config, training = about.config, submapping(about.recorded, "training")
     world, steps_per_epoch = about.state.get("world_size"), training.get("steps_per_epoch")
-    optim, precision = config.optim, training.get("precision", config.train.precision)
+    optim = config.optim
     resolved = schedule.resolve_learning_rate(config)
     learning_rate = schedule.peak_learning_rate(resolved, config.train.global_batch_size)
     rows = {
@@ -418,7 +443,7 @@ def _training_rows(about: ModelFacts) -> dict[str, str]:
         else None,
         "global batch": f"{config.train.global_batch_size:,}",
         "optimizer": f"{optim.name}, learning rate {learning_rate:g}, {optim.schedule}",
-        "precision": str(precision),
+        "precision": about.precision,
         "world": pluralize(world, "rank") if isinstance(world, int) else None,
         "device": str(training["device"]) if "device" in training else None,
         "seed": str(config.run.seed),
@@ -428,11 +453,18 @@ def _training_rows(about: ModelFacts) -> dict[str, str]:
 
 
 def _metric_blocks(about: ModelFacts) -> Iterator[DescriptionList | Table | Paragraph]:
-    result = about.result
-    if result is None:
-        yield Paragraph(text=NOT_MEASURED_TEXT)
+    result, run_result, classes = about.result, about.run_result, about.input_spec.classes
+    if result is None or run_result is None:
+        text = CHANGED_TEXT.format(", ".join(about.changed)) if about.changed else FLIPPED_TEXT
+        yield Paragraph(text=text if run_result is not None else NOT_MEASURED_TEXT)
         return
-    yield DescriptionList(rows=results.metric_rows(result, about.input_spec.classes))
+    metrics = results.metric_rows(result, classes)
+    if about.flipped:
+        first = next(iter(results.metric_rows(run_result, classes).values()))
+        metrics["with eval.flip"] = f"{first}: the mean of the outputs for each image and its mirror image"
+    if about.precision in ("bf16", "fp16"):
+        metrics["measured in"] = f"{about.precision}; the files compute in fp32"
+    yield DescriptionList(rows=metrics)
     if result.average_precision is not None and result.thresholds is not None:
         by_label = zip(about.input_spec.classes, result.average_precision, result.thresholds, strict=False)
         rows = [

@@ -58,7 +58,9 @@ def mean_loss(
 class Criterion:
     """The mean loss of a micro batch, in nats.
 
-    weights: float32 [classes], 1 on average over the training samples.
+    weights: float32 [classes], 1 on average over the training samples. A sample's whole loss, with the smoothed part,
+    is multiplied by the weight of its class, as if the sample were drawn so often. torch weights each class's share of
+    the smoothed label instead: the two differ with label_smoothing.
 
     The weighted sum is divided by the number of samples. torch's weighted mean divides it by the sum
     of the weights in the micro batch, so its gradients would change with the number of ranks.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -198,16 +198,14 @@ def _no_decay_patterns(net: nn.Module) -> list[str]:
         Failure: USAGE for a no_weight_decay() that fails.
     """
 
-    def own_names(module: nn.Module) -> Sequence[str]:
-        names: Any = getattr(module, "no_weight_decay", None)
-        if not callable(names):
-            return ()
-        return plugin.call_factory("no_weight_decay()", "model", factory=lambda: [*map(str, names())])  # type: ignore[no-any-return]
-
-    if hasattr(net, "no_weight_decay"):
-        return [*own_names(net)]
-    of_parts = [f"{part}.{name}" for part, module in net.named_children() for name in own_names(module)]
-    return [*NO_DECAY_NAMES, *of_parts]
+    names_its_own = hasattr(net, "no_weight_decay")
+    modules = {"": net} if names_its_own else {f"{name}.": part for name, part in net.named_children()}
+    patterns = [] if names_its_own else [*NO_DECAY_NAMES]
+    for prefix, module in modules.items():
+        if callable(names := getattr(module, "no_weight_decay", None)):
+            names = plugin.call_factory("no_weight_decay()", "model", factory=lambda call=names: [*map(str, call())])
+            patterns += [f"{prefix}{name}" for name in names]
+    return patterns
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

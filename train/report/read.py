@@ -313,7 +313,7 @@ def _logged_rates(run: RecordedRun, *, after: int) -> list[float]:
 
 
 def training_seconds(run: RecordedRun) -> float | None:
-    """Seconds in training steps up to the last log point, in all starts."""
+    """Seconds in training steps, in all starts; those after the last log point are taken to be as fast as before it."""
     batch, before, total = count_or_none(run.config.get("train.global_batch_size")), 0.0, 0.0
     steps, rates = run.column("train", "images_per_s")
     if not batch or not steps:
@@ -321,7 +321,8 @@ def training_seconds(run: RecordedRun) -> float | None:
     for step, rate in zip(steps, rates, strict=True):
         total += (step - before) * batch / rate if rate > 0 else 0.0
         before = step
-    return total
+    rest = max(0.0, (last_step(run) or 0) - before)
+    return total + (rest * batch / rates[-1] if rates[-1] > 0 else 0.0)
 
 
 def validation_metrics(run: RecordedRun) -> list[Metric]:

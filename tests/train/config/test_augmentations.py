@@ -53,7 +53,7 @@ def test_every_preset_can_be_used(preset: str) -> None:
 @pytest.mark.parametrize("name", augmentations.OPERATIONS)
 def test_every_operation_can_be_used_with_its_defaults(name: str) -> None:
     (step,) = augmentations.expand([name])
-    assert augmentations.find_problem(augmentations.as_entries([step])) is None
+    assert augmentations.find_problem([{name: dict(step.arguments)} if step.arguments else name]) is None
 
 
 def test_a_preset_and_more_operations_make_one_list() -> None:

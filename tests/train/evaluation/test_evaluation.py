@@ -143,6 +143,13 @@ def test_with_flips_the_outputs_of_mirror_images_are_averaged() -> None:
     assert result.values["loss"] == pytest.approx(cross_entropy(logits.double(), LABELS).item(), abs=1e-6)
 
 
+def test_with_flips_the_result_without_them_is_measured_too() -> None:
+    alone = evaluate(MODEL, batches(7), OneRank(), classes=4)  # type: ignore[arg-type]
+    flipped = evaluate(MODEL, batches(7), OneRank(), classes=4, flip=True)  # type: ignore[arg-type]
+    assert flipped.unflipped == alone.result != flipped.result
+    assert alone.unflipped is None
+
+
 @pytest.mark.parametrize("mirror", [True, False])
 def test_flips_are_refused_where_a_mirror_image_may_be_of_another_class(mirror: bool) -> None:
     splits = replace(registry.open_splits(DataConfig(samples=20, image_size=8)), mirror=mirror)

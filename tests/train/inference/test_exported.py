@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,10 @@ from jobs import trained
 
 from entrypoint import Failure
 from train.data import augment, registry
-from train.evaluation.results import EvaluationResult
-from train.inference import checkpoints, export
+from train.evaluation.confusion import ConfusionCounter
+from train.evaluation.results import EvaluationResult, metric_rows
+from train.inference import checkpoints, export, model_card
+from train.inference.model_code import ModelCode
 
 LEARNS = ("data.augment=none", "model.args.norm=batch", "train.ema_decay=0.5", "train.epochs=4")
 CLIPS = ("data.frames=3", "model.name=cnn3d", "train.max_steps=2")
@@ -53,6 +56,68 @@ def test_it_is_right_as_often_as_the_training_measured(whole: Path) -> None:
     right = (loaded.network(images).argmax(1) == validation.labels).float().mean()
     state = json.loads((found.path / "state.json").read_text())["state"]
     assert float(right) == pytest.approx(EvaluationResult.from_json(state["result"]).values["accuracy"])
+
+
+@pytest.mark.parametrize("settings", [(), ("train.ema_decay=0.5",), ("data.classes=6",)])
+def test_of_a_run_with_flips_the_card_has_the_score_of_the_network_in_the_folder(
+    tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    """Whoever asks the files asks for one image, and gets no mean with its mirror image."""
+    model = handed_on(tmp_path, *settings, "data.samples=400", "data.augment=none", "eval.flip=true")
+    loaded = export.load_exported(model)
+    step = json.loads((model / export.DESCRIPTION_FILE).read_text())["checkpoint"]["step"]
+    found = checkpoints.choose_checkpoint(str(tmp_path / "run" / "checkpoints" / f"step-{step:08d}"))
+    validation = registry.open_splits(checkpoints.load_config(found, None, ())[0].data).validation
+    counter = ConfusionCounter(len(loaded.classes), torch.device("cpu"))
+    counter.add(
+        loaded.network(augment.normalize(validation.read(np.arange(len(validation.labels))))), validation.labels
+    )
+    result, _ = counter.read(lambda tensor: tensor, lambda value: [value])
+    card = (model / export.CARD_FILE).read_text()
+    for label, value in metric_rows(result, loaded.classes).items():
+        assert f"| {label} | {value.replace('|', '')} |" in card or label == "weak classes"
+    state = json.loads((found.path / "state.json").read_text())["state"]
+    with_flips = EvaluationResult.from_json(state["result"])
+    assert with_flips != result
+    (flipped, *_) = metric_rows(with_flips, loaded.classes).values()
+    assert f"| with eval.flip | {flipped}: the mean of the outputs for each image and its mirror image |" in card
+
+
+def test_a_run_that_measured_only_with_flips_has_no_score_of_the_files(tmp_path: Path) -> None:
+    """Such as one of a version that did not measure the images alone."""
+    trained(tmp_path / "run", "eval.flip=true")
+    chosen = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    about = model_card.collect_model_facts(checkpoints.load_config(chosen, None, ())[0], chosen)
+    assert about.result is not None
+    older = {**about.state, "state": {**about.state["state"], "unflipped": None}}
+    text = model_card.render_card(replace(about, state=older), "out", ModelCode(imports=(), lines=()))
+    assert "train eval RUN eval.flip=false" in text
+    assert "validation images, loss" not in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"), [("eval.image_size=16", "eval.image_size"), ("data.crop_ratio=0.8", "data.crop_ratio")]
+)
+def test_a_score_of_another_input_is_not_that_of_the_export(tmp_path: Path, setting: str, key: str) -> None:
+    trained(tmp_path / "run")
+    chosen = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    config, _ = checkpoints.load_config(chosen, None, (setting,))
+    export.export_model(config, chosen, tmp_path / "model")
+    card = (tmp_path / "model" / export.CARD_FILE).read_text().replace("\\", "")
+    assert f"Not measured with this input: the run measured another ({key}: " in card
+    assert "validation images, loss" not in card
+
+
+def test_thresholds_of_labels_are_those_of_the_network_in_the_folder(tmp_path: Path) -> None:
+    state = {"step": 4, "evaluated": 4, "result": {"thresholds": [0.3]}, "unflipped": {"thresholds": [0.4]}}
+    assert checkpoints.recorded_thresholds({"state": state}, flip=True) == (0.3,)
+    assert checkpoints.recorded_thresholds({"state": state}, flip=False) == (0.4,)
+    assert checkpoints.recorded_thresholds({"state": {**state, "unflipped": None}}, flip=False) == (0.3,)
+
+
+def test_the_precision_in_which_a_score_was_measured_is_beside_it(tmp_path: Path) -> None:
+    model = handed_on(tmp_path, "train.precision=bf16", "train.max_steps=2")
+    assert "| measured in | bf16; the files compute in fp32 |" in (model / export.CARD_FILE).read_text()
 
 
 def test_a_loaded_network_only_answers(whole: Path) -> None:

@@ -59,6 +59,20 @@ def test_the_mean_over_parts_is_the_mean_over_all_whatever_their_classes(smoothi
     assert sum(parts) / 4 == pytest.approx(loss(optim))
 
 
+def test_a_weight_counts_as_so_many_draws_of_the_image_also_with_smoothed_labels() -> None:
+    """torch's weights are those of each class's part of the smoothed label, which is another loss."""
+    weighted, plain = OptimConfig(class_weights=[1, 2, 4], label_smoothing=0.2), OptimConfig(label_smoothing=0.2)
+    weights = criterion.class_weights(weighted, COUNTS)
+    assert weights is not None
+    times = torch.tensor([1, 2, 4])[LABELS]
+    drawn = criterion.build_criterion(plain, COUNTS)(
+        LOGITS.repeat_interleave(times, 0), LABELS.repeat_interleave(times)
+    )
+    assert loss(weighted) == pytest.approx(drawn.item() * int(times.sum()) / len(LABELS) * float(weights[0]))
+    theirs = cross_entropy(LOGITS, LABELS, weight=weights, label_smoothing=0.2, reduction="sum") / len(LABELS)
+    assert loss(weighted) != pytest.approx(theirs.item(), rel=1e-3)
+
+
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_another_number_of_weights_than_classes_is_refused(number: int) -> None:
     with pytest.raises(Failure, match=r"optim\.class_weights has another length") as caught:

@@ -63,6 +63,14 @@ def test_training_seconds_are_steps_times_batch_over_speed(tmp_path: Path) -> No
     assert read.training_seconds(run(tmp_path)) == pytest.approx(2 * 256 / 200 + 18 * 256 / 2000)
 
 
+def test_steps_after_the_last_log_point_are_in_the_training_time(tmp_path: Path) -> None:
+    logged = read.training_seconds(run(tmp_path / "logged"))
+    evaluation = {"event": "eval", "step": 25, "epoch": 3, "accuracy": 0.5, "loss": 1.0, "samples": 10}
+    longer = read.training_seconds(run(tmp_path / "longer", events=[*history(2000), evaluation]))
+    assert logged is not None
+    assert longer == pytest.approx(logged + 5 * 256 / 2000)
+
+
 def test_the_best_is_by_the_runs_own_metric(tmp_path: Path) -> None:
     assert read.best_evaluation(run(tmp_path)) == (0.75, 20)
     assert read.best_evaluation(run(tmp_path / "other", settings=["eval.metric=loss"])) == (0.05, 20)
