@@ -9,7 +9,7 @@ import hashlib
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
