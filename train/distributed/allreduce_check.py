@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def main() -> int:
         return int(failure.code)
 
 
-def check_all_reduce(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def check_all_reduce(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
     """`[--result FILE] [--timeout SECONDS]`.
 
     Raises:

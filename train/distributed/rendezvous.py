@@ -17,7 +17,7 @@ import sys
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -203,10 +203,11 @@ _RETRY_INTERVAL_S = 0.2
 _LOOPBACK = "127.0.0.1"  # ranks of one host need no port that the network can see
 
 
-def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str = "") -> dist.Store:
+def connect(world: World, environ: MutableMapping[str, str], timeout_s: float, gpu: str = "") -> dist.Store:
     """Wait for all ranks and check that they agree; returns the store that they share.
 
     Args:
+        environ: this process's own; the interface for gloo and NCCL may be changed there.
         gpu: UUID of this rank's GPU, empty on the CPU.
 
     Raises:
@@ -227,20 +228,20 @@ def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str
         )
         refuse_conflicting_ranks(who, world)
         if world.node_rank == 0 and world.num_nodes > 1 and not environ.get("ENTRYPOINT_INTERFACE"):
-            _use_interface_of_peers(who)
+            _use_interface_of_peers(environ, who)
     return store
 
 
-def _use_interface_of_peers(who: Sequence[Mapping[str, object]]) -> None:
+def _use_interface_of_peers(environ: MutableMapping[str, str], who: Sequence[Mapping[str, object]]) -> None:
     """On the host of rank 0: let gloo and NCCL use the interface to which the ranks of other nodes have come.
 
     The name of this host may mean a network here that they cannot reach. What the user set is kept.
     """
     reached = {str(other["reached"]) for other in who if other["node"] != 0}
     name = next((network.interface_towards(each) for each in reached if each and network.is_own_address(each)), None)
-    for variable in os.environ.get("ENTRYPOINT_SET", "").split(","):
+    for variable in environ.get("ENTRYPOINT_SET", "").split(","):
         if name and variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ[variable] = name if variable == "GLOO_SOCKET_IFNAME" else f"={name}"
+            environ[variable] = name if variable == "GLOO_SOCKET_IFNAME" else f"={name}"
 
 
 def _open_store(world: World, environ: Mapping[str, str], deadline: float) -> dist.Store:

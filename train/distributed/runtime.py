@@ -9,7 +9,7 @@ import hashlib
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -275,7 +275,7 @@ def set_accelerate_environment(environ: MutableMapping[str, str], world: World, 
 
 
 def _init_process_group(
-    config: RunConfig, world: World, environ: Mapping[str, str], device: torch.device
+    config: RunConfig, world: World, environ: MutableMapping[str, str], device: torch.device
 ) -> dist.ProcessGroup | None:
     """Meet the other ranks: with gloo on the CPU and NCCL on GPUs. Returns a gloo group for decisions."""
     if world.world_size == 1:
