@@ -55,7 +55,8 @@ def findings(place: Sick, at: Path) -> list[Finding]:
     if os.geteuid() != 0:
         pytest.skip("machine: mounts, limits and other users need root")
     program = [sys.executable, "-c", f"{MAIN}; {place.code}; sys.exit(m.main(sys.argv[1:]))"]
-    words = [word.replace("AT", str(at)) for word in ("doctor", "--json", "--device", "cpu", *place.options)]
+    device = () if "--device" in place.options else ("--device", "cpu")
+    words = [word.replace("AT", str(at)) for word in ("doctor", "--json", *device, *place.options)]
     environ = {"HOME": str(at), **{name: value.replace("AT", str(at)) for name, value in place.environ.items()}}
     with control_group(*place.limit) if place.limit else nullcontext("") as enter:
         shell = f'{enter} {place.shell} && exec "$@"'
