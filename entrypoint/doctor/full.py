@@ -86,11 +86,12 @@ def launch_allreduce(words: Sequence[str], environ: Mapping[str, str], limit_s: 
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         result, python = Path(folder, "result.json"), [sys.executable, "-I", "-m"]
         check = [*python, "train.distributed.allreduce_check", "--result", str(result), "--timeout", f"{limit_s:g}"]
-        command = [*python, "entrypoint", "run", "--logs", f"{folder}/logs", *words, "--", *check]
+        words = words if "--logs" in words else ["--logs", f"{folder}/logs", *words]
+        command = [*python, "entrypoint", "run", *words, "--", *check]
         code, console = _run_with_timeout(
             command, {**environ, **_nccl_debug_variables(folder, environ)}, limit_s + _GRACE_S
         )
-        log_dir = Path(words[words.index("--logs") + 1] if "--logs" in words else f"{folder}/logs")
+        log_dir = Path(words[words.index("--logs") + 1])
         logs = [reading.read_text(file) for file in sorted(log_dir.glob("*.log"))]
         nccl_logs = [reading.read_text(file) for file in Path(folder).glob("nccl.*")]
         result_data = json.loads(result.read_text()) if result.exists() else None
