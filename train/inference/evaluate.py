@@ -251,9 +251,7 @@ def build_counter(
     them.
     """
     criterion = None if sets.task == CLASSIFICATION else build_task_criterion(config.optim, sets)
-    recorded = checkpoints.recorded_thresholds(
-        checkpoints.read_state(chosen), len(sets.classes), flip=config.eval.flip
-    )
+    recorded = checkpoints.recorded_thresholds(checkpoints.read_state(chosen), len(sets.classes), flip=config.eval.flip)
     threshold = recorded or config.eval.threshold
     return partial(TASKS[sets.task].load("counter"), criterion=criterion, threshold=threshold)
 
