@@ -104,8 +104,8 @@ def files_per_core(options: BenchOptions) -> Iterator[Row]:
         _write_chunks(options, root, chunks)
     folders = {"ours": shards, "torchvision": root, "webdataset": shards, "litdata": chunks, "spdl": root}
     folders = {name: folder for name, folder in folders.items() if name not in missing}
-    kind = "cut" if source else "drawn"
-    facts = {"bytes_per_image": mean_bytes, "photos": kind}
+    images = "cut" if source else "drawn"
+    facts = {"bytes_per_image": mean_bytes, "photos": images}
     feeds = _feed_commands(options, {"ours": root, "torchvision": root, "timm": root})
     times = _time_feeds(options, feeds, workers=(0, 1))
     yield _compare_feeds("15", times, facts)
@@ -121,7 +121,7 @@ def files_per_core(options: BenchOptions) -> Iterator[Row]:
         feeds = _feed_commands(options, folders, cores=cores, shards=True)
         times = _time_feeds(options, feeds, workers=workers)
         yield _compare_feeds(number, times, facts, missing)
-        yield from _images_per_s(number, times, mean_bytes, kind)
+        yield from _images_per_s(number, times, mean_bytes, images)
 
 
 def is_usable(options: BenchOptions, library: str) -> bool:
