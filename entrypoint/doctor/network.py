@@ -41,7 +41,8 @@ def check(context: CheckContext) -> list[Finding]:
     return [
         *check_own_name(socket.gethostname()),
         *interface_findings,
-        *(_check_one_host if context.plan.one_host else _check_master)(context.plan),
+        # All ranks of one host meet on loopback.
+        *([check_port(LOOPBACK, context.plan.ports)] if context.plan.one_host else _check_master(context.plan)),
     ]
 
 
@@ -80,11 +81,6 @@ def check_interface_variable(variable: str, value: str | None, interfaces: Seque
         return None
     text = f"{variable}={value} leaves no network interface of this host ({', '.join(interfaces)})"
     return fail("interface", text, f"unset {variable}, or set it to the interface that all nodes share")
-
-
-def _check_one_host(plan: Plan) -> list[Finding]:
-    """Check the port; all ranks are on this host and meet on loopback."""
-    return [check_port(LOOPBACK, plan.ports)]
 
 
 def _check_master(plan: Plan) -> list[Finding]:

@@ -63,13 +63,16 @@ def test_a_command_on_a_gpu_keeps_its_devices(tmp_path: Path) -> None:
 
 
 ACCELERATED = """
-import torch
+import os, torch
 from accelerate import Accelerator
 accelerator = Accelerator()
 model = accelerator.prepare(torch.nn.Linear(2, 1))
 accelerator.backward(model(torch.full((3, 2), accelerator.process_index + 1.0)).sum())
 gradient = next(model.parameters()).grad.flatten().tolist()
 print(accelerator.num_processes, accelerator.process_index, accelerator.device.type, gradient, flush=True)
+accelerator.wait_for_everyone()
+accelerator.end_training()
+os._exit(0)  # gloo's threads may abort in the end of the interpreter
 """
 
 
