@@ -99,7 +99,7 @@ def test_a_run_that_measured_only_with_flips_has_no_score_of_the_files(tmp_path:
     ("setting", "key"), [("eval.image_size=16", "eval.image_size"), ("data.crop_ratio=0.8", "data.crop_ratio")]
 )
 def test_a_score_of_another_input_is_not_that_of_the_export(tmp_path: Path, setting: str, key: str) -> None:
-    trained(tmp_path / "run")
+    trained(tmp_path / "run", "model.name=wide_resnet", "model.args={width: 1}")
     chosen = checkpoints.choose_checkpoint(str(tmp_path / "run"))
     config, _ = checkpoints.load_config(chosen, None, (setting,))
     export.export_model(config, chosen, tmp_path / "model")
@@ -110,9 +110,9 @@ def test_a_score_of_another_input_is_not_that_of_the_export(tmp_path: Path, sett
 
 def test_thresholds_of_labels_are_those_of_the_network_in_the_folder(tmp_path: Path) -> None:
     state = {"step": 4, "evaluated": 4, "result": {"thresholds": [0.3]}, "unflipped": {"thresholds": [0.4]}}
-    assert checkpoints.recorded_thresholds({"state": state}, flip=True) == (0.3,)
-    assert checkpoints.recorded_thresholds({"state": state}, flip=False) == (0.4,)
-    assert checkpoints.recorded_thresholds({"state": {**state, "unflipped": None}}, flip=False) == (0.3,)
+    assert checkpoints.recorded_thresholds({"state": state}, 1, flip=True) == (0.3,)
+    assert checkpoints.recorded_thresholds({"state": state}, 1, flip=False) == (0.4,)
+    assert checkpoints.recorded_thresholds({"state": {**state, "unflipped": None}}, 1, flip=False) == (0.3,)
 
 
 def test_the_precision_in_which_a_score_was_measured_is_beside_it(tmp_path: Path) -> None:
