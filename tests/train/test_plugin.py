@@ -11,6 +11,7 @@ from jobs import trained
 
 from entrypoint import ExitCode, Failure
 from train import plugin
+from train.cli.export import handle as handle_export
 from train.run import resume
 
 # (what the module holds, the name that is asked for, what the error says, what its fix says)
@@ -145,6 +146,21 @@ def test_own_code_that_changed_since_the_checkpoint_is_named_when_the_run_resume
     (own_code / "own_report.py").write_text("which nothing imports")
     assert notes_of(run, 3) == [f"your own code has changed since the checkpoint was written: {own_code / name}"]
     assert notes_of(run, 4) == []
+
+
+def test_own_code_that_changed_since_the_training_is_named_when_the_network_is_exported(
+    own_code: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(own_code / "run", "model.name=own_net:make", "model.args={}")
+    with (own_code / "own_net.py").open("a") as file:
+        file.write("# changed\n")
+    forget_own_modules()
+    (own_code / "own.yaml").write_text("{model: {name: 'own_net:make', args: {}}, data: {samples: 80, image_size: 8, classes: 2}}\n")
+    words = [str(own_code / "run"), "--config", str(own_code / "own.yaml"), "--output", str(own_code / "model")]
+    assert handle_export(words, {}) == 0
+    assert f"note: your own code has changed since the checkpoint was written: {own_code / 'own_net.py'}" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_run_without_own_code_keeps_no_hash_of_any(tmp_path: Path) -> None:

@@ -191,6 +191,11 @@ def read_state(chosen: ChosenCheckpoint) -> dict[str, Any]:
         raise _damaged_failure(chosen.path, f"{STATE_FILE}: {type(reason).__name__} {reason}") from reason
 
 
+def describe_changed_code(chosen: ChosenCheckpoint) -> tuple[str, ...]:
+    """A note if the user's own code, which built the network, is not what trained it. Raises Failure (DATA)."""
+    return plugin.describe_changed_code(read_state(chosen).get("code") or {})
+
+
 def describe_standing(path: Path) -> str | None:
     """The checkpoint's current position in its run: "the best", "the last"; None outside of a run."""
     if path.parent.name != "checkpoints":

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, Heartbeat, World, print_message
-from train import files, plugin
+from train import files
 from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
 from train.config import resume_rules
@@ -198,8 +198,7 @@ def evaluate_on_rank(
     sets = data.sets
     weights = load_weights(chosen)
     model = build_model(config, sets, weights, rank_runtime)
-    code_notes = plugin.describe_changed_code(checkpoints.read_state(chosen).get("code") or {})
-    for note in (*data.notes, *code_notes) if rank_runtime.is_main else ():
+    for note in (*data.notes, *checkpoints.describe_changed_code(chosen)) if rank_runtime.is_main else ():
         print_message(f"WARNING: {note}", sys.stderr)
     if with_heat_maps:
         example = torch.zeros((1, *sets.shape.input), device=rank_runtime.device)

@@ -340,7 +340,8 @@ def export_model(
     about = replace(about, config=replace(config, model=model))
     encoded = save({name: tensor.contiguous() for name, tensor in about.tensors.items()}, metadata={"format": "pt"})
     shape = about.input_spec.shape
-    is_built = bool(formats) or about.input_spec.trained_shape is not None  # which may not take another size
+    # Without a format only to see that it takes another size, and that a user's own code still fits the weights.
+    is_built = bool(formats) or about.input_spec.trained_shape is not None or schema.is_factory(model.name)
     network = _build_plain_network(about, model) if is_built else nn.Identity()
     code = model_code.write_model_code(
         model,
