@@ -75,6 +75,12 @@ class RecordedRun:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
+    def facts_of(self, group: str) -> dict[str, str]:
+        """The values of one group of run.json, by `group: key`, in words."""
+        values = self.fact(group)
+        items = values.items() if isinstance(values, dict) else ()
+        return {f"{group}: {key}": format_value(value) for key, value in items}
+
     @property
     def starts(self) -> list[MetricsEvent]:
         """The starts whose step is known, oldest first."""
