@@ -660,25 +660,22 @@ def mistakes_section(run: RecordedRun) -> Section | None:
 
 def label_table(labels: Sequence[LabelScore]) -> Table:
     """Counts, recall, precision, F1 and average precision by label; of many those with the lowest average precision."""
-    head, shown = "label", list(labels)
-    if len(labels) > plots.MAX_LISTED_CLASSES:
-        head = f"label (the {plots.MAX_LISTED_CLASSES} with the lowest average precision)"
-        measured = [label for label in labels if label.average_precision is not None]
-        shown = sorted(measured, key=lambda label: label.average_precision or 0.0)[: plots.MAX_LISTED_CLASSES]
+    is_long = len(labels) > plots.MAX_LISTED_CLASSES
+    head = f"label (the {plots.MAX_LISTED_CLASSES} with the lowest average precision)" if is_long else "label"
     rows = [
-        [
-            label.name,
-            *(f"{count:,}" for count in (label.images, label.predicted, label.correct)),
-            plots.format_ratio(label.correct, label.images),
-            plots.format_ratio(label.correct, label.predicted),
-            plots.format_ratio(2 * label.correct, label.images + label.predicted),
-            "-" if label.average_precision is None else f"{label.average_precision:.1%}",
-            f"{label.threshold:.3g}",
-        ]
-        for label in shown
+        (
+            label.average_precision or 0.0,
+            [
+                label.name,
+                *plots.count_cells(label.images, label.predicted, label.correct),
+                "-" if label.average_precision is None else f"{label.average_precision:.1%}",
+                f"{label.threshold:.3g}",
+            ],
+        )
+        for label in labels
+        if label.average_precision is not None or not is_long
     ]
-    columns = ["images", "predicted", "correct", "recall", "precision", "F1", "average precision", "threshold"]
-    return Table(head=[head, *columns], rows=rows)
+    return Table(head=[head, *plots.COUNT_COLUMNS, "average precision", "threshold"], rows=plots.lowest_rows(rows))
 
 
 def _number_pictures(numbers: NumberPairs) -> list[Block]:
