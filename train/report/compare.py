@@ -185,12 +185,15 @@ def _effective_settings(run: RecordedRun) -> dict[str, str]:
 
 
 def _all_facts(run: RecordedRun) -> dict[str, str]:
-    return _effective_settings(run) | run.facts_of("training") | run.facts_of("versions") | run_identity(run)
+    derived = run.facts_of("training", "training: ") | run.facts_of("versions", "versions: ")
+    return _effective_settings(run) | derived | run_identity(run)
 
 
 def run_identity(run: RecordedRun) -> dict[str, str]:
     """Commit, image, hosts, launcher and world of the run."""
-    identity = {name: format_value(run.fact(key)) for name, key in IDENTITY_KEYS.items()} | run.facts_of("image")
+    identity = {name: format_value(run.fact(key)) for name, key in IDENTITY_KEYS.items()} | run.facts_of(
+        "image", "image: "
+    )
     world = run.fact("world")
     return identity | {key: format_value(world.get(key)) for key in WORLD_KEYS if isinstance(world, dict)}
 

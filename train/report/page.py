@@ -169,7 +169,7 @@ def bench_section(bench: BenchResults, number: int = 1) -> Section:
         alt = f"{sum(ratio.met for ratio in ratios)} of {len(ratios)} targets are reached"
         blocks.append(Picture(name=f"bench-{number}", png=png, alt=alt))
     if bench.rows:
-        blocks.append(bench_table(bench))
+        blocks.append(Table(head=BENCH_COLUMNS, rows=[_bench_cells(row) for row in bench.rows], left=4))
     return Section(title=f"Bench {bench.name}", blocks=[*blocks, *_series_blocks(bench, number)])
 
 
@@ -178,10 +178,7 @@ def bench_pictures(bench: BenchResults) -> list[Picture]:
     return [block for block in bench_section(bench).blocks if isinstance(block, Picture)]
 
 
-def bench_table(bench: BenchResults) -> Table:
-    """A table of all rows, also those that were not measured."""
-    head = ["#", "measured", "target", "reached", "value", "95 % CI", "of"]
-    return Table(head=head, rows=[_bench_cells(row) for row in bench.rows], left=4)
+BENCH_COLUMNS: Final = ("#", "measured", "target", "reached", "value", "95 % CI", "of")
 
 
 def _bench_cells(row: Mapping[str, Any]) -> list[str]:
@@ -227,23 +224,20 @@ def _target_ratio(row: Mapping[str, Any]) -> TargetRatio | None:
 
 def _series_blocks(bench: BenchResults, number: int) -> list[Block]:
     """Show series over processes as speed-up and efficiency, and the others as they are."""
-    scaling_points = {
-        _scaling_kind(series): points for series in bench.series if (points := _throughput_points(series))
-    }
-    others = [series for series in bench.series if not _throughput_points(series)]
-    bars = any(
-        point.low is not None or point.high is not None for points in scaling_points.values() for point in points
-    )
-    blocks: list[Block] = [Paragraph(text=CONFIDENCE_BARS_TEXT)] if bars else []
+    scaling_points, others = {}, []
+    for series in bench.series:
+        if points := _throughput_points(series):
+            name = str(series.get("name")).removeprefix(SCALING_PREFIX).strip("-")  # of `scaling-strong`
+            scaling_points[f"{name} {SCALING_PREFIX}".strip()] = points
+        else:
+            others.append(series)
+    every_point = [point for points in scaling_points.values() for point in points]
+    has_bars = any(point.low is not None or point.high is not None for point in every_point)
+    blocks: list[Block] = [Paragraph(text=CONFIDENCE_BARS_TEXT)] if has_bars else []
     blocks += compare.scaling_blocks(scaling_points, name=f"bench-{number}-scaling")
     for index, series in enumerate(others, 1):
         blocks += plots.render_panels(f"bench-{number}-{index}", [_series_panel(series)], of=bench.name)
     return blocks
-
-
-def _scaling_kind(series: Mapping[str, Any]) -> str:
-    """The kind of scaling; `scaling-strong` is `strong scaling`."""
-    return f"{str(series.get('name')).removeprefix(SCALING_PREFIX).strip('-')} {SCALING_PREFIX}".strip()
 
 
 def _throughput_points(series: Mapping[str, Any]) -> list[ScalingMeasurement]:
@@ -270,7 +264,11 @@ def _series_panel(series: Mapping[str, Any]) -> Panel:
         y=_format_json_value(series.get("y")),
         series=[
             PlotSeries(
-                name=name, x=[x for x, _ in line], y=[y for _, y in line], style=_line_style(name, limits), colour=index
+                name=name,
+                x=[x for x, _ in line],
+                y=[y for _, y in line],
+                style="points" if name not in limits else "ideal" if name == "ideal" else "limit",
+                colour=index,
             )
             for index, (name, line) in enumerate(lines.items())
         ],
@@ -278,12 +276,6 @@ def _series_panel(series: Mapping[str, Any]) -> Panel:
         log_x=_log_base(series, "log_x", x_values),
         log_y=_log_base(series, "log_y", [y for line in lines.values() for _, y in line]),
     )
-
-
-def _line_style(name: str, limits: set[str]) -> plots.SeriesStyle:
-    if name not in limits:
-        return "points"
-    return "ideal" if name == "ideal" else "limit"
 
 
 def _log_base(series: Mapping[str, Any], key: str, values: Sequence[float]) -> int | None:
@@ -313,7 +305,8 @@ def _format_json_value(value: Any) -> str:
 
 
 START_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # as run.json has it
-NO_TRAINING_TEXT = "none: finished before"
+NO_TRAINING_TEXT: Final = "none: finished before"
+NO_DIFFERENCE_TEXT: Final = "No setting, no version, no commit, no image and no host is different."
 
 
 def build_report(
@@ -329,48 +322,35 @@ def build_report(
     missing: arguments that were left out.
     """
     absent = [Paragraph(text=f"{line}.", caution=True) for line in missing]  # each begins with a path
-    sections = [Section(title="Left out", blocks=absent)] if absent else []
+    sections = [Section(title="Left out", blocks=absent) if absent else None]
     if len(runs) == 1:
-        sections += _single_run_sections(runs[0])
+        title, (run,) = f"Run {runs[0].name}", runs
+        sections += [
+            summary_section(run),
+            evaluations_section(run),
+            plots.curves_section(runs),
+            plots.gpu_section(run),
+            plots.confusion_section(run),
+            mistakes_section(run),
+            plots.samples_section(run),
+            starts_section(run),
+            settings_section(run),
+        ]
     elif runs:
-        sections += _comparison_sections(runs, compare.find_differences(runs), anyway=anyway)
+        title, differences = f"{len(runs)} runs compared", compare.find_differences(runs)
+        tables = compare.difference_tables(sort_by_metric(runs))
+        sections += [
+            overview_section(runs, differences),
+            compare.scaling_section(runs, differences, anyway=anyway),
+            plots.curves_section(runs),
+            plots.gpu_comparison_section(runs),
+            plots.confusion_comparison_section(runs),
+            Section(title="What differs", blocks=tables or [Paragraph(text=NO_DIFFERENCE_TEXT)]),
+        ]
+    else:
+        title = f"Bench {', '.join(bench.name for bench in benches)}"
     sections += [bench_section(bench, number) for number, bench in enumerate(benches, 1)]
-    return Report(title=_report_title(runs, benches), sections=sections, byline=byline)
-
-
-def _report_title(runs: Sequence[RecordedRun], benches: Sequence[BenchResults]) -> str:
-    if len(runs) == 1:
-        return f"Run {runs[0].name}"
-    return f"{len(runs)} runs compared" if runs else f"Bench {', '.join(bench.name for bench in benches)}"
-
-
-def _single_run_sections(run: RecordedRun) -> list[Section]:
-    matrix = plots.confusion_section(run)
-    sections = [
-        summary_section(run),
-        evaluations_section(run),
-        plots.curves_section([run]),
-        plots.gpu_section(run),
-        matrix,
-        mistakes_section(run),
-        plots.samples_section(run),
-    ]
-    all_sections = [*sections, starts_section(run), settings_section(run)]
-    return [section for section in all_sections if section is not None]
-
-
-def _comparison_sections(runs: Sequence[RecordedRun], differences: RunDifferences, *, anyway: bool) -> list[Section]:
-    sections = [
-        overview_section(runs, differences),
-        compare.scaling_section(runs, differences, anyway=anyway),
-        plots.curves_section(runs),
-    ]
-    sections += [plots.gpu_comparison_section(runs), plots.confusion_comparison_section(runs)]
-    no_difference = Paragraph(text="No setting, no version, no commit, no image and no host is different.")
-    sections.append(
-        Section(title="What differs", blocks=compare.difference_tables(sort_by_metric(runs)) or [no_difference])
-    )
-    return [section for section in sections if section is not None]
+    return Report(title=title, sections=[section for section in sections if section is not None], byline=byline)
 
 
 def summary_section(run: RecordedRun) -> Section:
@@ -485,61 +465,49 @@ def sort_by_metric(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
 MAX_SETTING_COLUMNS: Final = 3  # of more differing settings, one column holds all
 
 
-def _setting_columns(runs: Sequence[RecordedRun]) -> tuple[list[str], list[list[str]]]:
-    """(heads, cells of each run) of the settings that differ, to stand beside the score."""
+def _setting_columns(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]:
+    """(head, cell of each run) of the settings that differ, to stand beside the score."""
     differing = compare.differing_settings(runs)
     if len(differing) <= MAX_SETTING_COLUMNS:
-        return [*differing], [[values[number] for values in differing.values()] for number in range(len(runs))]
-    joined = [
-        ", ".join(f"{key}={values[number]}" for key, values in differing.items() if values[number] != read.NOT_RECORDED)
-        for number in range(len(runs))
-    ]
-    return ["settings that differ"], [[text] for text in joined]
+        return [*differing.items()]
+    by_run = zip(*differing.values(), strict=True)
+    pairs = (zip(differing, values, strict=True) for values in by_run)
+    cells = [", ".join(f"{key}={value}" for key, value in pair if value != read.NOT_RECORDED) for pair in pairs]
+    return [("settings that differ", cells)]
 
 
-def _score_cells(runs: Sequence[RecordedRun]) -> tuple[list[str], list[list[str]]]:
-    """(heads, cells of each run): the best score with its 95 % interval, and that of the test split."""
-    scores: list[list[str]] = []
+def _score_columns(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]:
+    """(head, cell of each run): the best score with its 95 % interval, and that of the test split."""
+    best, best_intervals, tests, test_intervals = [], [], [], []
     for run in runs:
-        metric, best, test = read.selection_metric(run), read.best_evaluation(run), read.final_score(run)
-        value = best[0] if best else None
+        metric, evaluation, test = read.selection_metric(run), read.best_evaluation(run), read.final_score(run)
+        value, step = evaluation or (None, math.nan)
         test_value = None if test is None else test.values.get(metric.name)
-        scores.append(
-            [
-                f"{read.metric_label(metric)} {metric.format(value)}",
-                metric.format_interval(value, read.evaluated_images(run).get(best[1]) if best else None),
-                metric.format(test_value),
-                metric.format_interval(test_value, None if test is None else test.samples),
-            ]
-        )
-    heads = ["best by its metric", "its 95 % interval", "on the test split", "its 95 % interval"]
-    shown = [0, *(column for column in (1, 3) if any(row[column] for row in scores))]
-    shown += [2] if any(read.final_score(run) is not None for run in runs) else []
-    columns = sorted(shown)
-    return [heads[column] for column in columns], [[row[column] or "-" for column in columns] for row in scores]
+        best.append(f"{read.metric_label(metric)} {metric.format(value)}")
+        best_intervals.append(metric.format_interval(value, read.evaluated_images(run).get(step)))
+        tests.append(metric.format(test_value))
+        test_intervals.append(metric.format_interval(test_value, None if test is None else test.samples))
+    columns = [("best by its metric", best), ("its 95 % interval", best_intervals)]
+    if any(read.final_score(run) is not None for run in runs):
+        columns += [("on the test split", tests), ("its 95 % interval", test_intervals)]
+    return [(head, [cell or "-" for cell in cells]) for head, cells in columns if any(cells)]
 
 
 def _runs_table(runs: Sequence[RecordedRun]) -> Table:
-    setting_heads, settings = _setting_columns(runs)
-    score_heads, scores = _score_cells(runs)
-    others = ["images/s", "training", "global batch", "precision", "ran on", "how it ended"]
-    head = ["run", *setting_heads, *score_heads, *others]
-    rows = []
-    for number, run in enumerate(runs):
-        rows.append(
-            [
-                run.name,
-                *settings[number],
-                *scores[number],
-                read.format_throughput(read.measured_throughput(run)).removesuffix(" images/s"),
-                read.format_duration(read.training_seconds(run)),
-                compare.MUST_MATCH[compare.GLOBAL_BATCH](run),
-                compare.MUST_MATCH["precision"](run),
-                read.describe_world(run),
-                read.describe_status(run),
-            ]
-        )
-    return Table(head=head, rows=rows, left=1 + len(setting_heads), words=(len(head) - 2, len(head) - 1))
+    settings = _setting_columns(runs)
+    speeds = [read.format_throughput(read.measured_throughput(run)) for run in runs]
+    columns = [
+        ("run", [run.name for run in runs]),
+        *settings,
+        *_score_columns(runs),
+        ("images/s", [speed.removesuffix(" images/s") for speed in speeds]),
+        ("training", [read.format_duration(read.training_seconds(run)) for run in runs]),
+        *((name, [compare.MUST_MATCH[name](run) for run in runs]) for name in (compare.GLOBAL_BATCH, "precision")),
+        ("ran on", [read.describe_world(run) for run in runs]),
+        ("how it ended", [read.describe_status(run) for run in runs]),
+    ]
+    head, rows = [head for head, _ in columns], zip(*(cells for _, cells in columns), strict=True)
+    return Table(head=head, rows=[*rows], left=1 + len(settings), words=(len(head) - 2, len(head) - 1))
 
 
 def _repeated_runs_table(runs: Sequence[RecordedRun]) -> Table | None:
@@ -742,25 +710,22 @@ def starts_section(run: RecordedRun) -> Section | None:
     """A table of the starts, if the run had several."""
     if len(run.starts) < 2:
         return None
+    rows = []
+    for start in run.starts:
+        shown = {**start, "world_size": NO_TRAINING_TEXT} if start.get("idle") else start
+        ended = start.get("ended")
+        ending = f"{ended.get('code')}, {ended.get('cause')}" if isinstance(ended, dict) else read.NOT_RECORDED
+        values = [read.format_value(shown.get(key)) for key in ("at", "step", "world_size", "hosts", "launcher")]
+        rows.append([*map(_format_start_time, values), ending])
     head = ["began", "from step", "ranks", "hosts", "launcher", "ended"]
-    starts = [{**start, "world_size": NO_TRAINING_TEXT} if start.get("idle") else start for start in run.starts]
-    rows = [
-        [_format_start_value(start, key) for key in ("at", "step", "world_size", "hosts", "launcher")]
-        for start in starts
-    ]
-    ended = [start.get("ended") for start in run.starts]
-    endings = [f"{end.get('code')}, {end.get('cause')}" if isinstance(end, dict) else "not recorded" for end in ended]
-    lines = [[*row, end] for row, end in zip(rows, endings, strict=True)]
-    return Section(title="Starts", blocks=[Table(head=head, rows=lines, left=6)])
+    return Section(title="Starts", blocks=[Table(head=head, rows=rows, left=6)])
 
 
 def settings_section(run: RecordedRun) -> Section:
     """The config without keys that had no effect, and the versions."""
     rows = {key: read.format_setting(value) for key, value in run.config.items() if key not in run.unused_keys}
     unused_keys = ", ".join(key for key in run.config if key in run.unused_keys)
-    versions = run.fact("versions")
-    items = versions.items() if isinstance(versions, dict) else ()
-    rows |= {f"version of {name}": read.format_value(value) for name, value in items}
+    rows |= run.facts_of("versions", "version of ")
     left_out = [Paragraph(text=f"Left out, for they had no effect here: {unused_keys}.")] if unused_keys else []
     return Section(
         title="Settings", blocks=[DescriptionList(rows=rows) if rows else Paragraph(text="Not recorded."), *left_out]
@@ -775,8 +740,8 @@ def format_time(seconds: float) -> str:
         return f"{seconds:g}"
 
 
-def _format_start_value(start: object, key: str) -> str:
-    value = read.format_value(start.get(key) if isinstance(start, dict) else None)
+def _format_start_time(value: str) -> str:
+    """A time as run.json has it, as `format_time` writes it; any other value as it is."""
     return value.replace("T", " ").replace("+00:00", " UTC") if START_TIME.fullmatch(value) else value
 
 

@@ -75,11 +75,11 @@ class RecordedRun:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
-    def facts_of(self, group: str) -> dict[str, str]:
-        """The values of one group of run.json, by `group: key`, in words."""
+    def facts_of(self, group: str, prefix: str) -> dict[str, str]:
+        """The values of one group of run.json in words, by their key after `prefix`."""
         values = self.fact(group)
         items = values.items() if isinstance(values, dict) else ()
-        return {f"{group}: {key}": format_value(value) for key, value in items}
+        return {f"{prefix}{key}": format_value(value) for key, value in items}
 
     @property
     def starts(self) -> list[MetricsEvent]:
