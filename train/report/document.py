@@ -69,6 +69,14 @@ class Table:
         ]
 
 
+def table_of_columns(
+    columns: Sequence[tuple[str, Sequence[str]]], *, left: int = 1, words: Sequence[int] = ()
+) -> Table:
+    """A table of (head, cell of each row)."""
+    head, cells = zip(*columns, strict=True)
+    return Table(head=[*head], rows=[[*row] for row in zip(*cells, strict=True)], left=left, words=words)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     """A PNG, written as `name`.png.

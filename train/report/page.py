@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, file_writer
 from train import files as file_io
-from train.metrics import NOT_MEASURED, Metric, metrics_of
+from train.metrics import NOT_MEASURED, Metric
 from train.report import compare, plots, read, saved_evaluation
 from train.report.compare import RunDifferences, ScalingMeasurement
 from train.report.document import (
@@ -30,10 +31,11 @@ from train.report.document import (
     Table,
     render_html,
     render_markdown,
+    table_of_columns,
 )
 from train.report.plots import Panel, PlotSeries, TargetRatio
 from train.report.read import ConfusionMatrix, RecordedRun, finite_or_nan, format_number
-from train.report.saved_evaluation import Calibration, LabelScore, NumberPairs, SavedEvaluation
+from train.report.saved_evaluation import LabelScore, SavedEvaluation
 from train.run.record import EVALUATION_FILE
 
 HTML_FILE, MARKDOWN_FILE = "report.html", "report.md"
@@ -95,13 +97,11 @@ def _earlier_pictures(folder: Path, names: set[str], *, own: bool) -> set[str]:
 
 
 def _is_report_page(page: Path) -> bool:
-    try:
-        if not S_ISREG(page.lstat().st_mode):
-            return False
-        with page.open("rb") as file:
-            return GENERATOR_TAG.encode() in file.read(4096)
-    except OSError:
-        return False
+    with suppress(OSError):
+        if S_ISREG(page.lstat().st_mode):
+            with page.open("rb") as file:
+                return GENERATOR_TAG.encode() in file.read(4096)
+    return False
 
 
 SCALING_PREFIX: Final = "scaling"  # prefix of series with x = processes and a line `images_per_s`
@@ -214,12 +214,12 @@ def _target_ratio(row: Mapping[str, Any]) -> TargetRatio | None:
         return None
     if sign not in ("≥", "≤") or not math.isfinite(value) or not math.isfinite(target):
         return None
-    spread = [edge if math.isfinite(edge) else value for edge in (low, high)]
-    name = f"{_format_json_value(row.get('row'))} {_format_json_value(row.get('what'))}"
-    met = row.get("holds") is True
-    return TargetRatio(
-        name=name, value=value, low=spread[0], high=spread[1], target=target, at_least=sign == "≥", met=met
+    share, *spread = (
+        plots.share_of_target(edge if math.isfinite(edge) else value, target, at_least=sign == "≥")
+        for edge in (value, low, high)
     )
+    name = f"{_format_json_value(row.get('row'))} {_format_json_value(row.get('what'))}"
+    return TargetRatio(name=name, share=share, low=min(spread), high=max(spread), met=row.get("holds") is True)
 
 
 def _series_blocks(bench: BenchResults, number: int) -> list[Block]:
@@ -305,7 +305,6 @@ def _format_json_value(value: Any) -> str:
 
 
 START_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # as run.json has it
-NO_TRAINING_TEXT: Final = "none: finished before"
 NO_DIFFERENCE_TEXT: Final = "No setting, no version, no commit, no image and no host is different."
 
 
@@ -389,59 +388,52 @@ def evaluations_section(run: RecordedRun) -> Section | None:
     steps, _ = run.column("eval", selected.name)
     if not steps and test is None:
         return None
-    by_metric = {
-        metric.name: dict(zip(*run.column("eval", metric.name), strict=True)) for metric in read.validation_metrics(run)
-    }
-    samples = read.evaluated_images(run)
+    metrics, samples = read.meaningful_metrics(run.task, run.classes), read.evaluated_images(run)
+    curves = {metric.name: dict(zip(*run.column("eval", metric.name), strict=True)) for metric in metrics}
+    named = {f"best {read.metric_label(selected)}": best[1] if best else None, "last": max(steps, default=None)}
     rows: list[tuple[str, float | None, int | None, Mapping[str, float]]] = [
-        (name, step, samples.get(step), {key: values[step] for key, values in by_metric.items()})
-        for name, step in {
-            f"best {read.metric_label(selected)}": best[1] if best else None,
-            "last": max(steps, default=None),
-        }.items()
+        (name, step, samples.get(step), {key: curve[step] for key, curve in curves.items()})
+        for name, step in named.items()
         if step is not None
     ]
     if test is not None:
         rows.append(("test split", test.weights_step, test.samples, test.values))
-    shown = [
-        metric
-        for metric in read.validation_metrics(run)
-        if any(math.isfinite(values.get(metric.name, math.nan)) for *_, values in rows)
-    ]
-    intervals = [selected.format_interval(values.get(selected.name), images) for _, _, images, values in rows]
-    columns: list[tuple[str, list[str]]] = [
+    columns = [
+        ("evaluation", [name for name, *_ in rows]),
         ("step", ["-" if step is None else f"{step:,.0f}" for _, step, _, _ in rows]),
-        ("images", ["-" if images is None else f"{images:,}" for _, _, images, _ in rows]),
     ]
-    if not any(images for _, _, images, _ in rows):
-        del columns[1]
-    columns += [(metric.label, [metric.format(values.get(metric.name)) for *_, values in rows]) for metric in shown]
-    blocks: list[Block] = []
+    if any(images for _, _, images, _ in rows):
+        columns.append(("images", ["-" if images is None else f"{images:,}" for _, _, images, _ in rows]))
+    for metric in metrics:
+        if any(math.isfinite(values.get(metric.name, math.nan)) for *_, values in rows):
+            columns.append((metric.label, [metric.format(values.get(metric.name)) for *_, values in rows]))
+    texts = []
+    intervals = [selected.format_interval(values.get(selected.name), images) for _, _, images, values in rows]
     if any(intervals):
         columns.append((f"95 % of {selected.label}", [interval or "-" for interval in intervals]))
-        blocks.append(Paragraph(text=INTERVAL_TEXT.format(label=selected.label)))
+        texts.append(INTERVAL_TEXT.format(label=selected.label))
     if test is not None:
-        blocks.append(Paragraph(text=TEST_TEXT))
-    head = ["evaluation", *(name for name, _ in columns)]
-    cells = [[row[0], *(column[number] for _, column in columns)] for number, row in enumerate(rows)]
-    return Section(title="Evaluations", blocks=[Table(head=head, rows=cells), *blocks])
+        texts.append(TEST_TEXT)
+    return Section(title="Evaluations", blocks=[table_of_columns(columns), *(Paragraph(text=text) for text in texts)])
 
 
 def overview_section(runs: Sequence[RecordedRun], differences: RunDifferences) -> Section:
     """One row per run, and whether their speeds may be compared."""
-    blocks: list[Block] = []
+    *others, last = compare.MUST_MATCH
     if differences.differs and not differences.alike:
-        blocks.append(Paragraph(text=compare.incomparable_caution(runs, differences), caution=True))
+        comparison = Paragraph(text=compare.incomparable_caution(runs, differences), caution=True)
     elif differences.weak and differences.differs:
-        note = "The global batch grows with the ranks: these runs are compared as weak scaling, by images per second."
-        blocks.append(Paragraph(text=note))
+        comparison = Paragraph(
+            text="The global batch grows with the ranks: these runs are compared as weak scaling, by images per second."
+        )
     else:
-        *others, last = compare.MUST_MATCH
-        blocks.append(Paragraph(text=f"The same {', '.join(others)} and {last} in all runs."))
+        comparison = Paragraph(text=f"The same {', '.join(others)} and {last} in all runs.")
+    blocks: list[Block] = [comparison]
     blocks += [Paragraph(text=line, caution=True) for line in compare.speed_cautions(runs, differences)]
     blocks += [Paragraph(text=f"{run.name}: {missing}.", caution=True) for run in runs for missing in run.missing]
-    blocks.append(_runs_table(sort_by_metric(runs)))
-    if (repeated := _repeated_runs_table(sort_by_metric(runs))) is not None:
+    ordered = sort_by_metric(runs)
+    blocks.append(_runs_table(ordered))
+    if (repeated := _repeated_runs_table(ordered)) is not None:
         blocks += [Paragraph(text=REPEATED_TEXT), repeated]
     return Section(title="In short", blocks=blocks)
 
@@ -506,8 +498,7 @@ def _runs_table(runs: Sequence[RecordedRun]) -> Table:
         ("ran on", [read.describe_world(run) for run in runs]),
         ("how it ended", [read.describe_status(run) for run in runs]),
     ]
-    head, rows = [head for head, _ in columns], zip(*(cells for _, cells in columns), strict=True)
-    return Table(head=head, rows=[*rows], left=1 + len(settings), words=(len(head) - 2, len(head) - 1))
+    return table_of_columns(columns, left=1 + len(settings), words=(len(columns) - 2, len(columns) - 1))
 
 
 def _repeated_runs_table(runs: Sequence[RecordedRun]) -> Table | None:
@@ -559,7 +550,9 @@ def _run_details(run: RecordedRun) -> dict[str, str]:
         **identity,
         "folder": str(run.folder.absolute()),
     }
-    return details | _loss_spike_rows(run)
+    accidents = {event: run.column(event, "loss")[0] for event in ("spike", "rollback")}
+    steps = {event: ", ".join(f"{step:,.0f}" for step in steps) for event, steps in accidents.items() if steps}
+    return details | {event: f"at step {text}" for event, text in steps.items()}
 
 
 def _describe_checkpoints(run: RecordedRun) -> str:
@@ -579,13 +572,6 @@ def _describe_image_source(loader: str) -> str:
     return f"by {loader}" if "worker" in loader else f"from {loader}" if loader.startswith("memory") else loader
 
 
-def _loss_spike_rows(run: RecordedRun) -> dict[str, str]:
-    """The steps of loss spikes and of rollbacks."""
-    steps = {event: [f"{step:,.0f}" for step in run.column(event, "loss")[0]] for event in ("spike", "rollback")}
-    return {event: f"at step {', '.join(steps_text)}" for event, steps_text in steps.items() if steps_text}
-
-
-MISTAKES_TITLE: Final = "What went wrong"
 ECE_TEXT: Final = (
     "A line is the accuracy of the images with that confidence, and the gap its distance from their mean confidence. "
     "Where the gap lies above the line, the model is too sure. The expected calibration error (ECE) is the mean gap "
@@ -617,13 +603,19 @@ def mistakes_section(run: RecordedRun) -> Section | None:
         alt = f"Reliability diagram, expected calibration error {saved.calibration.error:.3f}"
         blocks += [Picture(name="calibration", png=png, alt=alt), Paragraph(text=ECE_TEXT)]
     if saved.numbers is not None and saved.numbers.true:
-        blocks += _number_pictures(saved.numbers)
+        numbers, drawn = saved.numbers, len(saved.numbers.true)
+        over, count = f"{numbers.name} over the true one", f" {drawn:,} of {numbers.images:,} images are drawn."
+        blocks += [
+            Picture(name="numbers", png=plots.draw_predicted_numbers(numbers), alt=f"Predicted {over}"),
+            Picture(name="residuals", png=plots.draw_residuals(numbers), alt=f"Errors of {over}"),
+            Paragraph(text=NUMBERS_TEXT + ("" if drawn == numbers.images else count)),
+        ]
     if any(image.heat for gallery in saved.galleries for image in gallery.images):
         blocks.append(Paragraph(text=HEAT_TEXT))
     for gallery in saved.galleries:
         if gallery.images:
             blocks += [Paragraph(text=gallery.title), gallery]
-    return Section(title=MISTAKES_TITLE, blocks=blocks)
+    return Section(title="What went wrong", blocks=blocks)
 
 
 def label_table(labels: Sequence[LabelScore]) -> Table:
@@ -646,19 +638,6 @@ def label_table(labels: Sequence[LabelScore]) -> Table:
     return Table(head=[head, *plots.COUNT_COLUMNS, "average precision", "threshold"], rows=plots.lowest_rows(rows))
 
 
-def _number_pictures(numbers: NumberPairs) -> list[Block]:
-    """Predicted numbers over true ones, and the errors over the true ones."""
-    shown = len(numbers.true)
-    which = "" if shown == numbers.images else f" {shown:,} of {numbers.images:,} images are drawn."
-    return [
-        Picture(
-            name="numbers", png=plots.draw_predicted_numbers(numbers), alt=f"Predicted {numbers.name} over the true one"
-        ),
-        Picture(name="residuals", png=plots.draw_residuals(numbers), alt=f"Errors of {numbers.name} over the true one"),
-        Paragraph(text=NUMBERS_TEXT + which),
-    ]
-
-
 def _evaluation_cautions(run: RecordedRun, saved: SavedEvaluation) -> list[Paragraph]:
     """What limits the conclusions: the evaluation's own notes, and a better checkpoint since."""
     cautions = [Paragraph(text=f"{note[:1].upper()}{note[1:]}.", caution=True) for note in saved.notes]
@@ -672,8 +651,7 @@ def _evaluation_cautions(run: RecordedRun, saved: SavedEvaluation) -> list[Parag
 
 def _evaluation_facts(saved: SavedEvaluation) -> dict[str, str]:
     standing = f" ({saved.standing} when it was measured)" if saved.standing else ""
-    outputs = max(len(saved.classes), 2)  # numbers have one
-    shown = [metric for metric in metrics_of(saved.task).values() if outputs >= metric.min_classes]
+    shown = read.meaningful_metrics(saved.task, len(saved.classes))
     scores = {metric.label: metric.format(saved.values.get(metric.name)) for metric in shown}
     facts = {
         "measured": saved.measured,
@@ -683,16 +661,12 @@ def _evaluation_facts(saved: SavedEvaluation) -> dict[str, str]:
     if saved.calibration is not None:
         error = saved.calibration.error
         facts["calibration error"] = f"{error:.4f} (ECE)" if math.isfinite(error) else NOT_MEASURED
-        facts["mean confidence"] = f"{mean_confidence(saved.calibration):.2%}"
+        images = max(1, sum(each.images for each in saved.calibration.bins))
+        confidence = sum(each.images * each.confidence for each in saved.calibration.bins) / images
+        facts["mean confidence"] = f"{confidence:.2%}"
     if saved.numbers is not None:
         facts["mean error"] = f"{saved.numbers.mean_error:+.4g} (prediction - true)"
     return facts
-
-
-def mean_confidence(calibration: Calibration) -> float:
-    """The mean confidence of all images; 0 without any."""
-    images = sum(each.images for each in calibration.bins)
-    return sum(each.images * each.confidence for each in calibration.bins) / max(1, images)
 
 
 def _class_matrix(run: RecordedRun, saved: SavedEvaluation) -> ConfusionMatrix | None:
@@ -712,7 +686,7 @@ def starts_section(run: RecordedRun) -> Section | None:
         return None
     rows = []
     for start in run.starts:
-        shown = {**start, "world_size": NO_TRAINING_TEXT} if start.get("idle") else start
+        shown = {**start, "world_size": "none: finished before"} if start.get("idle") else start
         ended = start.get("ended")
         ending = f"{ended.get('code')}, {ended.get('cause')}" if isinstance(ended, dict) else read.NOT_RECORDED
         values = [read.format_value(shown.get(key)) for key in ("at", "step", "world_size", "hosts", "launcher")]

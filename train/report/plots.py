@@ -393,19 +393,25 @@ RATIOS_WIDTH, RATIO_ROW_HEIGHT = 7.2, 0.42  # inches: width of the picture, heig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRatio:
-    """A measured value with its spread and its target, all in the row's unit.
+    """A measured value as a share of its target; above 1 is better. low, high: its spread.
 
-    at_least: whether more is better. met: as the bench decided, for some rows by their median, for
-    others by a bound of their spread.
+    met: as the bench decided, for some rows by their median, for others by a bound of their spread.
     """
 
     name: str
-    value: float
+    share: float
     low: float
     high: float
-    target: float
-    at_least: bool
     met: bool
+
+
+def share_of_target(value: float, target: float, *, at_least: bool) -> float:
+    """The value relative to the target, so that above 1 is better. Only 0 reaches a target of 0.
+
+    at_least: whether more is better.
+    """
+    measured, target = max(value, MIN_VALUE), max(target, MIN_VALUE)
+    return measured / target if at_least else target / measured
 
 
 def draw_ratios(title: str, rows: Sequence[TargetRatio]) -> bytes:
@@ -417,22 +423,13 @@ def draw_ratios(title: str, rows: Sequence[TargetRatio]) -> bytes:
         axes.axvline(1.0, color=GRAY, linewidth=1.2)
         for y, row in enumerate(rows):
             colour = MET_COLOR if row.met else MISSED_COLOR
-            bounds = [_share_of_target(row, row.low), _share_of_target(row, row.high)]
-            axes.plot([min(bounds), max(bounds)], [y, y], color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt")
-            axes.plot(
-                [_share_of_target(row, row.value)], [y], color=colour, marker="o" if row.met else "X", linestyle=""
-            )
+            axes.plot([row.low, row.high], [y, y], color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt")
+            axes.plot([row.share], [y], color=colour, marker="o" if row.met else "X", linestyle="")
         axes.set_yticks(range(len(rows)), [shorten_middle(row.name, 60) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel("times the target (right of the line: reached)")
         axes.xaxis.set_major_formatter("{x:g}")
         return encode_png(figure)
-
-
-def _share_of_target(row: TargetRatio, value: float) -> float:
-    """The value relative to the target; above 1 is better. Only 0 reaches a target of 0."""
-    measured, target = max(value, MIN_VALUE), max(row.target, MIN_VALUE)
-    return measured / target if row.at_least else target / measured
 
 
 def render_panels(name: str, panels: Sequence[Panel], *, of: str, note: str | None = None) -> list[Picture]:
@@ -503,7 +500,7 @@ def single_run_panels(run: RecordedRun) -> list[Panel]:
             ],
             marks=marks,
         )
-        for metric in read.validation_metrics(run)
+        for metric in read.meaningful_metrics(run.task, run.classes)
         if metric.in_units
     ]
     learning_rate = [metric_series(run, "train", "lr", name="learning rate", colour=0)]
@@ -590,7 +587,7 @@ def restart_marks(run: RecordedRun) -> Mapping[float, str]:
 
 def _validation_series(run: RecordedRun, *, is_share: bool) -> list[PlotSeries]:
     """A series for each metric that is drawn in percent, or in nats."""
-    metrics = [metric for metric in read.validation_metrics(run) if not metric.in_units]
+    metrics = [metric for metric in read.meaningful_metrics(run.task, run.classes) if not metric.in_units]
     drawn = [metric for metric in metrics if metric.is_share == is_share]
     scale = 100.0 if is_share else 1.0
     return [
@@ -604,7 +601,6 @@ def _x_axis_label(runs: Sequence[RecordedRun]) -> str:
     return "epoch" if all(run.steps_per_epoch for run in runs) else "step"
 
 
-SAMPLES_TITLE: Final = "What the network sees"
 MAX_SAMPLES_BYTES: Final = 8 * 2**20
 
 
@@ -618,7 +614,7 @@ def samples_section(run: RecordedRun) -> Section | None:
         return None
     text = "The first training images, augmented, in the order of training; drawn by `train data show`."
     picture = Picture(name="samples", png=png, alt=f"The first training images of {run.name}")
-    return Section(title=SAMPLES_TITLE, blocks=[Paragraph(text=text), picture])
+    return Section(title="What the network sees", blocks=[Paragraph(text=text), picture])
 
 
 MAX_DRAWN_CLASSES: Final = 200  # with more classes, a cell is smaller than a pixel

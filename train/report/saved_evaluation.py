@@ -149,7 +149,7 @@ def _decode(hint: Any, value: Any) -> Any:
         return tuple(_decode(arguments[0], item) for item in value)
     if origin is Mapping:
         return {str(key): _decode(arguments[1], item) for key, item in value.items()}
-    if is_dataclass(hint):
+    if is_dataclass(hint) and isinstance(hint, type):
         hints = get_type_hints(hint)
         return hint(**{name: _decode(hints[name], value[name]) for name in hints})
     return base64.b64decode(value, validate=True) if hint is bytes else hint(value)
