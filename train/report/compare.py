@@ -16,7 +16,7 @@ from train.config import resume_rules
 from train.config.schema import RunConfig
 from train.data import registry
 from train.report import plots, read
-from train.report.document import Block, Paragraph, Section, Table
+from train.report.document import Block, Paragraph, Section, Table, table_of_columns
 from train.report.plots import Panel, PlotSeries
 from train.report.read import (
     NOT_RECORDED,
@@ -154,13 +154,16 @@ def speed_cautions(runs: Sequence[RecordedRun], differences: RunDifferences) -> 
     ]
 
 
-def difference_tables(runs: Sequence[RecordedRun]) -> list[Table]:
-    """Tables of each setting, version and derived value that differs, one row per run."""
+def difference_tables(runs: Sequence[RecordedRun]) -> Sequence[Block]:
+    """Tables of each setting, version and derived value that differs, one row per run; a sentence without any."""
     facts = [_all_facts(run) for run in runs]
     keys = dict.fromkeys(key for fact in facts for key in fact)
-    differ = [key for key in keys if len({fact.get(key, NOT_RECORDED) for fact in facts}) > 1]
-    rows = [[run.name, *(fact.get(key, NOT_RECORDED) for key in differ)] for run, fact in zip(runs, facts, strict=True)]
-    return Table(head=["run", *differ], rows=rows, left=1 + len(differ)).parts(MAX_COLUMNS)
+    columns = [(key, [fact.get(key, NOT_RECORDED) for fact in facts]) for key in keys]
+    differ = [(key, values) for key, values in columns if len(set(values)) > 1]
+    if not differ:
+        return [Paragraph(text="No setting, no version, no commit, no image and no host is different.")]
+    names = ("run", [run.name for run in runs])
+    return table_of_columns([names, *differ], left=1 + len(differ)).parts(MAX_COLUMNS)
 
 
 def differing_settings(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
@@ -409,7 +412,13 @@ def scaling_section(runs: Sequence[RecordedRun], differences: RunDifferences, *,
     if len({read.num_ranks(run) for run in runs}) < 2:
         return None
     measured = scaling_measurements(runs)
-    excluded = [Paragraph(text=f"{line}.", caution=True) for line in excluded_runs(runs)]
+    speeds = {run.name: read.measured_throughput(run) for run in runs}
+    reasons = {name: "no log point" if speed is None else "first steps only" for name, speed in speeds.items()}
+    excluded = [
+        Paragraph(text=f"{name} is left out: {reasons[name]}.", caution=True)
+        for name, speed in speeds.items()
+        if speed is None or speed.warm_up
+    ]
     if len(measured) < 2:
         too_few = Paragraph(text="Speed-up needs the speed of runs on two numbers of ranks or more.")
         return Section(title=SCALING_TITLE, blocks=[too_few, *excluded])
@@ -429,13 +438,6 @@ def scaling_section(runs: Sequence[RecordedRun], differences: RunDifferences, *,
     doubt = f"not the same {THREADS_PER_RANK}" if len({_cpu_threads(run) for run in runs}) > 1 else None
     blocks = scaling_blocks({scaling: measured}, name="scaling", note=note, doubt=doubt)
     return Section(title=SCALING_TITLE, blocks=[*introduction, *excluded, *blocks])
-
-
-def excluded_runs(runs: Sequence[RecordedRun]) -> list[str]:
-    """The runs without a usable speed, and why."""
-    speeds = {run.name: read.measured_throughput(run) for run in runs}
-    reasons = {name: "no log point" if speed is None else "first steps only" for name, speed in speeds.items()}
-    return [f"{name} is left out: {reasons[name]}" for name, speed in speeds.items() if speed is None or speed.warm_up]
 
 
 def scaling_measurements(runs: Sequence[RecordedRun]) -> list[ScalingMeasurement]:

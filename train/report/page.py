@@ -305,7 +305,6 @@ def _format_json_value(value: Any) -> str:
 
 
 START_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # as run.json has it
-NO_DIFFERENCE_TEXT: Final = "No setting, no version, no commit, no image and no host is different."
 
 
 def build_report(
@@ -337,14 +336,13 @@ def build_report(
         ]
     elif runs:
         title, differences = f"{len(runs)} runs compared", compare.find_differences(runs)
-        tables = compare.difference_tables(sort_by_metric(runs))
         sections += [
             overview_section(runs, differences),
             compare.scaling_section(runs, differences, anyway=anyway),
             plots.curves_section(runs),
             plots.gpu_comparison_section(runs),
             plots.confusion_comparison_section(runs),
-            Section(title="What differs", blocks=tables or [Paragraph(text=NO_DIFFERENCE_TEXT)]),
+            Section(title="What differs", blocks=compare.difference_tables(sort_by_metric(runs))),
         ]
     else:
         title = f"Bench {', '.join(bench.name for bench in benches)}"

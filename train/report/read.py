@@ -218,8 +218,8 @@ def _read_config(folder: Path) -> tuple[dict[str, Any] | None, frozenset[str]]:
         sections = document.value.items() if isinstance(document.value, dict) else ()
         tables = [(name, keys) for name, keys in sections if isinstance(keys, dict)]
         config = {f"{name}.{key}": value for name, keys in tables for key, value in keys.items()}
-        known = load.build_config(document, record.CONFIG_FILE)
-        unused_keys = checks.unused_keys(known) | registry.unused_keys(known.data)
+        parsed = load.build_config(document, record.CONFIG_FILE)
+        unused_keys = checks.unused_keys(parsed) | registry.unused_keys(parsed.data)
     return config, unused_keys if config else frozenset()
 
 
@@ -369,20 +369,13 @@ def evaluated_images(run: RecordedRun) -> dict[float, int]:
     return {step: round(count) for step, count in zip(steps, counts, strict=True) if count > 0}
 
 
-def last_step(run: RecordedRun) -> int | None:
-    """The last step in metrics.jsonl."""
-    steps = [
-        count_or_none(event.get("step"))
-        for name in ("train", "eval", "checkpoint")
-        for event in run.events.get(name, ())
-    ]
-    return max((step for step in steps if step is not None), default=None)
-
-
 def describe_status(run: RecordedRun) -> str:
     """How the run ended, or that it is unfinished."""
-    recorded_step = count_or_none(run.ending.step) if run.ending else None
-    step = last_step(run) if recorded_step is None else recorded_step
+    step = count_or_none(run.ending.step) if run.ending else None
+    if step is None:
+        events = chain.from_iterable(run.events.get(name, ()) for name in ("train", "eval", "checkpoint"))
+        logged = [count_or_none(event.get("step")) for event in events]
+        step = max((number for number in logged if number is not None), default=None)
     steps = count_or_none(run.fact("training", "steps"))
     position = (
         "before its first log point" if step is None else f"at step {step:,}" + (f" of {steps:,}" if steps else "")
