@@ -26,7 +26,7 @@ from train.inference.inputs import InputSpec
 from train.inference.model_code import ModelCode, path_literal
 from train.logging.progress import pluralize
 from train.optim import schedule
-from train.report.document import DescriptionList, Paragraph, Report, Section, Table
+from train.report.document import DescriptionList, Paragraph, Report, Section, Table, render_markdown
 from train.run import record
 from train.tasks import MULTI_LABEL, TASKS
 
@@ -135,8 +135,6 @@ def render_card(about: ModelFacts, folder: str, code: ModelCode, formats: Sequen
     huggingface_hub's ModelCard is not used: it escapes nothing, so a hostile name of a class or run would be markup, it
     leaves all facts to the template, and its import takes 0.15 s.
     """
-    from train.report import render  # jinja2, only for an export
-
     sections = [
         Section(
             title="Model",
@@ -153,7 +151,7 @@ def render_card(about: ModelFacts, folder: str, code: ModelCode, formats: Sequen
         Section(title="Licence", blocks=[Paragraph(text=LICENSE_TEXT)]),
     ]
     origin = f"Written by train export, from step {about.step:,} of the run {about.config.run.name}."
-    card = render.render_markdown(Report(title=about.config.run.name, byline=origin, sections=sections))
+    card = render_markdown(Report(title=about.config.run.name, byline=origin, sections=sections))
     return "\n".join([card, "## How to load it", "", *_loading_sections(about.input_spec, folder, code, formats)])
 
 

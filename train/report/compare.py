@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from itertools import takewhile
 from statistics import median
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from train.config import resume_rules
 from train.config.schema import RunConfig
 from train.data import registry
 from train.report import plots, read
-from train.report.document import Block, Paragraph, Section, Table
+from train.report.document import Block, Paragraph, Section, Table, table_of_columns
 from train.report.plots import Panel, PlotSeries
 from train.report.read import (
     NOT_RECORDED,
@@ -78,7 +79,11 @@ SPEED_FACTORS: Final[Mapping[str, Callable[[RecordedRun], str]]] = {
     THREADS_PER_RANK: lambda run: _cpu_threads(run) or "-",
     "micro batch": lambda run: format_value(run.fact("training", "micro_batch_size")),
     "input": lambda run: format_value(run.fact("training", "loader")),
-    "data.root": lambda run: "-" if _is_computed(run) else format_value(_config_value(run, "data.root")),
+    "data.root": lambda run: (
+        "-"
+        if registry.find_source(str(run.config.get("data.name"))).origin == "computed"
+        else format_value(_config_value(run, "data.root"))
+    ),
 }
 # The ranks of a node share its cores: with more ranks, each has fewer threads.
 DIFFERENCE_HINTS: Final = {
@@ -117,15 +122,14 @@ def find_differences(runs: Sequence[RecordedRun]) -> RunDifferences:
 def _class_differences(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
     """The classes, if runs with recorded class names have different ones."""
     names = [run.confusion.classes if run.confusion else None for run in runs]
-    if len({classes for classes in names if classes is not None}) < 2:
+    if len({*names} - {None}) < 2:
         return {}
     return {"classes": [NOT_RECORDED if classes is None else _format_class_names(classes) for classes in names]}
 
 
 def _format_class_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_NAMED_CLASSES]) + (
-        f", and {len(names) - MAX_NAMED_CLASSES} more" if len(names) > MAX_NAMED_CLASSES else ""
-    )
+    more = f", and {len(names) - MAX_NAMED_CLASSES} more" if len(names) > MAX_NAMED_CLASSES else ""
+    return ", ".join(names[:MAX_NAMED_CLASSES]) + more
 
 
 def incomparable_caution(runs: Sequence[RecordedRun], differences: RunDifferences) -> str:
@@ -150,56 +154,50 @@ def speed_cautions(runs: Sequence[RecordedRun], differences: RunDifferences) -> 
     ]
 
 
-def threads_differ(runs: Sequence[RecordedRun]) -> bool:
-    """Whether ranks on the CPU had more threads in one run than in another."""
-    return len({_cpu_threads(run) for run in runs}) > 1
-
-
-def difference_tables(runs: Sequence[RecordedRun]) -> list[Table]:
-    """Tables of each setting, version and derived value that differs, one row per run."""
+def difference_tables(runs: Sequence[RecordedRun]) -> Sequence[Block]:
+    """Tables of each setting, version and derived value that differs, one row per run; a sentence without any."""
     facts = [_all_facts(run) for run in runs]
     keys = dict.fromkeys(key for fact in facts for key in fact)
-    differ = [key for key in keys if len({fact.get(key, NOT_RECORDED) for fact in facts}) > 1]
-    rows = [[run.name, *(fact.get(key, NOT_RECORDED) for key in differ)] for run, fact in zip(runs, facts, strict=True)]
-    return Table(head=["run", *differ], rows=rows, left=1 + len(differ)).parts(MAX_COLUMNS)
+    columns = [(key, [fact.get(key, NOT_RECORDED) for fact in facts]) for key in keys]
+    differ = [(key, values) for key, values in columns if len(set(values)) > 1]
+    if not differ:
+        return [Paragraph(text="No setting, no version, no commit, no image and no host is different.")]
+    names = ("run", [run.name for run in runs])
+    return table_of_columns([names, *differ], left=1 + len(differ)).parts(MAX_COLUMNS)
 
 
 def differing_settings(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
     """The settings that have an effect and differ: key -> its value in each run. Without where and how it ran."""
-    ignored = {*IGNORED_KEYS, *ENVIRONMENT_KEYS}
-    settings = [
-        {
-            key: NO_EFFECT if key in run.unused_keys else format_setting(value)
-            for key, value in run.config.items()
-            if key not in ignored and not key.startswith(ENVIRONMENT_SECTIONS)
-        }
-        for run in runs
-    ]
-    keys = dict.fromkeys(key for values in settings for key in values)
+    settings = [_effective_settings(run) for run in runs]
+    keys = dict.fromkeys(
+        key
+        for values in settings
+        for key in values
+        if key not in ENVIRONMENT_KEYS and not key.startswith(ENVIRONMENT_SECTIONS)
+    )
     columns = {key: [values.get(key, NOT_RECORDED) for values in settings] for key in keys}
     return {key: values for key, values in columns.items() if len(set(values)) > 1}
 
 
+def _effective_settings(run: RecordedRun) -> dict[str, str]:
+    return {
+        key: NO_EFFECT if key in run.unused_keys else format_setting(value)
+        for key, value in run.config.items()
+        if key not in IGNORED_KEYS
+    }
+
+
 def _all_facts(run: RecordedRun) -> dict[str, str]:
-    settings = {key: value for key, value in run.config.items() if key not in IGNORED_KEYS}
-    values = {key: NO_EFFECT if key in run.unused_keys else format_setting(value) for key, value in settings.items()}
-    for group in ("training", "versions"):
-        group_facts = run.fact(group)
-        values |= (
-            {f"{group}: {key}": format_value(value) for key, value in group_facts.items()}
-            if isinstance(group_facts, dict)
-            else {}
-        )
-    return values | run_identity(run)
+    derived = run.facts_of("training", "training: ") | run.facts_of("versions", "versions: ")
+    return _effective_settings(run) | derived | run_identity(run)
 
 
 def run_identity(run: RecordedRun) -> dict[str, str]:
     """Commit, image, hosts, launcher and world of the run."""
-    image, world = run.fact("image"), run.fact("world")
-    identity = {name: format_value(run.fact(key)) for name, key in IDENTITY_KEYS.items()}
-    identity |= (
-        {f"image: {key}": format_value(value) for key, value in image.items()} if isinstance(image, dict) else {}
+    identity = {name: format_value(run.fact(key)) for name, key in IDENTITY_KEYS.items()} | run.facts_of(
+        "image", "image: "
     )
+    world = run.fact("world")
     return identity | {key: format_value(world.get(key)) for key in WORLD_KEYS if isinstance(world, dict)}
 
 
@@ -246,10 +244,6 @@ def _describe_loader(run: RecordedRun) -> str:
         return loader if isinstance(loader, str) else NOT_RECORDED
     cached = "data.cache" not in run.unused_keys and _config_value(run, "data.cache") is not None
     return "workers, from data.cache" if cached else "workers"
-
-
-def _is_computed(run: RecordedRun) -> bool:
-    return registry.find_source(str(run.config.get("data.name"))).origin == "computed"
 
 
 def _describe_model(run: RecordedRun) -> str:
@@ -319,21 +313,19 @@ def compute_scaling(points: Sequence[ScalingMeasurement]) -> list[ScalingResult]
     It is the same for strong and weak scaling, since images per second are work over time.
     """
     ordered = sorted((point for point in points if point.images_per_s > 0), key=lambda point: point.processes)
-    return [_scale_against(ordered[0], point) for point in ordered]
-
-
-def _scale_against(base: ScalingMeasurement, point: ScalingMeasurement) -> ScalingResult:
-    speed_up = point.speed_up or point.images_per_s / base.images_per_s
-    low = point.images_per_s if point.low is None else point.low
-    high = point.images_per_s if point.high is None else point.high
-    return ScalingResult(
-        processes=point.processes,
-        images_per_s=point.images_per_s,
-        speed_up=speed_up,
-        efficiency=speed_up * base.processes / point.processes,
-        low=low / base.images_per_s,
-        high=high / base.images_per_s,
-    )
+    results = []
+    for point in ordered:
+        base, speed_up = ordered[0], point.speed_up or point.images_per_s / ordered[0].images_per_s
+        result = ScalingResult(
+            processes=point.processes,
+            images_per_s=point.images_per_s,
+            speed_up=speed_up,
+            efficiency=speed_up * base.processes / point.processes,
+            low=(point.images_per_s if point.low is None else point.low) / base.images_per_s,
+            high=(point.images_per_s if point.high is None else point.high) / base.images_per_s,
+        )
+        results.append(result)
+    return results
 
 
 def scaling_panels(measured: Mapping[str, Sequence[ScalingMeasurement]]) -> list[Panel]:
@@ -345,50 +337,49 @@ def scaling_panels(measured: Mapping[str, Sequence[ScalingMeasurement]]) -> list
     ticks = sorted({float(point.processes) for results in curves.values() for point in results})
     if not ticks:
         return []
-    speed_up = _reference_lines(ticks, [tick / ticks[0] for tick in ticks])
-    efficiency = _reference_lines(ticks, [100.0 for _ in ticks])
-    speed_up += [_speed_up_series(name, number, results) for number, (name, results) in enumerate(curves.items())]
-    efficiency += [_efficiency_series(name, number, results) for number, (name, results) in enumerate(curves.items())]
+    speed_up = _scaling_series(curves, ticks, [tick / ticks[0] for tick in ticks], lambda result: 1.0)
+    efficiency = _scaling_series(curves, ticks, [100.0 for _ in ticks], lambda at: 100 * at.efficiency / at.speed_up)
     base = f"over {ticks[0]:g} {X_LABEL}" if ticks[0] > 1 else "over one"
-    efficiency_panel = Panel(
-        title="Efficiency", x=X_LABEL, y="% of ideal", series=efficiency, ticks=ticks, log_x=2, from_zero=True
-    )
     return [
         Panel(title="Speed-up", x=X_LABEL, y=f"speed-up {base}", series=speed_up, ticks=ticks, log_x=2, log_y=2),
-        replace(efficiency_panel, top=AXIS_HEADROOM * max(map(_highest_value, efficiency)), legend="lower left"),
+        Panel(
+            title="Efficiency",
+            x=X_LABEL,
+            y="% of ideal",
+            series=efficiency,
+            ticks=ticks,
+            log_x=2,
+            from_zero=True,
+            top=AXIS_HEADROOM * max(value for series in efficiency for value in (*series.y, *(series.high or ()))),
+            legend="lower left",
+        ),
     ]
 
 
-def _reference_lines(ticks: Sequence[float], ideal: Sequence[float]) -> list[PlotSeries]:
+def _scaling_series(
+    curves: Mapping[str, Sequence[ScalingResult]],
+    ticks: Sequence[float],
+    ideal: Sequence[float],
+    factor: Callable[[ScalingResult], float],
+) -> list[PlotSeries]:
+    """The ideal, the limit, and the speed-up of each curve times a factor."""
     limit = [TARGET_EFFICIENCY * value for value in ideal]
     return [
         PlotSeries(name="ideal", x=ticks, y=ideal, style="ideal"),
         PlotSeries(name=f"{TARGET_EFFICIENCY:.0%} of ideal", x=ticks, y=limit, style="limit"),
+        *(
+            PlotSeries(
+                name=name,
+                x=[float(result.processes) for result in results],
+                y=[result.speed_up * factor(result) for result in results],
+                low=[result.low * factor(result) for result in results],
+                high=[result.high * factor(result) for result in results],
+                style="points",
+                colour=number,
+            )
+            for number, (name, results) in enumerate(curves.items())
+        ),
     ]
-
-
-def _highest_value(series: PlotSeries) -> float:
-    return max([*series.y, *(series.high or ())])
-
-
-def _speed_up_series(name: str, number: int, results: Sequence[ScalingResult]) -> PlotSeries:
-    x, y = [float(result.processes) for result in results], [result.speed_up for result in results]
-    low, high = [result.low for result in results], [result.high for result in results]
-    return PlotSeries(name=name, x=x, y=y, low=low, high=high, style="points", colour=number)
-
-
-def _efficiency_series(name: str, number: int, results: Sequence[ScalingResult]) -> PlotSeries:
-    """The efficiency in percent."""
-    percent_per_speed_up = [100 * result.efficiency / result.speed_up for result in results]
-    return PlotSeries(
-        name=name,
-        x=[float(result.processes) for result in results],
-        y=[100 * result.efficiency for result in results],
-        low=[result.low * factor for result, factor in zip(results, percent_per_speed_up, strict=True)],
-        high=[result.high * factor for result, factor in zip(results, percent_per_speed_up, strict=True)],
-        style="points",
-        colour=number,
-    )
 
 
 MIN_TREND_POINTS: Final = 3  # numbers of processes that a trend needs
@@ -421,7 +412,13 @@ def scaling_section(runs: Sequence[RecordedRun], differences: RunDifferences, *,
     if len({read.num_ranks(run) for run in runs}) < 2:
         return None
     measured = scaling_measurements(runs)
-    excluded = [Paragraph(text=f"{line}.", caution=True) for line in excluded_runs(runs)]
+    speeds = {run.name: read.measured_throughput(run) for run in runs}
+    reasons = {name: "no log point" if speed is None else "first steps only" for name, speed in speeds.items()}
+    excluded = [
+        Paragraph(text=f"{name} is left out: {reasons[name]}.", caution=True)
+        for name, speed in speeds.items()
+        if speed is None or speed.warm_up
+    ]
     if len(measured) < 2:
         too_few = Paragraph(text="Speed-up needs the speed of runs on two numbers of ranks or more.")
         return Section(title=SCALING_TITLE, blocks=[too_few, *excluded])
@@ -438,16 +435,9 @@ def scaling_section(runs: Sequence[RecordedRun], differences: RunDifferences, *,
             + (REPEATED_RUNS_TEXT if repeated else QUARTILE_BARS_TEXT)
         )
     ] + ([Paragraph(text=f"{note}.", caution=True)] if note else [])
-    doubt = f"not the same {THREADS_PER_RANK}" if threads_differ(runs) else None
+    doubt = f"not the same {THREADS_PER_RANK}" if len({_cpu_threads(run) for run in runs}) > 1 else None
     blocks = scaling_blocks({scaling: measured}, name="scaling", note=note, doubt=doubt)
     return Section(title=SCALING_TITLE, blocks=[*introduction, *excluded, *blocks])
-
-
-def excluded_runs(runs: Sequence[RecordedRun]) -> list[str]:
-    """The runs without a usable speed, and why."""
-    speeds = {run.name: read.measured_throughput(run) for run in runs}
-    reasons = {name: "no log point" if speed is None else "first steps only" for name, speed in speeds.items()}
-    return [f"{name} is left out: {reasons[name]}" for name, speed in speeds.items() if speed is None or speed.warm_up]
 
 
 def scaling_measurements(runs: Sequence[RecordedRun]) -> list[ScalingMeasurement]:
@@ -519,32 +509,27 @@ def scaling_blocks(
 
 def scaling_table(scaling: str, results: Sequence[ScalingResult]) -> Table:
     """The numbers of the picture as a table."""
-    head = [f"{scaling}: processes", "images/s", "speed-up", "ideal", "efficiency"]
-    fewest = results[0].processes
     rows = [
         [
             str(result.processes),
             format_number(result.images_per_s),
             f"{result.speed_up:.2f}",
-            f"{result.processes / fewest:g}",
+            f"{result.processes / results[0].processes:g}",
             f"{result.efficiency:.0%}",
         ]
         for result in results
     ]
-    return Table(head=head, rows=rows)
+    return Table(head=[f"{scaling}: processes", "images/s", "speed-up", "ideal", "efficiency"], rows=rows)
 
 
 def scaling_verdict(scaling: str, results: Sequence[ScalingResult]) -> str:
     """Up to how many processes the efficiency is at least TARGET_EFFICIENCY, without a gap."""
-    enough = []
-    for result in results:
-        if result.efficiency < TARGET_EFFICIENCY:
-            break
-        enough.append(result.processes)
+    enough = list(takewhile(lambda result: result.efficiency >= TARGET_EFFICIENCY, results))
     if not enough:
         return (
             f"{scaling.capitalize()}: below {TARGET_EFFICIENCY:.0%} of the ideal from the first number of processes on."
         )
-    suffix = "" if enough[-1] == results[-1].processes else ", not beyond"
-    count = f"{enough[-1]} process{'es' * (enough[-1] > 1)}"
+    suffix = "" if len(enough) == len(results) else ", not beyond"
+    processes = enough[-1].processes
+    count = f"{processes} process{'es' * (processes > 1)}"
     return f"{scaling.capitalize()}: {TARGET_EFFICIENCY:.0%} or more of the ideal up to {count}{suffix}."

@@ -1,13 +1,22 @@
-"""A Report consists of sections of blocks, independent of how it is rendered.
+"""A report consists of sections of blocks; this module renders them as HTML and as Markdown, with its templates.
 
-A block is a paragraph, a description list, a table, a picture or a gallery.
+Both are written from the same blocks. HTML made from the Markdown by the library `markdown` would be no simpler: that
+library passes tags through, so a hostile name of a class or run would need another escape of our own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from train.report.saved_evaluation import SavedGallery, jpeg_size
 
 DPI: Final = 150  # pixels per inch of a picture
 
@@ -60,6 +69,14 @@ class Table:
         ]
 
 
+def table_of_columns(
+    columns: Sequence[tuple[str, Sequence[str]]], *, left: int = 1, words: Sequence[int] = ()
+) -> Table:
+    """A table of (head, cell of each row)."""
+    head, cells = zip(*columns, strict=True)
+    return Table(head=[*head], rows=[[*row] for row in zip(*cells, strict=True)], left=left, words=words)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     """A PNG, written as `name`.png.
@@ -73,33 +90,9 @@ class Picture:
     caption: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thumbnail:
-    """A small JPEG of width x height pixels. cells: its name, and the other values of the gallery's head.
-
-    heat: a JPEG of the same size, with a heat map over it.
-    """
-
-    jpeg: bytes
-    width: int
-    height: int
-    cells: Sequence[str]
-    heat: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gallery:
-    """Thumbnails with captions. Markdown, which cannot hold pictures inside, shows the captions as a table."""
-
-    head: Sequence[str]
-    thumbnails: Sequence[Thumbnail]
-
-    def table(self) -> Table:
-        """The captions alone."""
-        return Table(head=self.head, rows=[each.cells for each in self.thumbnails], left=3)
-
-
-Block = Paragraph | DescriptionList | Table | Picture | Gallery
+Block = (
+    Paragraph | DescriptionList | Table | Picture | SavedGallery
+)  # Markdown shows the captions of a gallery as a table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,3 +122,93 @@ class Report:
     def cautions(self) -> list[str]:
         """The texts of all cautions."""
         return [block.text for block in self.blocks() if isinstance(block, Paragraph) and block.caution]
+
+
+GENERATOR_TAG: Final = '<meta name="generator" content="train report">'  # marks our own pages
+MAX_SMALL_PICTURE_PIXELS: Final = 510  # pixels wide: two such pictures fit side by side
+MAX_TINY_PIXELS: Final = 64  # a side of a thumbnail that is shown enlarged, pixel by pixel
+MAX_UNBROKEN_LETTERS: Final = 30  # of a name in a first column, such as `run-1`; longer ones may break
+MAX_SHORT_LIST_ROWS: Final = 20  # a longer list gets two columns
+SCREEN_DPI: Final = 96  # a browser's pixels per inch
+# Characters that may start a link, a tag, code or emphasis anywhere in a line.
+MARKDOWN_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>#|~!&$])")
+# Characters that start a list or underline a heading at the beginning of a line.
+MARKDOWN_LEADING: Final = re.compile(r"^(\s*(?:\d+(?=[.)]\s))?)([-+=.)])")
+
+
+def render_html(report: Report) -> str:
+    """Render the complete page: it contains its pictures and needs no network."""
+    return _render("report.html", report, printable)
+
+
+def render_markdown(report: Report) -> str:
+    """Render the complete text; its pictures are files in the same folder."""
+    return _render("report.md", report, lambda text: Markup(escape_markdown(text)))
+
+
+def _render(template: str, report: Report, clean: Callable[[str], str]) -> str:
+    """clean: applied to every text that the template shows. What is no Markup then, jinja2 escapes for HTML."""
+
+    def finalize(value: Any) -> Any:
+        return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    environment = Environment(
+        loader=PackageLoader("train.report"),
+        autoescape=True,
+        finalize=finalize,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.tests |= {
+        "paragraph": lambda block: isinstance(block, Paragraph),
+        "description_list": lambda block: isinstance(block, DescriptionList),
+        "table": lambda block: isinstance(block, Table),
+        "picture": lambda block: isinstance(block, Picture),
+        "gallery": lambda block: isinstance(block, SavedGallery),
+        "longer_than": lambda text, letters: len(text) > letters,
+    }
+    environment.filters |= {
+        "base64": lambda image: base64.b64encode(image).decode(),
+        "breakable_path": breakable_path,
+        "gallery_table": gallery_table,
+        "jpeg_size": jpeg_size,
+        "size_on_screen": size_on_screen,
+    }
+    environment.globals |= {
+        "generator_tag": Markup(GENERATOR_TAG),
+        "MAX_UNBROKEN_LETTERS": MAX_UNBROKEN_LETTERS,
+        "MAX_SHORT_LIST_ROWS": MAX_SHORT_LIST_ROWS,
+        "MAX_TINY_PIXELS": MAX_TINY_PIXELS,
+        "MAX_SMALL_PICTURE_PIXELS": MAX_SMALL_PICTURE_PIXELS,
+    }
+    return environment.get_template(template).render(report=report)
+
+
+def printable(text: str) -> str:
+    """Replace each unprintable character by the replacement character."""
+    encodable = text.encode("utf-8", "replace").decode()
+    return "".join(character if character.isprintable() else "\ufffd" for character in encodable)
+
+
+def breakable_path(path: str) -> Markup:
+    """A path in HTML, which a browser may break after each slash."""
+    return Markup("/<wbr>").join(printable(part) for part in path.split("/"))
+
+
+def escape_markdown(text: str) -> str:
+    """Escape text for Markdown."""
+    escaped = MARKDOWN_SPECIAL.sub(r"\\\1", printable(text))
+    escaped = MARKDOWN_LEADING.sub(r"\1\\\2", escaped)
+    return re.sub(r"(https?|www)([:.])", "\\1\u200b\\2", escaped)
+
+
+def gallery_table(gallery: SavedGallery) -> Table:
+    """The captions of a gallery's images, for Markdown, which cannot hold the images inside."""
+    rows = [(image.name, *image.cells) for image in gallery.images]
+    return Table(head=("image", *gallery.head), rows=rows, left=3)
+
+
+def size_on_screen(png: bytes) -> tuple[int, int]:
+    """Width and height of a PNG in a browser's pixels, from its own header."""
+    width, height = struct.unpack(">II", png[16:24])
+    return width * SCREEN_DPI // DPI, height * SCREEN_DPI // DPI

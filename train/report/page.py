@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,12 +18,25 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure, file_writer
 from train import files as file_io
 from train.metrics import NOT_MEASURED, Metric
-from train.report import compare, mistakes, plots, read
+from train.report import compare, plots, read, saved_evaluation
 from train.report.compare import RunDifferences, ScalingMeasurement
-from train.report.document import Block, DescriptionList, Paragraph, Picture, Report, Section, Table
+from train.report.document import (
+    GENERATOR_TAG,
+    Block,
+    DescriptionList,
+    Paragraph,
+    Picture,
+    Report,
+    Section,
+    Table,
+    render_html,
+    render_markdown,
+    table_of_columns,
+)
 from train.report.plots import Panel, PlotSeries, TargetRatio
-from train.report.read import RecordedRun, finite_or_nan, format_number
-from train.report.render import GENERATOR_TAG, render_html, render_markdown
+from train.report.read import ConfusionMatrix, RecordedRun, finite_or_nan, format_number
+from train.report.saved_evaluation import LabelScore, SavedEvaluation
+from train.run.record import EVALUATION_FILE
 
 HTML_FILE, MARKDOWN_FILE = "report.html", "report.md"
 OUTPUT_FIX: Final = "write `--output DIR`, a folder that you may write"
@@ -83,13 +97,11 @@ def _earlier_pictures(folder: Path, names: set[str], *, own: bool) -> set[str]:
 
 
 def _is_report_page(page: Path) -> bool:
-    try:
-        if not S_ISREG(page.lstat().st_mode):
-            return False
-        with page.open("rb") as file:
-            return GENERATOR_TAG.encode() in file.read(4096)
-    except OSError:
-        return False
+    with suppress(OSError):
+        if S_ISREG(page.lstat().st_mode):
+            with page.open("rb") as file:
+                return GENERATOR_TAG.encode() in file.read(4096)
+    return False
 
 
 SCALING_PREFIX: Final = "scaling"  # prefix of series with x = processes and a line `images_per_s`
@@ -157,7 +169,7 @@ def bench_section(bench: BenchResults, number: int = 1) -> Section:
         alt = f"{sum(ratio.met for ratio in ratios)} of {len(ratios)} targets are reached"
         blocks.append(Picture(name=f"bench-{number}", png=png, alt=alt))
     if bench.rows:
-        blocks.append(bench_table(bench))
+        blocks.append(Table(head=BENCH_COLUMNS, rows=[_bench_cells(row) for row in bench.rows], left=4))
     return Section(title=f"Bench {bench.name}", blocks=[*blocks, *_series_blocks(bench, number)])
 
 
@@ -166,10 +178,7 @@ def bench_pictures(bench: BenchResults) -> list[Picture]:
     return [block for block in bench_section(bench).blocks if isinstance(block, Picture)]
 
 
-def bench_table(bench: BenchResults) -> Table:
-    """A table of all rows, also those that were not measured."""
-    head = ["#", "measured", "target", "reached", "value", "95 % CI", "of"]
-    return Table(head=head, rows=[_bench_cells(row) for row in bench.rows], left=4)
+BENCH_COLUMNS: Final = ("#", "measured", "target", "reached", "value", "95 % CI", "of")
 
 
 def _bench_cells(row: Mapping[str, Any]) -> list[str]:
@@ -205,33 +214,30 @@ def _target_ratio(row: Mapping[str, Any]) -> TargetRatio | None:
         return None
     if sign not in ("≥", "≤") or not math.isfinite(value) or not math.isfinite(target):
         return None
-    spread = [edge if math.isfinite(edge) else value for edge in (low, high)]
-    name = f"{_format_json_value(row.get('row'))} {_format_json_value(row.get('what'))}"
-    met = row.get("holds") is True
-    return TargetRatio(
-        name=name, value=value, low=spread[0], high=spread[1], target=target, at_least=sign == "≥", met=met
+    share, *spread = (
+        plots.share_of_target(edge if math.isfinite(edge) else value, target, at_least=sign == "≥")
+        for edge in (value, low, high)
     )
+    name = f"{_format_json_value(row.get('row'))} {_format_json_value(row.get('what'))}"
+    return TargetRatio(name=name, share=share, low=min(spread), high=max(spread), met=row.get("holds") is True)
 
 
 def _series_blocks(bench: BenchResults, number: int) -> list[Block]:
     """Show series over processes as speed-up and efficiency, and the others as they are."""
-    scaling_points = {
-        _scaling_kind(series): points for series in bench.series if (points := _throughput_points(series))
-    }
-    others = [series for series in bench.series if not _throughput_points(series)]
-    bars = any(
-        point.low is not None or point.high is not None for points in scaling_points.values() for point in points
-    )
-    blocks: list[Block] = [Paragraph(text=CONFIDENCE_BARS_TEXT)] if bars else []
+    scaling_points, others = {}, []
+    for series in bench.series:
+        if points := _throughput_points(series):
+            name = str(series.get("name")).removeprefix(SCALING_PREFIX).strip("-")  # of `scaling-strong`
+            scaling_points[f"{name} {SCALING_PREFIX}".strip()] = points
+        else:
+            others.append(series)
+    every_point = [point for points in scaling_points.values() for point in points]
+    has_bars = any(point.low is not None or point.high is not None for point in every_point)
+    blocks: list[Block] = [Paragraph(text=CONFIDENCE_BARS_TEXT)] if has_bars else []
     blocks += compare.scaling_blocks(scaling_points, name=f"bench-{number}-scaling")
     for index, series in enumerate(others, 1):
         blocks += plots.render_panels(f"bench-{number}-{index}", [_series_panel(series)], of=bench.name)
     return blocks
-
-
-def _scaling_kind(series: Mapping[str, Any]) -> str:
-    """The kind of scaling; `scaling-strong` is `strong scaling`."""
-    return f"{str(series.get('name')).removeprefix(SCALING_PREFIX).strip('-')} {SCALING_PREFIX}".strip()
 
 
 def _throughput_points(series: Mapping[str, Any]) -> list[ScalingMeasurement]:
@@ -258,7 +264,11 @@ def _series_panel(series: Mapping[str, Any]) -> Panel:
         y=_format_json_value(series.get("y")),
         series=[
             PlotSeries(
-                name=name, x=[x for x, _ in line], y=[y for _, y in line], style=_line_style(name, limits), colour=index
+                name=name,
+                x=[x for x, _ in line],
+                y=[y for _, y in line],
+                style="points" if name not in limits else "ideal" if name == "ideal" else "limit",
+                colour=index,
             )
             for index, (name, line) in enumerate(lines.items())
         ],
@@ -266,12 +276,6 @@ def _series_panel(series: Mapping[str, Any]) -> Panel:
         log_x=_log_base(series, "log_x", x_values),
         log_y=_log_base(series, "log_y", [y for line in lines.values() for _, y in line]),
     )
-
-
-def _line_style(name: str, limits: set[str]) -> plots.SeriesStyle:
-    if name not in limits:
-        return "points"
-    return "ideal" if name == "ideal" else "limit"
 
 
 def _log_base(series: Mapping[str, Any], key: str, values: Sequence[float]) -> int | None:
@@ -301,7 +305,6 @@ def _format_json_value(value: Any) -> str:
 
 
 START_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # as run.json has it
-NO_TRAINING_TEXT = "none: finished before"
 
 
 def build_report(
@@ -317,48 +320,34 @@ def build_report(
     missing: arguments that were left out.
     """
     absent = [Paragraph(text=f"{line}.", caution=True) for line in missing]  # each begins with a path
-    sections = [Section(title="Left out", blocks=absent)] if absent else []
+    sections = [Section(title="Left out", blocks=absent) if absent else None]
     if len(runs) == 1:
-        sections += _single_run_sections(runs[0])
+        title, (run,) = f"Run {runs[0].name}", runs
+        sections += [
+            summary_section(run),
+            evaluations_section(run),
+            plots.curves_section(runs),
+            plots.gpu_section(run),
+            plots.confusion_section(run),
+            mistakes_section(run),
+            plots.samples_section(run),
+            starts_section(run),
+            settings_section(run),
+        ]
     elif runs:
-        sections += _comparison_sections(runs, compare.find_differences(runs), anyway=anyway)
+        title, differences = f"{len(runs)} runs compared", compare.find_differences(runs)
+        sections += [
+            overview_section(runs, differences),
+            compare.scaling_section(runs, differences, anyway=anyway),
+            plots.curves_section(runs),
+            plots.gpu_comparison_section(runs),
+            plots.confusion_comparison_section(runs),
+            Section(title="What differs", blocks=compare.difference_tables(sort_by_metric(runs))),
+        ]
+    else:
+        title = f"Bench {', '.join(bench.name for bench in benches)}"
     sections += [bench_section(bench, number) for number, bench in enumerate(benches, 1)]
-    return Report(title=_report_title(runs, benches), sections=sections, byline=byline)
-
-
-def _report_title(runs: Sequence[RecordedRun], benches: Sequence[BenchResults]) -> str:
-    if len(runs) == 1:
-        return f"Run {runs[0].name}"
-    return f"{len(runs)} runs compared" if runs else f"Bench {', '.join(bench.name for bench in benches)}"
-
-
-def _single_run_sections(run: RecordedRun) -> list[Section]:
-    matrix = plots.confusion_section(run)
-    sections = [
-        summary_section(run),
-        evaluations_section(run),
-        plots.curves_section([run]),
-        plots.gpu_section(run),
-        matrix,
-        mistakes.mistakes_section(run),
-        plots.samples_section(run),
-    ]
-    all_sections = [*sections, starts_section(run), settings_section(run)]
-    return [section for section in all_sections if section is not None]
-
-
-def _comparison_sections(runs: Sequence[RecordedRun], differences: RunDifferences, *, anyway: bool) -> list[Section]:
-    sections = [
-        overview_section(runs, differences),
-        compare.scaling_section(runs, differences, anyway=anyway),
-        plots.curves_section(runs),
-    ]
-    sections += [plots.gpu_comparison_section(runs), plots.confusion_comparison_section(runs)]
-    no_difference = Paragraph(text="No setting, no version, no commit, no image and no host is different.")
-    sections.append(
-        Section(title="What differs", blocks=compare.difference_tables(sort_by_metric(runs)) or [no_difference])
-    )
-    return [section for section in sections if section is not None]
+    return Report(title=title, sections=[section for section in sections if section is not None], byline=byline)
 
 
 def summary_section(run: RecordedRun) -> Section:
@@ -397,59 +386,52 @@ def evaluations_section(run: RecordedRun) -> Section | None:
     steps, _ = run.column("eval", selected.name)
     if not steps and test is None:
         return None
-    by_metric = {
-        metric.name: dict(zip(*run.column("eval", metric.name), strict=True)) for metric in read.validation_metrics(run)
-    }
-    samples = read.evaluated_images(run)
+    metrics, samples = read.meaningful_metrics(run.task, run.classes), read.evaluated_images(run)
+    curves = {metric.name: dict(zip(*run.column("eval", metric.name), strict=True)) for metric in metrics}
+    named = {f"best {read.metric_label(selected)}": best[1] if best else None, "last": max(steps, default=None)}
     rows: list[tuple[str, float | None, int | None, Mapping[str, float]]] = [
-        (name, step, samples.get(step), {key: values[step] for key, values in by_metric.items()})
-        for name, step in {
-            f"best {read.metric_label(selected)}": best[1] if best else None,
-            "last": max(steps, default=None),
-        }.items()
+        (name, step, samples.get(step), {key: curve[step] for key, curve in curves.items()})
+        for name, step in named.items()
         if step is not None
     ]
     if test is not None:
         rows.append(("test split", test.weights_step, test.samples, test.values))
-    shown = [
-        metric
-        for metric in read.validation_metrics(run)
-        if any(math.isfinite(values.get(metric.name, math.nan)) for *_, values in rows)
-    ]
-    intervals = [selected.format_interval(values.get(selected.name), images) for _, _, images, values in rows]
-    columns: list[tuple[str, list[str]]] = [
+    columns = [
+        ("evaluation", [name for name, *_ in rows]),
         ("step", ["-" if step is None else f"{step:,.0f}" for _, step, _, _ in rows]),
-        ("images", ["-" if images is None else f"{images:,}" for _, _, images, _ in rows]),
     ]
-    if not any(images for _, _, images, _ in rows):
-        del columns[1]
-    columns += [(metric.label, [metric.format(values.get(metric.name)) for *_, values in rows]) for metric in shown]
-    blocks: list[Block] = []
+    if any(images for _, _, images, _ in rows):
+        columns.append(("images", ["-" if images is None else f"{images:,}" for _, _, images, _ in rows]))
+    for metric in metrics:
+        if any(math.isfinite(values.get(metric.name, math.nan)) for *_, values in rows):
+            columns.append((metric.label, [metric.format(values.get(metric.name)) for *_, values in rows]))
+    texts = []
+    intervals = [selected.format_interval(values.get(selected.name), images) for _, _, images, values in rows]
     if any(intervals):
         columns.append((f"95 % of {selected.label}", [interval or "-" for interval in intervals]))
-        blocks.append(Paragraph(text=INTERVAL_TEXT.format(label=selected.label)))
+        texts.append(INTERVAL_TEXT.format(label=selected.label))
     if test is not None:
-        blocks.append(Paragraph(text=TEST_TEXT))
-    head = ["evaluation", *(name for name, _ in columns)]
-    cells = [[row[0], *(column[number] for _, column in columns)] for number, row in enumerate(rows)]
-    return Section(title="Evaluations", blocks=[Table(head=head, rows=cells), *blocks])
+        texts.append(TEST_TEXT)
+    return Section(title="Evaluations", blocks=[table_of_columns(columns), *(Paragraph(text=text) for text in texts)])
 
 
 def overview_section(runs: Sequence[RecordedRun], differences: RunDifferences) -> Section:
     """One row per run, and whether their speeds may be compared."""
-    blocks: list[Block] = []
+    *others, last = compare.MUST_MATCH
     if differences.differs and not differences.alike:
-        blocks.append(Paragraph(text=compare.incomparable_caution(runs, differences), caution=True))
+        comparison = Paragraph(text=compare.incomparable_caution(runs, differences), caution=True)
     elif differences.weak and differences.differs:
-        note = "The global batch grows with the ranks: these runs are compared as weak scaling, by images per second."
-        blocks.append(Paragraph(text=note))
+        comparison = Paragraph(
+            text="The global batch grows with the ranks: these runs are compared as weak scaling, by images per second."
+        )
     else:
-        *others, last = compare.MUST_MATCH
-        blocks.append(Paragraph(text=f"The same {', '.join(others)} and {last} in all runs."))
+        comparison = Paragraph(text=f"The same {', '.join(others)} and {last} in all runs.")
+    blocks: list[Block] = [comparison]
     blocks += [Paragraph(text=line, caution=True) for line in compare.speed_cautions(runs, differences)]
     blocks += [Paragraph(text=f"{run.name}: {missing}.", caution=True) for run in runs for missing in run.missing]
-    blocks.append(_runs_table(sort_by_metric(runs)))
-    if (repeated := _repeated_runs_table(sort_by_metric(runs))) is not None:
+    ordered = sort_by_metric(runs)
+    blocks.append(_runs_table(ordered))
+    if (repeated := _repeated_runs_table(ordered)) is not None:
         blocks += [Paragraph(text=REPEATED_TEXT), repeated]
     return Section(title="In short", blocks=blocks)
 
@@ -473,61 +455,48 @@ def sort_by_metric(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
 MAX_SETTING_COLUMNS: Final = 3  # of more differing settings, one column holds all
 
 
-def _setting_columns(runs: Sequence[RecordedRun]) -> tuple[list[str], list[list[str]]]:
-    """(heads, cells of each run) of the settings that differ, to stand beside the score."""
+def _setting_columns(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]:
+    """(head, cell of each run) of the settings that differ, to stand beside the score."""
     differing = compare.differing_settings(runs)
     if len(differing) <= MAX_SETTING_COLUMNS:
-        return [*differing], [[values[number] for values in differing.values()] for number in range(len(runs))]
-    joined = [
-        ", ".join(f"{key}={values[number]}" for key, values in differing.items() if values[number] != read.NOT_RECORDED)
-        for number in range(len(runs))
-    ]
-    return ["settings that differ"], [[text] for text in joined]
+        return [*differing.items()]
+    by_run = zip(*differing.values(), strict=True)
+    pairs = (zip(differing, values, strict=True) for values in by_run)
+    cells = [", ".join(f"{key}={value}" for key, value in pair if value != read.NOT_RECORDED) for pair in pairs]
+    return [("settings that differ", cells)]
 
 
-def _score_cells(runs: Sequence[RecordedRun]) -> tuple[list[str], list[list[str]]]:
-    """(heads, cells of each run): the best score with its 95 % interval, and that of the test split."""
-    scores: list[list[str]] = []
+def _score_columns(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]:
+    """(head, cell of each run): the best score with its 95 % interval, and that of the test split."""
+    best, best_intervals, tests, test_intervals = [], [], [], []
     for run in runs:
-        metric, best, test = read.selection_metric(run), read.best_evaluation(run), read.final_score(run)
-        value = best[0] if best else None
+        metric, evaluation, test = read.selection_metric(run), read.best_evaluation(run), read.final_score(run)
+        value, step = evaluation or (None, math.nan)
         test_value = None if test is None else test.values.get(metric.name)
-        scores.append(
-            [
-                f"{read.metric_label(metric)} {metric.format(value)}",
-                metric.format_interval(value, read.evaluated_images(run).get(best[1]) if best else None),
-                metric.format(test_value),
-                metric.format_interval(test_value, None if test is None else test.samples),
-            ]
-        )
-    heads = ["best by its metric", "its 95 % interval", "on the test split", "its 95 % interval"]
-    shown = [0, *(column for column in (1, 3) if any(row[column] for row in scores))]
-    shown += [2] if any(read.final_score(run) is not None for run in runs) else []
-    columns = sorted(shown)
-    return [heads[column] for column in columns], [[row[column] or "-" for column in columns] for row in scores]
+        best.append(f"{read.metric_label(metric)} {metric.format(value)}")
+        best_intervals.append(metric.format_interval(value, read.evaluated_images(run).get(step)))
+        tests.append(metric.format(test_value))
+        test_intervals.append(metric.format_interval(test_value, None if test is None else test.samples))
+    columns = [("best by its metric", best), ("its 95 % interval", best_intervals)]
+    if any(read.final_score(run) is not None for run in runs):
+        columns += [("on the test split", tests), ("its 95 % interval", test_intervals)]
+    return [(head, [cell or "-" for cell in cells]) for head, cells in columns if any(cells)]
 
 
 def _runs_table(runs: Sequence[RecordedRun]) -> Table:
-    setting_heads, settings = _setting_columns(runs)
-    score_heads, scores = _score_cells(runs)
-    others = ["images/s", "training", "global batch", "precision", "ran on", "how it ended"]
-    head = ["run", *setting_heads, *score_heads, *others]
-    rows = []
-    for number, run in enumerate(runs):
-        rows.append(
-            [
-                run.name,
-                *settings[number],
-                *scores[number],
-                read.format_throughput(read.measured_throughput(run)).removesuffix(" images/s"),
-                read.format_duration(read.training_seconds(run)),
-                compare.MUST_MATCH[compare.GLOBAL_BATCH](run),
-                compare.MUST_MATCH["precision"](run),
-                read.describe_world(run),
-                read.describe_status(run),
-            ]
-        )
-    return Table(head=head, rows=rows, left=1 + len(setting_heads), words=(len(head) - 2, len(head) - 1))
+    settings = _setting_columns(runs)
+    speeds = [read.format_throughput(read.measured_throughput(run)) for run in runs]
+    columns = [
+        ("run", [run.name for run in runs]),
+        *settings,
+        *_score_columns(runs),
+        ("images/s", [speed.removesuffix(" images/s") for speed in speeds]),
+        ("training", [read.format_duration(read.training_seconds(run)) for run in runs]),
+        *((name, [compare.MUST_MATCH[name](run) for run in runs]) for name in (compare.GLOBAL_BATCH, "precision")),
+        ("ran on", [read.describe_world(run) for run in runs]),
+        ("how it ended", [read.describe_status(run) for run in runs]),
+    ]
+    return table_of_columns(columns, left=1 + len(settings), words=(len(columns) - 2, len(columns) - 1))
 
 
 def _repeated_runs_table(runs: Sequence[RecordedRun]) -> Table | None:
@@ -579,7 +548,9 @@ def _run_details(run: RecordedRun) -> dict[str, str]:
         **identity,
         "folder": str(run.folder.absolute()),
     }
-    return details | _loss_spike_rows(run)
+    accidents = {event: run.column(event, "loss")[0] for event in ("spike", "rollback")}
+    steps = {event: ", ".join(f"{step:,.0f}" for step in steps) for event, steps in accidents.items() if steps}
+    return details | {event: f"at step {text}" for event, text in steps.items()}
 
 
 def _describe_checkpoints(run: RecordedRun) -> str:
@@ -599,35 +570,134 @@ def _describe_image_source(loader: str) -> str:
     return f"by {loader}" if "worker" in loader else f"from {loader}" if loader.startswith("memory") else loader
 
 
-def _loss_spike_rows(run: RecordedRun) -> dict[str, str]:
-    """The steps of loss spikes and of rollbacks."""
-    steps = {event: [f"{step:,.0f}" for step in run.column(event, "loss")[0]] for event in ("spike", "rollback")}
-    return {event: f"at step {', '.join(steps_text)}" for event, steps_text in steps.items() if steps_text}
+ECE_TEXT: Final = (
+    "A line is the accuracy of the images with that confidence, and the gap its distance from their mean confidence. "
+    "Where the gap lies above the line, the model is too sure. The expected calibration error (ECE) is the mean gap "
+    "over all images, in 15 bins of equal width (Guo et al., On Calibration of Modern Neural Networks, 2017)."
+)
+HEAT_TEXT: Final = (
+    "Below each image, the same under a heat map (Grad-CAM): what speaks for the predicted class, for the label in "
+    "question, or for a high number. Bright is strong evidence, no colour is none; each map has its own scale."
+)
+NUMBERS_TEXT: Final = (
+    "On the dotted lines the prediction is right. A residual above its line is predicted too high. Residuals that fall "
+    "from left to right are predictions too near to the mean."
+)
+
+
+def mistakes_section(run: RecordedRun) -> Section | None:
+    """Diagrams and galleries of the evaluation that `train eval RUN --report` kept; None without one."""
+    saved = saved_evaluation.read(run.folder / EVALUATION_FILE)
+    if saved is None:
+        return None
+    blocks: list[Block] = [*_evaluation_cautions(run, saved), DescriptionList(rows=_evaluation_facts(saved))]
+    matrix = _class_matrix(run, saved)
+    if matrix is not None:
+        blocks.append(plots.class_table(matrix))
+    if saved.labels:
+        blocks.append(label_table(saved.labels))
+    if saved.calibration is not None and saved.samples:
+        png = plots.draw_calibration(saved.calibration)
+        alt = f"Reliability diagram, expected calibration error {saved.calibration.error:.3f}"
+        blocks += [Picture(name="calibration", png=png, alt=alt), Paragraph(text=ECE_TEXT)]
+    if saved.numbers is not None and saved.numbers.true:
+        numbers, drawn = saved.numbers, len(saved.numbers.true)
+        over, count = f"{numbers.name} over the true one", f" {drawn:,} of {numbers.images:,} images are drawn."
+        blocks += [
+            Picture(name="numbers", png=plots.draw_predicted_numbers(numbers), alt=f"Predicted {over}"),
+            Picture(name="residuals", png=plots.draw_residuals(numbers), alt=f"Errors of {over}"),
+            Paragraph(text=NUMBERS_TEXT + ("" if drawn == numbers.images else count)),
+        ]
+    if any(image.heat for gallery in saved.galleries for image in gallery.images):
+        blocks.append(Paragraph(text=HEAT_TEXT))
+    for gallery in saved.galleries:
+        if gallery.images:
+            blocks += [Paragraph(text=gallery.title), gallery]
+    return Section(title="What went wrong", blocks=blocks)
+
+
+def label_table(labels: Sequence[LabelScore]) -> Table:
+    """Counts, recall, precision, F1 and average precision by label; of many those with the lowest average precision."""
+    is_long = len(labels) > plots.MAX_LISTED_CLASSES
+    head = f"label (the {plots.MAX_LISTED_CLASSES} with the lowest average precision)" if is_long else "label"
+    rows = [
+        (
+            label.average_precision or 0.0,
+            [
+                label.name,
+                *plots.count_cells(label.images, label.predicted, label.correct),
+                "-" if label.average_precision is None else f"{label.average_precision:.1%}",
+                f"{label.threshold:.3g}",
+            ],
+        )
+        for label in labels
+        if label.average_precision is not None or not is_long
+    ]
+    return Table(head=[head, *plots.COUNT_COLUMNS, "average precision", "threshold"], rows=plots.lowest_rows(rows))
+
+
+def _evaluation_cautions(run: RecordedRun, saved: SavedEvaluation) -> list[Paragraph]:
+    """What limits the conclusions: the evaluation's own notes, and a better checkpoint since."""
+    cautions = [Paragraph(text=f"{note[:1].upper()}{note[1:]}.", caution=True) for note in saved.notes]
+    best = read.best_evaluation(run)
+    was_best = saved.standing is not None and saved.standing.startswith("the best")
+    if was_best and best is not None and best[1] != saved.step:
+        text = f"The evaluation of step {best[1]:,.0f} is better by now: run `train eval RUN --report` again."
+        cautions.append(Paragraph(text=text, caution=True))
+    return cautions
+
+
+def _evaluation_facts(saved: SavedEvaluation) -> dict[str, str]:
+    standing = f" ({saved.standing} when it was measured)" if saved.standing else ""
+    shown = read.meaningful_metrics(saved.task, len(saved.classes))
+    scores = {metric.label: metric.format(saved.values.get(metric.name)) for metric in shown}
+    facts = {
+        "measured": saved.measured,
+        "weights": f"of step {saved.step:,}{standing}, {saved.weights}",
+        **{label: value for label, value in scores.items() if value != NOT_MEASURED},
+    }
+    if saved.calibration is not None:
+        error = saved.calibration.error
+        facts["calibration error"] = f"{error:.4f} (ECE)" if math.isfinite(error) else NOT_MEASURED
+        images = max(1, sum(each.images for each in saved.calibration.bins))
+        confidence = sum(each.images * each.confidence for each in saved.calibration.bins) / images
+        facts["mean confidence"] = f"{confidence:.2%}"
+    if saved.numbers is not None:
+        facts["mean error"] = f"{saved.numbers.mean_error:+.4g} (prediction - true)"
+    return facts
+
+
+def _class_matrix(run: RecordedRun, saved: SavedEvaluation) -> ConfusionMatrix | None:
+    """The confusion matrix, if the report does not show the same one already."""
+    if saved.confusion is None or not any(map(sum, saved.confusion)):
+        return None
+    matrix = ConfusionMatrix(
+        step=saved.step, classes=saved.classes, matrix=tuple(tuple(row) for row in saved.confusion)
+    )
+    shown = plots.best_confusion(run) or run.confusion
+    return None if shown is not None and shown.matrix == matrix.matrix else matrix
 
 
 def starts_section(run: RecordedRun) -> Section | None:
     """A table of the starts, if the run had several."""
     if len(run.starts) < 2:
         return None
+    rows = []
+    for start in run.starts:
+        shown = {**start, "world_size": "none: finished before"} if start.get("idle") else start
+        ended = start.get("ended")
+        ending = f"{ended.get('code')}, {ended.get('cause')}" if isinstance(ended, dict) else read.NOT_RECORDED
+        values = [read.format_value(shown.get(key)) for key in ("at", "step", "world_size", "hosts", "launcher")]
+        rows.append([*map(_format_start_time, values), ending])
     head = ["began", "from step", "ranks", "hosts", "launcher", "ended"]
-    starts = [{**start, "world_size": NO_TRAINING_TEXT} if start.get("idle") else start for start in run.starts]
-    rows = [
-        [_format_start_value(start, key) for key in ("at", "step", "world_size", "hosts", "launcher")]
-        for start in starts
-    ]
-    ended = [start.get("ended") for start in run.starts]
-    endings = [f"{end.get('code')}, {end.get('cause')}" if isinstance(end, dict) else "not recorded" for end in ended]
-    lines = [[*row, end] for row, end in zip(rows, endings, strict=True)]
-    return Section(title="Starts", blocks=[Table(head=head, rows=lines, left=6)])
+    return Section(title="Starts", blocks=[Table(head=head, rows=rows, left=6)])
 
 
 def settings_section(run: RecordedRun) -> Section:
     """The config without keys that had no effect, and the versions."""
     rows = {key: read.format_setting(value) for key, value in run.config.items() if key not in run.unused_keys}
     unused_keys = ", ".join(key for key in run.config if key in run.unused_keys)
-    versions = run.fact("versions")
-    items = versions.items() if isinstance(versions, dict) else ()
-    rows |= {f"version of {name}": read.format_value(value) for name, value in items}
+    rows |= run.facts_of("versions", "version of ")
     left_out = [Paragraph(text=f"Left out, for they had no effect here: {unused_keys}.")] if unused_keys else []
     return Section(
         title="Settings", blocks=[DescriptionList(rows=rows) if rows else Paragraph(text="Not recorded."), *left_out]
@@ -642,8 +712,8 @@ def format_time(seconds: float) -> str:
         return f"{seconds:g}"
 
 
-def _format_start_value(start: object, key: str) -> str:
-    value = read.format_value(start.get(key) if isinstance(start, dict) else None)
+def _format_start_time(value: str) -> str:
+    """A time as run.json has it, as `format_time` writes it; any other value as it is."""
     return value.replace("T", " ").replace("+00:00", " UTC") if START_TIME.fullmatch(value) else value
 
 

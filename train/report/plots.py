@@ -12,7 +12,7 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -88,11 +88,14 @@ def plot_style() -> Iterator[None]:
         yield
 
 
-def make_figure(*, width: float = PANEL_WIDTH, height: float = PANEL_HEIGHT) -> tuple[Figure, Axes]:
-    """A figure of `width` x `height` inches, and its axes. Use it inside `plot_style`."""
+def make_figure(*, width: float = PANEL_WIDTH, height: float = PANEL_HEIGHT, **grid: Any) -> tuple[Figure, Any]:
+    """A figure of `width` x `height` inches, and its axes. Use it inside `plot_style`.
+
+    grid: arguments of `Figure.subplots`, which returns an array for several axes.
+    """
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots()
+    return figure, figure.subplots(**grid)
 
 
 def encode_png(figure: Figure) -> bytes:
@@ -159,10 +162,14 @@ def draw_samples(samples: Sequence[tuple[npt.NDArray[np.uint8], str]], note: str
     cell_width, cell_height = (SAMPLE_INCHES * side / max(height, width) for side in (width, height))
     lines = textwrap.wrap(shorten_middle(note, 4 * NOTE_LETTERS), NOTE_LETTERS)
     with plot_style():
-        size = (SAMPLE_COLUMNS * max(cell_width, SAMPLE_INCHES) + 0.2, rows * (cell_height + 0.3) + 0.16 * len(lines))
-        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-        FigureCanvasAgg(figure)
-        for axes in figure.subplots(rows, SAMPLE_COLUMNS, squeeze=False).flat:
+        figure, grid = make_figure(
+            width=SAMPLE_COLUMNS * max(cell_width, SAMPLE_INCHES) + 0.2,
+            height=rows * (cell_height + 0.3) + 0.16 * len(lines),
+            nrows=rows,
+            ncols=SAMPLE_COLUMNS,
+            squeeze=False,
+        )
+        for axes in grid.flat:
             axes.set_axis_off()
         for axes, (image, name) in zip(figure.axes, samples, strict=False):
             axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
@@ -180,9 +187,7 @@ def draw_calibration(calibration: Calibration) -> bytes:
     bins = calibration.bins
     width = 1 / len(bins)
     with plot_style():
-        figure = Figure(figsize=(PANEL_WIDTH, PANEL_HEIGHT * 1.35), dpi=DPI, layout="constrained")
-        FigureCanvasAgg(figure)
-        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        figure, (upper, lower) = make_figure(height=PANEL_HEIGHT * 1.35, nrows=2, sharex=True, height_ratios=(3, 1))
         upper.set_title(f"Calibration, ECE {calibration.error:.3f}")
         upper.plot([0, 1], [0, 1], label="ideal", **SERIES_STYLES["ideal"])
         filled = [(number * width, each) for number, each in enumerate(bins) if each.images]
@@ -208,39 +213,36 @@ def draw_calibration(calibration: Calibration) -> bytes:
         return encode_png(figure)
 
 
-POINT_STYLE: Final[Mapping[str, Any]] = {"marker": "o", "markersize": 3.5, "linestyle": "", "markeredgewidth": 0}
-
-
 def draw_predicted_numbers(numbers: NumberPairs) -> bytes:
     """Draw a PNG: the predicted number of each image over the true one."""
-    low, high = min(*numbers.true, *numbers.predicted), max(*numbers.true, *numbers.predicted)
+    ends = [limit(*numbers.true, *numbers.predicted) for limit in (min, max)]
     with plot_style():
         figure, axes = make_figure()
-        axes.set_title(shorten_middle(f"{numbers.name}: predicted over true", 60))
-        axes.plot([low, high], [low, high], label="right", **SERIES_STYLES["ideal"])
-        axes.plot(numbers.true, numbers.predicted, color=COLORS[0], alpha=_point_alpha(numbers), **POINT_STYLE)
+        axes.plot(ends, ends, label="right", **SERIES_STYLES["ideal"])
+        _draw_points(axes, numbers, numbers.predicted)
         axes.set(xlabel="true", ylabel="predicted")
+        axes.set_title(shorten_middle(f"{numbers.name}: predicted over true", 60))
         axes.legend(loc="upper left")
         return encode_png(figure)
 
 
 def draw_residuals(numbers: NumberPairs) -> bytes:
     """Draw a PNG: the error of each image over its true number, and the mean error of all images."""
-    errors = [predicted - true for true, predicted in zip(numbers.true, numbers.predicted, strict=True)]
     with plot_style():
         figure, axes = make_figure()
-        axes.set_title("Residuals: predicted - true")
         axes.axhline(0, **SERIES_STYLES["ideal"])
-        axes.plot(numbers.true, errors, color=COLORS[0], alpha=_point_alpha(numbers), **POINT_STYLE)
+        _draw_points(axes, numbers, np.subtract(numbers.predicted, numbers.true))
         axes.axhline(numbers.mean_error, color=COLORS[1], linewidth=1.2, label=f"mean error {numbers.mean_error:+.3g}")
         axes.set(xlabel="true", ylabel="error")
+        axes.set_title("Residuals: predicted - true")
         axes.legend(loc="best")
         return encode_png(figure)
 
 
-def _point_alpha(numbers: NumberPairs) -> float:
-    """Many points are drawn faintly, so that one sees where most are."""
-    return 0.75 if len(numbers.true) <= 200 else 0.35
+def _draw_points(axes: Axes, numbers: NumberPairs, y: npt.ArrayLike) -> None:
+    """Draw a point of each image over its true number; many points faintly, so that one sees where most are."""
+    alpha = 0.75 if len(numbers.true) <= 200 else 0.35
+    axes.plot(numbers.true, y, "o", color=COLORS[0], alpha=alpha, markersize=3.5, markeredgewidth=0)
 
 
 SeriesStyle = Literal["line", "points", "ideal", "limit", "faint"]
@@ -313,25 +315,22 @@ def draw_panel(panel: Panel, *, note: str | None = None) -> bytes:
 
 def _draw_axes(axes: Axes, panel: Panel) -> None:
     axes.set_title(shorten_middle(panel.title, 60))
-    axes.set_xlabel(_format_axis_label(panel.x, panel.log_x))
-    axes.set_ylabel(_format_axis_label(panel.y, panel.log_y))
     _set_scales(axes, panel)
     finite = [series for series in panel.series if any(map(math.isfinite, series.y))]
     if not finite:
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=GRAY)
     for number, series in enumerate(finite):
         _draw_series(axes, series, number if series.colour is None else series.colour)
-    _set_limits(axes, panel)
+    if panel.from_zero and not panel.log_y:
+        axes.set_ylim(bottom=0)
+    if panel.top is not None:
+        axes.set_ylim(top=panel.top)
     _draw_marks(axes, panel)
     if 1 < len(finite) <= MAX_LEGEND_ENTRIES:
         axes.legend(loc=panel.legend)
     elif len(finite) > MAX_LEGEND_ENTRIES:
         note = f"{len(finite)} lines: too many for a legend"
         axes.text(0.99, 0.98, note, transform=axes.transAxes, ha="right", va="top", fontsize=7, color=GRAY)
-
-
-def _format_axis_label(text: str, base: int | None) -> str:
-    return f"{text} (log scale)".lstrip() if base else text
 
 
 def _draw_marks(axes: Axes, panel: Panel) -> None:
@@ -369,6 +368,11 @@ def _draw_series(axes: Axes, series: PlotSeries, number: int) -> None:
 
 def _set_scales(axes: Axes, panel: Panel) -> None:
     plain = StrMethodFormatter("{x:g}")
+    x, y = (
+        f"{text} (log scale)".lstrip() if base else text
+        for text, base in ((panel.x, panel.log_x), (panel.y, panel.log_y))
+    )
+    axes.set(xlabel=x, ylabel=y)
     if panel.log_x:
         axes.set_xscale("log", base=panel.log_x)
         axes.xaxis.set_major_formatter(plain)
@@ -382,13 +386,6 @@ def _set_scales(axes: Axes, panel: Panel) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _set_limits(axes: Axes, panel: Panel) -> None:
-    if panel.from_zero and not panel.log_y:
-        axes.set_ylim(bottom=0)
-    if panel.top is not None:
-        axes.set_ylim(top=panel.top)
-
-
 MIN_VALUE: Final = 1e-3  # in any unit: a logarithmic axis cannot show 0
 MET_COLOR, MISSED_COLOR = "#009E73", "#D55E00"
 RATIOS_WIDTH, RATIO_ROW_HEIGHT = 7.2, 0.42  # inches: width of the picture, height of one row
@@ -396,19 +393,25 @@ RATIOS_WIDTH, RATIO_ROW_HEIGHT = 7.2, 0.42  # inches: width of the picture, heig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRatio:
-    """A measured value with its spread and its target, all in the row's unit.
+    """A measured value as a share of its target; above 1 is better. low, high: its spread.
 
-    at_least: whether more is better. met: as the bench decided, for some rows by their median, for
-    others by a bound of their spread.
+    met: as the bench decided, for some rows by their median, for others by a bound of their spread.
     """
 
     name: str
-    value: float
+    share: float
     low: float
     high: float
-    target: float
-    at_least: bool
     met: bool
+
+
+def share_of_target(value: float, target: float, *, at_least: bool) -> float:
+    """The value relative to the target, so that above 1 is better. Only 0 reaches a target of 0.
+
+    at_least: whether more is better.
+    """
+    measured, target = max(value, MIN_VALUE), max(target, MIN_VALUE)
+    return measured / target if at_least else target / measured
 
 
 def draw_ratios(title: str, rows: Sequence[TargetRatio]) -> bytes:
@@ -420,22 +423,13 @@ def draw_ratios(title: str, rows: Sequence[TargetRatio]) -> bytes:
         axes.axvline(1.0, color=GRAY, linewidth=1.2)
         for y, row in enumerate(rows):
             colour = MET_COLOR if row.met else MISSED_COLOR
-            bounds = [_share_of_target(row, row.low), _share_of_target(row, row.high)]
-            axes.plot([min(bounds), max(bounds)], [y, y], color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt")
-            axes.plot(
-                [_share_of_target(row, row.value)], [y], color=colour, marker="o" if row.met else "X", linestyle=""
-            )
+            axes.plot([row.low, row.high], [y, y], color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt")
+            axes.plot([row.share], [y], color=colour, marker="o" if row.met else "X", linestyle="")
         axes.set_yticks(range(len(rows)), [shorten_middle(row.name, 60) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel("times the target (right of the line: reached)")
         axes.xaxis.set_major_formatter("{x:g}")
         return encode_png(figure)
-
-
-def _share_of_target(row: TargetRatio, value: float) -> float:
-    """The value relative to the target; above 1 is better. Only 0 reaches a target of 0."""
-    measured, target = max(value, MIN_VALUE), max(row.target, MIN_VALUE)
-    return measured / target if row.at_least else target / measured
 
 
 def render_panels(name: str, panels: Sequence[Panel], *, of: str, note: str | None = None) -> list[Picture]:
@@ -506,7 +500,7 @@ def single_run_panels(run: RecordedRun) -> list[Panel]:
             ],
             marks=marks,
         )
-        for metric in read.validation_metrics(run)
+        for metric in read.meaningful_metrics(run.task, run.classes)
         if metric.in_units
     ]
     learning_rate = [metric_series(run, "train", "lr", name="learning rate", colour=0)]
@@ -583,15 +577,17 @@ def restart_marks(run: RecordedRun) -> Mapping[float, str]:
     later = [start for start in run.starts if start["step"] > 0 and not start.get("idle")]
     if len(later) > MAX_RESTART_MARKS:
         return {}
-    length = run.steps_per_epoch or 1
+    ranks = [count_or_none(start.get("world_size")) for start in later]
     return {
-        start["step"] / length: f"goes on, {_format_ranks(count_or_none(start.get('world_size')))}" for start in later
+        start["step"] / (run.steps_per_epoch or 1): "goes on, "
+        + (f"{count} rank{'s' * (count != 1)}" if count else "ranks not recorded")
+        for start, count in zip(later, ranks, strict=True)
     }
 
 
 def _validation_series(run: RecordedRun, *, is_share: bool) -> list[PlotSeries]:
     """A series for each metric that is drawn in percent, or in nats."""
-    metrics = [metric for metric in read.validation_metrics(run) if not metric.in_units]
+    metrics = [metric for metric in read.meaningful_metrics(run.task, run.classes) if not metric.in_units]
     drawn = [metric for metric in metrics if metric.is_share == is_share]
     scale = 100.0 if is_share else 1.0
     return [
@@ -605,11 +601,6 @@ def _x_axis_label(runs: Sequence[RecordedRun]) -> str:
     return "epoch" if all(run.steps_per_epoch for run in runs) else "step"
 
 
-def _format_ranks(count: int | None) -> str:
-    return f"{count} rank{'s' * (count != 1)}" if count else "ranks not recorded"
-
-
-SAMPLES_TITLE: Final = "What the network sees"
 MAX_SAMPLES_BYTES: Final = 8 * 2**20
 
 
@@ -623,7 +614,7 @@ def samples_section(run: RecordedRun) -> Section | None:
         return None
     text = "The first training images, augmented, in the order of training; drawn by `train data show`."
     picture = Picture(name="samples", png=png, alt=f"The first training images of {run.name}")
-    return Section(title=SAMPLES_TITLE, blocks=[Paragraph(text=text), picture])
+    return Section(title="What the network sees", blocks=[Paragraph(text=text), picture])
 
 
 MAX_DRAWN_CLASSES: Final = 200  # with more classes, a cell is smaller than a pixel
@@ -665,11 +656,10 @@ def _describe_evaluation(run: RecordedRun, matrix: ConfusionMatrix) -> str:
     scores = dict(zip(*run.column("eval", metric.name), strict=True))
     if best is None or matrix.step not in scores:
         return ""
-    score = f"{read.metric_label(metric)} {metric.format(scores[matrix.step])}"
+    score = f"({read.metric_label(metric)} {metric.format(scores[matrix.step])})"
     if matrix.step == best[1]:
-        return f", the best evaluation ({score})"
-    best_score = metric.format(best[0])
-    return f", the last evaluation ({score}), not the best ({best_score}, after step {best[1]:,.0f})"
+        return f", the best evaluation {score}"
+    return f", the last evaluation {score}, not the best ({metric.format(best[0])}, after step {best[1]:,.0f})"
 
 
 def confusion_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
@@ -697,14 +687,9 @@ def recall_table(matrices: Sequence[tuple[RecordedRun, ConfusionMatrix]]) -> Tab
     rows = []
     for index, name in enumerate(matrices[0][1].classes):
         counts = [(matrix.matrix[index][index], sum(matrix.matrix[index])) for _, matrix in matrices]
-        rows.append(
-            (sum(_sortable_ratio(*count) for count in counts), [name, *(format_ratio(*count) for count in counts)])
-        )
-    if len(rows) > MAX_LISTED_CLASSES:
-        rows = sorted(rows, key=lambda row: row[0])[:MAX_LISTED_CLASSES]
-    return Table(
-        head=[_class_heading(matrices[0][1]), *(run.name for run, _ in matrices)], rows=[row for _, row in rows]
-    )
+        total = sum(_sortable_ratio(*count) for count in counts)
+        rows.append((total, [name, *(format_ratio(*count) for count in counts)]))
+    return Table(head=[_class_heading(rows), *(run.name for run, _ in matrices)], rows=lowest_rows(rows))
 
 
 def _confusion_pictures(run: RecordedRun, matrix: ConfusionMatrix, name: str) -> list[Picture]:
@@ -722,31 +707,32 @@ def _format_step(matrix: ConfusionMatrix) -> str:
 def class_table(matrix: ConfusionMatrix) -> Table:
     """Counts, recall, precision and F1 by class; of many classes those with the worst recall."""
     predicted = [sum(column) for column in zip(*matrix.matrix, strict=True)]
-    lines = [
-        (
-            _sortable_ratio(row[index], sum(row)),
-            [
-                name,
-                *(f"{sum(row):,}", f"{predicted[index]:,}", f"{row[index]:,}"),
-                format_ratio(row[index], sum(row)),
-                format_ratio(row[index], predicted[index]),
-                format_ratio(2 * row[index], sum(row) + predicted[index]),
-            ],
-        )
+    rows = [
+        (_sortable_ratio(row[index], sum(row)), [name, *count_cells(sum(row), predicted[index], row[index])])
         for index, (name, row) in enumerate(zip(matrix.classes, matrix.matrix, strict=True))
     ]
-    if len(lines) > MAX_LISTED_CLASSES:
-        lines = sorted(lines, key=lambda line: line[0])[:MAX_LISTED_CLASSES]
-    head = [_class_heading(matrix), "images", "predicted", "correct", "recall", "precision", "F1"]
-    return Table(head=head, rows=[line for _, line in lines])
+    return Table(head=[_class_heading(rows), *COUNT_COLUMNS], rows=lowest_rows(rows))
 
 
-def _class_heading(matrix: ConfusionMatrix) -> str:
-    return (
-        "class"
-        if len(matrix.classes) <= MAX_LISTED_CLASSES
-        else f"class (the {MAX_LISTED_CLASSES} with the lowest recall)"
-    )
+COUNT_COLUMNS: Final = ("images", "predicted", "correct", "recall", "precision", "F1")
+
+
+def count_cells(images: int, predicted: int, correct: int) -> list[str]:
+    """The cells of COUNT_COLUMNS for one class or label."""
+    shares = [(correct, images), (correct, predicted), (2 * correct, images + predicted)]
+    counts = [f"{count:,}" for count in (images, predicted, correct)]
+    return [*counts, *(format_ratio(part, of) for part, of in shares)]
+
+
+def lowest_rows(rows: Sequence[tuple[float, list[str]]]) -> list[list[str]]:
+    """The cells of (score, cells) in their order; of many those with the lowest scores."""
+    is_long = len(rows) > MAX_LISTED_CLASSES
+    ordered = sorted(rows, key=lambda row: row[0])[:MAX_LISTED_CLASSES] if is_long else rows
+    return [cells for _, cells in ordered]
+
+
+def _class_heading(rows: Sequence[object]) -> str:
+    return f"class (the {MAX_LISTED_CLASSES} with the lowest recall)" if len(rows) > MAX_LISTED_CLASSES else "class"
 
 
 def mistake_rows(matrix: ConfusionMatrix) -> list[Sequence[str]]:
@@ -802,11 +788,9 @@ def gpu_section(run: RecordedRun) -> Section:
         text = "Not measured: this run has no lines about GPUs in metrics.jsonl."
         return Section(title=GPU_TITLE, blocks=[Paragraph(text=text)])
     start = min(finite_or_nan(event.get("time")) for events in by_gpu.values() for event in events)
-    panels = [panel for key in GPU_METRICS if (panel := _gpu_panel(key, by_gpu, start)) is not None]
-    blocks: list[Block] = []
-    if panels:
-        blocks += render_panels("gpus", panels, of=f"{len(by_gpu)} GPUs")
-    return Section(title=GPU_TITLE, blocks=[*blocks, gpu_table(by_gpu)])
+    panels = [_gpu_panel(key, by_gpu, start) for key in _measured_gpu_metrics(by_gpu)]
+    pictures = render_panels("gpus", panels, of=f"{len(by_gpu)} GPUs")
+    return Section(title=GPU_TITLE, blocks=[*pictures, gpu_table(by_gpu)])
 
 
 def gpu_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
@@ -833,42 +817,41 @@ def _natural_sort_key(name: str) -> list[tuple[int, str]]:
 
 def gpu_table(by_gpu: Mapping[str, Sequence[MetricsEvent]], what: str = "GPU") -> Table:
     """Mean and highest value of each metric, by GPU or by `what`."""
-    keys = [key for key in GPU_METRICS if any(_finite_values(events, key) for events in by_gpu.values())]
-    head = [
-        what,
-        *(
-            f"{GPU_METRICS[key].name}, {GPU_METRICS[key].unit}: {statistic}"
-            for key in keys
-            for statistic in ("mean", "highest")
-        ),
-    ]
-    rows = [
-        [name, *(cell for key in keys for cell in _mean_and_max(_finite_values(events, key)))]
-        for name, events in by_gpu.items()
-    ]
+    head, rows = [what], [[name] for name in by_gpu]
+    for key in _measured_gpu_metrics(by_gpu):
+        metric = GPU_METRICS[key]
+        head += [f"{metric.name}, {metric.unit}: {statistic}" for statistic in ("mean", "highest")]
+        for row, events in zip(rows, by_gpu.values(), strict=True):
+            values = [value for value in _gpu_values(events, key) if math.isfinite(value)]
+            row += [format_number(statistic(values)) if values else NOT_MEASURED for statistic in (fmean, max)]
     return Table(head=head, rows=rows)
 
 
-def _gpu_panel(key: str, by_gpu: Mapping[str, Sequence[MetricsEvent]], start: float) -> Panel | None:
-    metric = GPU_METRICS[key]
-    curves = {name: _gpu_curve(events, key, start) for name, events in by_gpu.items() if _finite_values(events, key)}
-    if not curves:
-        return None
-    series = [PlotSeries(name=name, x=x, y=y, colour=colour) for colour, (name, (x, y)) in enumerate(curves.items())]
-    if len(curves) > MAX_COLORED_GPUS:
-        series = [replace(curve, style="faint", colour=0) for curve in series]
+def _measured_gpu_metrics(by_gpu: Mapping[str, Sequence[MetricsEvent]]) -> list[str]:
+    return [key for key in GPU_METRICS if any(_is_measured(events, key) for events in by_gpu.values())]
+
+
+def _is_measured(events: Sequence[MetricsEvent], key: str) -> bool:
+    return any(map(math.isfinite, _gpu_values(events, key)))
+
+
+def _gpu_values(events: Sequence[MetricsEvent], key: str) -> list[float]:
+    """The values of one metric in its unit; NaN where it was not measured."""
+    return [finite_or_nan(event.get(key)) / GPU_METRICS[key].per for event in events]
+
+
+def _gpu_panel(key: str, by_gpu: Mapping[str, Sequence[MetricsEvent]], start: float) -> Panel:
+    metric, measured = GPU_METRICS[key], {name: events for name, events in by_gpu.items() if _is_measured(events, key)}
+    is_faint = len(measured) > MAX_COLORED_GPUS
+    series = [
+        PlotSeries(
+            name=name,
+            x=[(finite_or_nan(event.get("time")) - start) / 60 for event in events],
+            y=_gpu_values(events, key),
+            style="faint" if is_faint else "line",
+            colour=0 if is_faint else colour,
+        )
+        for colour, (name, events) in enumerate(measured.items())
+    ]
     top = 105.0 if metric.unit == "%" else None
     return Panel(title=metric.name, x="minutes", y=metric.unit, series=series, from_zero=True, top=top)
-
-
-def _gpu_curve(events: Sequence[MetricsEvent], key: str, start: float) -> tuple[list[float], list[float]]:
-    minutes = [(finite_or_nan(event.get("time")) - start) / 60 for event in events]
-    return minutes, [finite_or_nan(event.get(key)) / GPU_METRICS[key].per for event in events]
-
-
-def _finite_values(events: Sequence[MetricsEvent], key: str) -> list[float]:
-    return [value / GPU_METRICS[key].per for event in events if math.isfinite(value := finite_or_nan(event.get(key)))]
-
-
-def _mean_and_max(values: Sequence[float]) -> tuple[str, str]:
-    return (format_number(fmean(values)), format_number(max(values))) if values else (NOT_MEASURED, NOT_MEASURED)

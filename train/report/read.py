@@ -75,10 +75,16 @@ class RecordedRun:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
+    def facts_of(self, group: str, prefix: str) -> dict[str, str]:
+        """The values of one group of run.json in words, by their key after `prefix`."""
+        values = self.fact(group)
+        items = values.items() if isinstance(values, dict) else ()
+        return {f"{prefix}{key}": format_value(value) for key, value in items}
+
     @property
     def starts(self) -> list[MetricsEvent]:
         """The starts whose step is known, oldest first."""
-        return [start for start in _all_starts(self.facts) if count_or_none(start.get("step")) is not None]
+        return [start for start in self.facts.get("starts", ()) if count_or_none(start.get("step")) is not None]
 
     @property
     def world_size(self) -> int | None:
@@ -144,16 +150,16 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
             fix="`train where --config FILE` prints the folder of a run",
             code=ExitCode.NO_INPUT,
         )
-    config, facts, events = _read_config(folder), record.read_run(folder), _read_events(folder)
+    (config, unused_keys), facts, events = _read_config(folder), record.read_run(folder), _read_events(folder)
     contents = {record.CONFIG_FILE: config, record.RUN_FILE: facts, metrics_logger.METRICS_FILE: events}
     return RecordedRun(
         folder=folder,
         name=name or Path(os.path.realpath(folder)).name,
         config=config or {},
-        unused_keys=_unused_keys(folder) if config else frozenset(),
+        unused_keys=unused_keys,
         facts=facts or {},
         events=events or {},
-        ending=record.last_training_exit(_all_starts(facts), exit_file.read_exit(folder)),
+        ending=record.last_training_exit((facts or {}).get("starts", ()), exit_file.read_exit(folder)),
         cut_off=exit_file.describe_unfinished_save(folder),
         confusion=_read_confusion(folder / record.CONFUSION_FILE),
         confusion_best=_read_confusion(folder / record.BEST_CONFUSION_FILE),
@@ -201,42 +207,32 @@ def count_or_none(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15 else None
 
 
-def _read_config(folder: Path) -> dict[str, Any] | None:
-    """The config by `section.key`, without the schema: another version may have written it."""
-    try:
-        content = load.read_yaml_file(folder / record.CONFIG_FILE).value
-    except Failure:
-        return None
-    sections = content.items() if isinstance(content, dict) else ()
-    return {f"{name}.{key}": value for name, keys in sections if isinstance(keys, dict) for key, value in keys.items()}
+def _read_config(folder: Path) -> tuple[dict[str, Any] | None, frozenset[str]]:
+    """The config by `section.key`, without the schema: another version may have written it.
 
-
-def _unused_keys(folder: Path) -> frozenset[str]:
-    """Config keys without effect; empty if the config is of another version."""
-    try:
-        config = load.build_config(load.read_yaml_file(folder / record.CONFIG_FILE), record.CONFIG_FILE)
-        return checks.unused_keys(config) | registry.unused_keys(config.data)
-    except Failure:
-        return frozenset()
-
-
-def _all_starts(facts: Mapping[str, Any] | None) -> list[MetricsEvent]:
-    """All starts, also those without a step."""
-    starts = (facts or {}).get("starts")
-    return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
+    Also its keys without effect; none if the config is of another version.
+    """
+    config, unused_keys = None, frozenset[str]()
+    with suppress(Failure):
+        document = load.read_yaml_file(folder / record.CONFIG_FILE)
+        sections = document.value.items() if isinstance(document.value, dict) else ()
+        tables = [(name, keys) for name, keys in sections if isinstance(keys, dict)]
+        config = {f"{name}.{key}": value for name, keys in tables for key, value in keys.items()}
+        parsed = load.build_config(document, record.CONFIG_FILE)
+        unused_keys = checks.unused_keys(parsed) | registry.unused_keys(parsed.data)
+    return config, unused_keys if config else frozenset()
 
 
 def _read_events(folder: Path) -> dict[str, list[MetricsEvent]] | None:
     path = folder / metrics_logger.METRICS_FILE
-    events: dict[str, list[MetricsEvent]] = {}
     if not os.path.isfile(path):
         return None
-    try:
+    events: dict[str, list[MetricsEvent]] = {}
+    with suppress(OSError):
         for event in metrics_logger.read_events(path):
             events.setdefault(str(event.get("event")), []).append(event)
-    except OSError:
-        return None
-    return events
+        return events
+    return None
 
 
 def _count_checkpoints(folder: Path) -> int:
@@ -292,11 +288,13 @@ def measured_throughput(run: RecordedRun) -> Throughput | None:
 
     The first log point is left out if there are several.
     """
+    events = [(count_or_none(event.get("step")) or 0, event) for event in run.events.get("train", ())]
+    rates = [(step, rate) for step, event in events if (rate := finite_or_nan(event.get("images_per_s"))) > 0]
     for start in reversed(run.starts or [{"step": 0}]):
-        if rates := _logged_rates(run, after=start["step"]):
-            steady, ranks = rates[1:] or rates, count_or_none(start.get("world_size")) or run.world_size
+        if of_start := [rate for step, rate in rates if step > start["step"]]:
+            steady, ranks = of_start[1:] or of_start, count_or_none(start.get("world_size")) or run.world_size
             low, _, high = quantiles(steady, n=4, method="inclusive") if len(steady) > 1 else (steady[0],) * 3
-            return Throughput(images_per_s=median(steady), low=low, high=high, ranks=ranks, warm_up=len(rates) == 1)
+            return Throughput(images_per_s=median(steady), low=low, high=high, ranks=ranks, warm_up=len(of_start) == 1)
     return None
 
 
@@ -304,12 +302,6 @@ def num_ranks(run: RecordedRun) -> int | None:
     """The number of ranks of the start whose throughput is reported."""
     throughput = measured_throughput(run)
     return throughput.ranks if throughput else run.world_size
-
-
-def _logged_rates(run: RecordedRun, *, after: int) -> list[float]:
-    """Images per second at the log points after a step."""
-    lines = [event for event in run.events.get("train", ()) if (count_or_none(event.get("step")) or 0) > after]
-    return [value for event in lines if (value := finite_or_nan(event.get("images_per_s"))) > 0]
 
 
 def training_seconds(run: RecordedRun) -> float | None:
@@ -325,10 +317,10 @@ def training_seconds(run: RecordedRun) -> float | None:
     return total + (rest * batch / rates[-1] if rates[-1] > 0 else 0.0)
 
 
-def validation_metrics(run: RecordedRun) -> list[Metric]:
-    """The metrics of the run's task that are meaningful for its number of classes."""
-    classes = None if run.classes is None else max(run.classes, 2)  # numbers have one output
-    return [metric for metric in metrics_of(run.task).values() if classes is None or classes >= metric.min_classes]
+def meaningful_metrics(task: str, classes: int | None) -> list[Metric]:
+    """The metrics of a task that are meaningful for its number of classes; all of them if it is unknown."""
+    classes = None if classes is None else max(classes, 2)  # numbers have one output
+    return [metric for metric in metrics_of(task).values() if classes is None or classes >= metric.min_classes]
 
 
 def selection_metric(run: RecordedRun) -> Metric:
@@ -378,20 +370,13 @@ def evaluated_images(run: RecordedRun) -> dict[float, int]:
     return {step: round(count) for step, count in zip(steps, counts, strict=True) if count > 0}
 
 
-def last_step(run: RecordedRun) -> int | None:
-    """The last step in metrics.jsonl."""
-    steps = [
-        count_or_none(event.get("step"))
-        for name in ("train", "eval", "checkpoint")
-        for event in run.events.get(name, ())
-    ]
-    return max((step for step in steps if step is not None), default=None)
-
-
 def describe_status(run: RecordedRun) -> str:
     """How the run ended, or that it is unfinished."""
-    recorded_step = count_or_none(run.ending.step) if run.ending else None
-    step = last_step(run) if recorded_step is None else recorded_step
+    step = count_or_none(run.ending.step) if run.ending else None
+    if step is None:
+        events = chain.from_iterable(run.events.get(name, ()) for name in ("train", "eval", "checkpoint"))
+        logged = [count_or_none(event.get("step")) for event in events]
+        step = max((number for number in logged if number is not None), default=None)
     steps = count_or_none(run.fact("training", "steps"))
     position = (
         "before its first log point" if step is None else f"at step {step:,}" + (f" of {steps:,}" if steps else "")

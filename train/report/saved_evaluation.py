@@ -9,9 +9,10 @@ import base64
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from PIL import Image
 
@@ -84,27 +85,6 @@ class GalleryImage:
     jpeg: bytes
     heat: bytes | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON values; the pictures in base64."""
-        pictures = {"jpeg": self.jpeg, "heat": self.heat}
-        encoded = {key: None if data is None else base64.b64encode(data).decode() for key, data in pictures.items()}
-        return {**asdict(self), **encoded}
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> GalleryImage:
-        """Read `to_json`. Raises ValueError, TypeError or KeyError for anything else, and OSError for no JPEG."""
-        jpeg, heat = (None if saved[key] is None else _read_thumbnail(saved[key]) for key in ("jpeg", "heat"))
-        if jpeg is None:
-            raise ValueError("there is no thumbnail")
-        return cls(name=str(saved["name"]), cells=tuple(map(str, saved["cells"])), jpeg=jpeg, heat=heat)
-
-
-def _read_thumbnail(text: str) -> bytes:
-    jpeg = base64.b64decode(text, validate=True)
-    if len(jpeg) > MAX_JPEG_BYTES or max(jpeg_size(jpeg)) > MAX_THUMBNAIL_PIXELS:
-        raise ValueError("the thumbnail is too large")
-    return jpeg
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedGallery:
@@ -113,19 +93,6 @@ class SavedGallery:
     title: str
     head: tuple[str, ...]
     images: tuple[GalleryImage, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values."""
-        return {"title": self.title, "head": self.head, "images": [image.to_json() for image in self.images]}
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> SavedGallery:
-        """Read `to_json`. Raises as `GalleryImage.from_json`."""
-        head = tuple(map(str, saved["head"]))
-        images = tuple(GalleryImage.from_json(image) for image in saved["images"][:MAX_IMAGES])
-        if any(len(image.cells) != len(head) for image in images):
-            raise ValueError("an image has other columns than its gallery")
-        return cls(title=str(saved["title"]), head=head, images=images)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,78 +121,59 @@ class SavedEvaluation:
 
 
 def write(path: Path, evaluation: SavedEvaluation) -> None:
-    """Write the file, atomically. Raises Failure as `files.write_json`."""
-    shallow = {field.name: getattr(evaluation, field.name) for field in fields(evaluation)}
-    deep = {name: None if shallow[name] is None else asdict(shallow[name]) for name in ("calibration", "numbers")}
-    labels, galleries = map(asdict, evaluation.labels), (gallery.to_json() for gallery in evaluation.galleries)
-    files.write_json(path, {"format": FORMAT, **shallow, **deep, "labels": [*labels], "galleries": [*galleries]})
+    """Write the file, atomically, its pictures in base64. Raises Failure as `files.write_json`."""
+    small = asdict(replace(evaluation, confusion=None), dict_factory=_encode_pictures)  # `asdict` copies each cell
+    files.write_json(path, {"format": FORMAT, **small, "confusion": evaluation.confusion})
+
+
+def _encode_pictures(values: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: base64.b64encode(value).decode() if isinstance(value, bytes) else value for name, value in values}
 
 
 def read(path: Path) -> SavedEvaluation | None:
     """Read the file. None if it is not there, or of another version: a report never fails because of it."""
     try:
         saved = files.read_json(path)
-        if saved["format"] != FORMAT:
-            return None
-        rows = saved["confusion"]
-        classes = tuple(map(str, saved["classes"]))
-        confusion = None if rows is None else tuple(tuple(map(int, row)) for row in rows)
-        if confusion is not None and [len(row) for row in confusion] != [len(classes)] * len(classes):
-            return None
-        return SavedEvaluation(
-            step=int(saved["step"]),
-            weights=str(saved["weights"]),
-            standing=None if saved["standing"] is None else str(saved["standing"]),
-            measured=str(saved["measured"]),
-            samples=int(saved["samples"]),
-            task=TASKS[saved["task"]].name,
-            values={str(name): None if value is None else float(value) for name, value in saved["values"].items()},
-            notes=tuple(map(str, saved["notes"])),
-            classes=classes,
-            galleries=tuple(SavedGallery.from_json(gallery) for gallery in saved["galleries"][:MAX_GALLERIES]),
-            confusion=confusion,
-            calibration=_read_calibration(saved["calibration"]),
-            labels=tuple(_read_label_score(label) for label in saved["labels"]),
-            numbers=_read_number_pairs(saved["numbers"]),
-        )
+        evaluation: SavedEvaluation = _decode(SavedEvaluation, saved)
+        return evaluation if saved["format"] == FORMAT and _is_plausible(evaluation) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, Image.DecompressionBombError):
         return None
 
 
-def _read_calibration(saved: Mapping[str, Any] | None) -> Calibration | None:
-    if saved is None:
-        return None
-    bins = (
-        CalibrationBin(
-            images=int(each["images"]), confidence=float(each["confidence"]), accuracy=float(each["accuracy"])
-        )
-        for each in saved["bins"]
+def _decode(hint: Any, value: Any) -> Any:
+    """A JSON value as the type of a field. Raises ValueError, TypeError, KeyError or the like for anything else."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is UnionType:  # with None
+        return None if value is None else _decode(arguments[0], value)
+    if origin in (tuple, Sequence):
+        return tuple(_decode(arguments[0], item) for item in value)
+    if origin is Mapping:
+        return {str(key): _decode(arguments[1], item) for key, item in value.items()}
+    if is_dataclass(hint) and isinstance(hint, type):
+        hints = get_type_hints(hint)
+        return hint(**{name: _decode(hints[name], value[name]) for name in hints})
+    return base64.b64decode(value, validate=True) if hint is bytes else hint(value)
+
+
+def _is_plausible(evaluation: SavedEvaluation) -> bool:
+    """Whether `train eval` can have written it. Raises OSError for a picture that is no JPEG."""
+    confusion, numbers, num_classes = evaluation.confusion, evaluation.numbers, len(evaluation.classes)
+    images = [image for gallery in evaluation.galleries for image in gallery.images]
+    pictures = [picture for image in images for picture in (image.jpeg, image.heat) if picture is not None]
+    return (
+        evaluation.task in TASKS
+        and (confusion is None or [len(row) for row in confusion] == [num_classes] * num_classes)
+        and len(evaluation.galleries) <= MAX_GALLERIES
+        and all(len(gallery.images) <= MAX_IMAGES for gallery in evaluation.galleries)
+        and all(len(image.cells) == len(gallery.head) for gallery in evaluation.galleries for image in gallery.images)
+        and all(len(jpeg) <= MAX_JPEG_BYTES and max(jpeg_size(jpeg)) <= MAX_THUMBNAIL_PIXELS for jpeg in pictures)
+        and (numbers is None or _are_pairs(numbers))
     )
-    return Calibration(error=float(saved["error"]), bins=tuple(bins))
 
 
-def _read_label_score(saved: Mapping[str, Any]) -> LabelScore:
-    precision = saved["average_precision"]
-    return LabelScore(
-        name=str(saved["name"]),
-        images=int(saved["images"]),
-        predicted=int(saved["predicted"]),
-        correct=int(saved["correct"]),
-        average_precision=None if precision is None else float(precision),
-        threshold=float(saved["threshold"]),
-    )
-
-
-def _read_number_pairs(saved: Mapping[str, Any] | None) -> NumberPairs | None:
-    if saved is None:
-        return None
-    true, predicted = (tuple(map(float, saved[name][:MAX_PAIRS])) for name in ("true", "predicted"))
-    mean_error = float(saved["mean_error"])
-    if len(true) != len(predicted) or not all(map(math.isfinite, (*true, *predicted, mean_error))):
-        raise ValueError("the numbers are no pairs")
-    return NumberPairs(
-        name=str(saved["name"]), images=int(saved["images"]), mean_error=mean_error, true=true, predicted=predicted
-    )
+def _are_pairs(numbers: NumberPairs) -> bool:
+    finite = all(map(math.isfinite, (*numbers.true, *numbers.predicted, numbers.mean_error)))
+    return finite and len(numbers.true) == len(numbers.predicted) <= MAX_PAIRS
 
 
 def jpeg_size(jpeg: bytes) -> tuple[int, int]:

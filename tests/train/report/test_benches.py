@@ -39,7 +39,8 @@ def written(folder: Path, *found: Measurement) -> BenchResults:
 def test_rows_stand_beside_their_targets(tmp_path: Path) -> None:
     met, missed = targets.measured("7", estimate_median([5.0] * 5)), targets.measured("8", estimate_median([0.9] * 5))
     bench = written(tmp_path, met, missed, targets.unmeasured("1", "needs a GPU"))
-    assert [row[3:5] for row in page.bench_table(bench).rows] == [
+    (table,) = (block for block in page.bench_section(bench).blocks if isinstance(block, Table))
+    assert [row[3:5] for row in table.rows] == [
         ["yes", "5"],
         ["no", "0.9"],
         ["-", "not measured: needs a GPU"],

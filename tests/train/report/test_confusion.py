@@ -9,7 +9,7 @@ from pathlib import Path
 from made_up_runs import CLASSES, history, make_run
 
 from train.report import plots, read
-from train.report.document import Paragraph, Picture, Section
+from train.report.document import Paragraph, Picture, Section, Table
 from train.report.read import ConfusionMatrix, RecordedRun
 
 LINES = history(1000)
@@ -92,6 +92,16 @@ def test_matrices_side_by_side_are_all_of_the_best_or_all_of_the_last_evaluation
     assert "each run's last evaluation, which need not be its best." in said(
         plots.confusion_comparison_section([one, old])
     )
+
+
+def test_more_runs_than_fit_on_paper_stand_in_several_tables_of_the_same_classes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    runs = [replace(read.load_run(folder), name=f"run-{number}") for number in range(9)]
+    section = plots.confusion_comparison_section(runs)
+    assert section is not None
+    tables = [block for block in section.blocks if isinstance(block, Table)]
+    assert [table.head for table in tables] == [["class", *(f"run-{n}" for n in range(8))], ["class", "run-8"]]
+    assert tables[1].rows[0] == ["cat", "80.0%"]
 
 
 def test_a_run_without_one_has_no_section(tmp_path: Path) -> None:

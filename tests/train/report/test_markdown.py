@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from train.report.document import DescriptionList, Paragraph, Picture, Report, Section, Table
-from train.report.render import escape_markdown, render_markdown
+from train.report.document import (
+    DescriptionList,
+    Paragraph,
+    Picture,
+    Report,
+    Section,
+    Table,
+    escape_markdown,
+    render_markdown,
+)
 
 
 def test_a_table_stays_a_table() -> None:

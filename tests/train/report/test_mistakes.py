@@ -14,9 +14,17 @@ import pytest
 from made_up_runs import CLASSES, make_run
 from PIL import Image
 
-from train.report import mistakes, read, saved_evaluation
-from train.report.document import DescriptionList, Gallery, Paragraph, Picture, Report, Section, Table
-from train.report.render import render_html, render_markdown
+from train.report import page, read, saved_evaluation
+from train.report.document import (
+    DescriptionList,
+    Paragraph,
+    Picture,
+    Report,
+    Section,
+    Table,
+    render_html,
+    render_markdown,
+)
 from train.report.saved_evaluation import (
     Calibration,
     CalibrationBin,
@@ -81,7 +89,7 @@ NUMBERS = replace(
 
 def section_of(folder: Path, saved: SavedEvaluation) -> Section:
     saved_evaluation.write(make_run(folder) / "evaluation.json", saved)
-    found = mistakes.mistakes_section(read.load_run(folder))
+    found = page.mistakes_section(read.load_run(folder))
     assert found is not None
     return found
 
@@ -93,7 +101,7 @@ def test_what_was_written_is_read_back(tmp_path: Path, saved: SavedEvaluation) -
 
 
 def test_a_run_without_such_an_evaluation_has_no_section(tmp_path: Path) -> None:
-    assert mistakes.mistakes_section(read.load_run(make_run(tmp_path / "run"))) is None
+    assert page.mistakes_section(read.load_run(make_run(tmp_path / "run"))) is None
 
 
 def test_the_section_holds_figures_a_diagram_and_two_galleries(tmp_path: Path) -> None:
@@ -102,7 +110,7 @@ def test_the_section_holds_figures_a_diagram_and_two_galleries(tmp_path: Path) -
     assert (facts["accuracy"], facts["loss"], facts["calibration error"]) == ("70.00%", "1.2500", "0.2500 (ECE)")
     assert "macro F1" not in facts
     assert [block.name for block in blocks if isinstance(block, Picture)] == ["calibration"]
-    assert [len(block.thumbnails) for block in blocks if isinstance(block, Gallery)] == [2, 3]
+    assert [len(block.images) for block in blocks if isinstance(block, SavedGallery)] == [2, 3]
     assert Paragraph(text="The most confident mistakes:") in blocks
 
 
@@ -122,7 +130,7 @@ def test_of_many_labels_those_with_the_lowest_average_precision_are_listed() -> 
         replace(LABELS.labels[0], name=f"{number}", average_precision=None if number == 7 else number / 100)
         for number in range(60, 0, -1)
     ]
-    table = mistakes.label_table(labels)
+    table = page.label_table(labels)
     assert table.head[0] == "label (the 20 with the lowest average precision)"
     assert [row[0] for row in table.rows] == [str(number) for number in range(1, 22) if number != 7]
 
@@ -174,10 +182,10 @@ def test_markdown_lists_what_the_page_shows_as_thumbnails(tmp_path: Path) -> Non
 def test_names_of_strangers_are_text_in_a_caption(tmp_path: Path) -> None:
     stranger = image(name='<script>alert(1)</script>/"><img src=x onerror=a()>\x1b')
     hostile = replace(SAVED, galleries=(replace(SAVED.galleries[0], images=(stranger,)),))
-    page = render_html(Report(title="t", sections=[section_of(tmp_path / "run", hostile)], byline="b"))
-    assert "<script" not in page
-    assert "<img src=x" not in page
-    assert "&lt;/<wbr>script&gt;/<wbr>&#34;&gt;&lt;img src=x" in page
+    html = render_html(Report(title="t", sections=[section_of(tmp_path / "run", hostile)], byline="b"))
+    assert "<script" not in html
+    assert "<img src=x" not in html
+    assert "&lt;/<wbr>script&gt;/<wbr>&#34;&gt;&lt;img src=x" in html
 
 
 def spoiled(**values: Any) -> Callable[[dict[str, Any]], object]:
@@ -193,9 +201,9 @@ def test_heat_maps_stand_below_their_images(tmp_path: Path) -> None:
     saved = replace(SAVED, galleries=(replace(SAVED.galleries[0], images=heated),))
     saved_evaluation.write(tmp_path / "evaluation.json", saved)
     assert saved_evaluation.read(tmp_path / "evaluation.json") == saved
-    page = render_html(Report(title="t", sections=[section_of(tmp_path / "run", saved)], byline="b"))
-    assert page.count('class="heat') == 2
-    assert "Grad-CAM" in page
+    html = render_html(Report(title="t", sections=[section_of(tmp_path / "run", saved)], byline="b"))
+    assert html.count('class="heat') == 2
+    assert "Grad-CAM" in html
 
 
 SPOIL = {
@@ -227,10 +235,10 @@ def test_a_file_that_nobody_wrote_so_is_left_out(tmp_path: Path, spoil: Callable
     saved = json.loads(file.read_text())
     spoil(saved)
     file.write_text(json.dumps(saved))
-    assert mistakes.mistakes_section(read.load_run(tmp_path / "run")) is None
+    assert page.mistakes_section(read.load_run(tmp_path / "run")) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 9000])
 def test_a_file_that_is_no_record_is_left_out(tmp_path: Path, text: str) -> None:
     (make_run(tmp_path / "run") / "evaluation.json").write_text(text)
-    assert mistakes.mistakes_section(read.load_run(tmp_path / "run")) is None
+    assert page.mistakes_section(read.load_run(tmp_path / "run")) is None

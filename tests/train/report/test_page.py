@@ -7,9 +7,20 @@ import re
 from html.parser import HTMLParser
 
 from train.report import plots
-from train.report.document import DPI, Block, DescriptionList, Paragraph, Picture, Report, Section, Table
+from train.report.document import (
+    DPI,
+    MAX_SHORT_LIST_ROWS,
+    SCREEN_DPI,
+    Block,
+    DescriptionList,
+    Paragraph,
+    Picture,
+    Report,
+    Section,
+    Table,
+    render_html,
+)
 from train.report.plots import PANEL_HEIGHT, PANEL_WIDTH, Panel
-from train.report.render import MAX_SHORT_LIST_ROWS, png_size, render_html
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\x00\x1b[31m\ud800'
 PNG = plots.draw_panel(Panel(title="", x="", y="", series=[]))
@@ -62,7 +73,9 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 
 def test_a_picture_is_as_large_as_its_inches() -> None:
-    assert png_size(PNG) == (round(PANEL_WIDTH * DPI), round(PANEL_HEIGHT * DPI))
+    html = shown(Picture(name="curves", png=PNG, alt="curves"))
+    (size,) = ((attributes["width"], attributes["height"]) for tag, attributes in tags(html) if tag == "img")
+    assert size == tuple(str(round(inches * DPI) * SCREEN_DPI // DPI) for inches in (PANEL_WIDTH, PANEL_HEIGHT))
 
 
 def test_every_tag_is_closed() -> None:
