@@ -144,8 +144,8 @@ LIMIT_FAILURES: Final = {
     ),
     "memory": (
         "the system gives no further memory",
-        "raise the limits on memory (ulimit -v, docker run --memory, sbatch --mem), or lower data.workers or the "
-        "number of ranks",
+        "raise the limits on memory (ulimit -v, docker run --memory, sbatch --mem), or lower train.micro_batch_size, "
+        "data.workers or the number of ranks",
     ),
     "size": ("the system lets no file grow larger", "raise the limit on the size of files (ulimit -f)"),
 }

@@ -155,7 +155,8 @@ def test_own_code_that_changed_since_the_training_is_named_when_the_network_is_e
     with (own_code / "own_net.py").open("a") as file:
         file.write("# changed\n")
     forget_own_modules()
-    (own_code / "own.yaml").write_text("{model: {name: 'own_net:make', args: {}}, data: {samples: 80, image_size: 8, classes: 2}}\n")
+    data = "{samples: 80, image_size: 8, classes: 2}"
+    (own_code / "own.yaml").write_text(f"{{model: {{name: 'own_net:make', args: {{}}}}, data: {data}}}\n")
     words = [str(own_code / "run"), "--config", str(own_code / "own.yaml"), "--output", str(own_code / "model")]
     assert handle_export(words, {}) == 0
     assert f"note: your own code has changed since the checkpoint was written: {own_code / 'own_net.py'}" in (
@@ -163,6 +164,7 @@ def test_own_code_that_changed_since_the_training_is_named_when_the_network_is_e
     )
 
 
-def test_a_run_without_own_code_keeps_no_hash_of_any(tmp_path: Path) -> None:
+def test_a_run_without_own_code_keeps_no_hash_of_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "_code_folders", set())  # those of other tests of this process
     trainer = trained(tmp_path / "run")
     assert "code" not in resume.checkpoint_metadata(trainer.config, trainer.runtime, {}, trainer.state)

@@ -370,13 +370,17 @@ def evaluated_images(run: RecordedRun) -> dict[float, int]:
     return {step: round(count) for step, count in zip(steps, counts, strict=True) if count > 0}
 
 
+def last_step(run: RecordedRun) -> int | None:
+    """The last step in metrics.jsonl."""
+    events = chain.from_iterable(run.events.get(name, ()) for name in ("train", "eval", "checkpoint"))
+    logged = [count_or_none(event.get("step")) for event in events]
+    return max((step for step in logged if step is not None), default=None)
+
+
 def describe_status(run: RecordedRun) -> str:
     """How the run ended, or that it is unfinished."""
-    step = count_or_none(run.ending.step) if run.ending else None
-    if step is None:
-        events = chain.from_iterable(run.events.get(name, ()) for name in ("train", "eval", "checkpoint"))
-        logged = [count_or_none(event.get("step")) for event in events]
-        step = max((number for number in logged if number is not None), default=None)
+    recorded_step = count_or_none(run.ending.step) if run.ending else None
+    step = last_step(run) if recorded_step is None else recorded_step
     steps = count_or_none(run.fact("training", "steps"))
     position = (
         "before its first log point" if step is None else f"at step {step:,}" + (f" of {steps:,}" if steps else "")

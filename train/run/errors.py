@@ -18,8 +18,6 @@ from train.distributed import device
 
 # The messages of torch and gloo when another rank has gone; they have no exception type for it.
 LOST_PEER_MESSAGES = ("Connection closed", "Connection reset", "Connection refused", "Timed out waiting", "Broken pipe")
-# Of torch's allocator and of the C++ library, behind which there is no MemoryError.
-OUT_OF_HOST_MEMORY_MESSAGES = ("DefaultCPUAllocator", "std::bad_alloc")
 COMMUNICATION_LAYERS = ("gloo", "NCCL", "ProcessGroup", "TCPStore", "store")
 
 
@@ -30,7 +28,7 @@ def as_failure(error: Exception, parts: BatchSizes | None = None, *, exact: bool
     """
     if isinstance(error, Failure):
         return error
-    if device.is_out_of_memory(error) or _is_out_of_host_memory(error):
+    if device.is_out_of_memory(error) or isinstance(error, MemoryError):
         return _out_of_memory_failure(
             error,
             suggest_bitwise_memory_fix(parts) if exact and parts else suggest_smaller_micro_batch(parts),
@@ -47,14 +45,6 @@ def as_failure(error: Exception, parts: BatchSizes | None = None, *, exact: bool
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
         return files.os_error_failure(error, Path(error.filename or "."))
     return None
-
-
-def _is_out_of_host_memory(error: Exception) -> bool:
-    return (
-        isinstance(error, MemoryError)
-        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-        or (isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_HOST_MEMORY_MESSAGES))
-    )
 
 
 def _out_of_memory_failure(error: Exception, fix: str, why: str) -> Failure:
