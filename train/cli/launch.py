@@ -238,8 +238,8 @@ def refuse_cpu_after_gpu(config: RunConfig, plan: Plan) -> None:
     """
     if plan.sources.get("device") != NO_DRIVER_SOURCE or config.checkpoint.resume == "never":
         return
-    checkpoints = store.list_checkpoints(run_folder(config) / "checkpoints")
     with suppress(OSError, ValueError, LookupError, TypeError):  # none, or the ranks say what is wrong with it
+        checkpoints = store.list_checkpoints(run_folder(config) / "checkpoints")
         path = checkpoints[max(checkpoints)]
         device = str(files.read_json(path / store.STATE_FILE)["arithmetic"]["device"])
         if not device.startswith("CPU"):
