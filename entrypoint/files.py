@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import BufferedReader
 from itertools import chain
@@ -19,6 +19,7 @@ from typing import Any, Final
 
 MAX_READ_BYTES: Final = 64 << 20  # our files are far smaller
 MAX_NESTING: Final = 100  # objects and lists in each other; whatever goes through them later has a limit too
+Pairs = Sequence[tuple[str, Any]]  # of an object in JSON
 
 
 def open_regular_file(path: Path) -> BufferedReader:
@@ -49,14 +50,14 @@ def read_regular_file(path: Path, limit: int = MAX_READ_BYTES) -> bytes:
     return data
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of this JSON.
+def parse_json(text: str | bytes, make_object: Callable[[Pairs], dict[str, Any]] | None = None) -> Any:
+    """The value of this JSON. make_object: as object_pairs_hook; by itself an object with a key twice is refused.
 
     Raises:
         ValueError: it is not JSON, holds a key twice or a number of thousands of digits, or is nested too deep.
     """
     with suppress(RecursionError):  # a few kilobytes of brackets are enough
-        value = json.loads(text, object_pairs_hook=_refuse_repeated_keys)
+        value = json.loads(text, object_pairs_hook=make_object or _refuse_repeated_keys)
         level = [value]
         for _ in range(MAX_NESTING + 1):
             lists = (
@@ -68,7 +69,7 @@ def parse_json(text: str | bytes) -> Any:
     raise ValueError("it is nested too deep")
 
 
-def _refuse_repeated_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated_keys(pairs: Pairs) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         raise ValueError(f"the key {Counter(key for key, _ in pairs).most_common(1)[0][0]!r} is there twice")

@@ -22,7 +22,11 @@ def index_shards(config: RunConfig) -> str:
     """Index the shards in data.root. Raises Failure: as `shard_index.write_index`."""
     from train.data import shard_index  # numpy
 
-    return _describe(shard_index.write_index(Path(config.data.root), task=config.data.task))
+    root = Path(config.data.root)
+    lines = [_describe(shard_index.write_index(root, task=config.data.task))]
+    if left_out := shard_index.list_apple_files(root):
+        lines.append(f"left out       {len(left_out):,} of macOS, which are no tars: {', '.join(left_out[:3])}")
+    return join_lines(lines)
 
 
 def pack_shards(config: RunConfig, output: str | None, size: int | None, quality: int | None, console: TextIO) -> str:

@@ -13,7 +13,7 @@ import re
 import stat
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -87,8 +87,16 @@ class ShardIndex:
 
 def _is_shard_name(name: object) -> bool:
     """Whether it is one of `list_shards`: of a tar file in the folder, or in a folder directly in it."""
-    parts = name.split("/") if isinstance(name, str) else [name]
-    return len(parts) <= 2 and all(map(files.is_plain_name, parts)) and str(name).endswith(".tar")
+    parts = name.split("/") if isinstance(name, str) else []
+    # Hidden tars are shards: no dot file that matters to anybody ends in .tar.
+    are_plain = all(part not in (".", "..") and files.is_plain_name(part.replace(".", "_")) for part in parts)
+    return 1 <= len(parts) <= 2 and are_plain and parts[-1].endswith(".tar")
+
+
+def list_apple_files(folder: Path) -> list[str]:
+    """The files `._NAME.tar`, in which macOS keeps what its file system knows of NAME.tar: no tars. Raises OSError."""
+    paths = (path for pattern in ("._*.tar", "*/._*.tar") for path in folder.glob(pattern) if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
 FIELDS: Final = {
@@ -238,22 +246,26 @@ def refuse_wrong_entries(index: ShardIndex) -> None:
 def list_shards(folder: Path) -> list[tuple[str, Split]]:
     """The tar files in this folder and in the folders directly in it: names, relative to it, and splits, in order.
 
+    Those of `list_apple_files` are not among them.
+
     Raises:
         Failure: NO_INPUT if there are none, or only compressed ones.
     """
     try:
         archives = [path for pattern in ("*.tar", "*/*.tar") for path in folder.glob(pattern) if path.is_file()]
+        apple_files = list_apple_files(folder)
         compressed = [path.name for pattern in ("*.tar.*", "*/*.tar.*", "*.tgz") for path in folder.glob(pattern)]
     except OSError as error:
         raise files.os_error_failure(error, folder, "read") from error
-    names = sorted(filter(_is_shard_name, (path.relative_to(folder).as_posix() for path in archives)))
+    names = sorted({path.relative_to(folder).as_posix() for path in archives}.difference(apple_files))
     if not names:
         what = f"no tar shards in {folder.absolute()}" if folder.is_dir() else f"there is no folder {folder.absolute()}"
         if compressed:
             fix = f"unpack them (gunzip, zstd -d): images in a compressed tar cannot be read alone ({compressed[0]})"
         else:
             fix = "set data.root to the folder that holds *.tar, or make shards: train data pack SOURCE --output DIR"
-        raise Failure(what, fix=fix, code=ExitCode.NO_INPUT)
+        apple_file = f"{apple_files[0]}, which macOS writes beside a tar: it is none" if apple_files else None
+        raise Failure(what, found=apple_file, fix=fix, code=ExitCode.NO_INPUT)
     splits = [_split_of(name) for name in names]
     if "validation" not in splits and "training" in splits:  # as of class folders
         splits = ["validation" if split == "test" else split for split in splits]
@@ -399,25 +411,58 @@ def _samples(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, tarfi
 
     The key is the name up to the first dot behind the last slash.
     """
-    current, image, texts = "", None, dict[str, str]()
+    current, image, labels = "", None, dict[str, tarfile.TarInfo]()
     for member in _members(path, file, size):
         above, _, base = member.name.rpartition("/")
         stem, dot, suffix = base.partition(".")
         key, suffix = (f"{above}/{stem}" if above else stem), (dot + suffix).lower()
         if key != current:
             if image is not None:
-                yield current, image, parse_label(texts)
-            current, image, texts = key, None, {}
+                yield current, image, _read_label(path, file, labels)
+            current, image, labels = key, None, {}
         is_image = image is None and suffix.endswith(IMAGE_SUFFIXES)
-        if member.size > (MAX_UINT32 if is_image else MAX_LABEL_BYTES) and (is_image or suffix in LABEL_SUFFIXES):
+        if is_image and member.size > MAX_UINT32:
             raise _damaged_shard_failure(path, f"{member.name} has {member.size:,} bytes")
         if is_image:
             image = member
         elif suffix in LABEL_SUFFIXES:
-            file.seek(member.offset_data)
-            texts[suffix] = file.read(member.size).decode(errors="replace")
+            labels[suffix] = member
     if image is not None:
-        yield current, image, parse_label(texts)
+        yield current, image, _read_label(path, file, labels)
+
+
+def _read_label(path: Path, file: BinaryIO, members: Mapping[str, tarfile.TarInfo]) -> Label | None:
+    """The label of a sample, by the first of LABEL_SUFFIXES that has one; the members behind it are not read.
+
+    Raises:
+        Failure: DATA for a member that is too long, and as `parse_label`.
+    """
+    for suffix in LABEL_SUFFIXES:
+        if (member := members.get(suffix)) is None:
+            continue
+        if member.size > MAX_LABEL_BYTES:
+            raise Failure(
+                "a label in a shard is too long to be read",
+                found=f"{path}: {member.name} has {member.size:,} bytes",
+                expected=f"at most {MAX_LABEL_BYTES:,} bytes; beside a KEY.cls no other label is read",
+                fix="write the label alone into KEY.cls, and make the shard again",
+                code=ExitCode.DATA,
+            )
+        file.seek(member.offset_data)
+        text = file.read(member.size).decode("utf-8-sig", errors="replace")
+        try:
+            label = parse_label(suffix, text)
+        except ValueError as error:
+            raise Failure(
+                "a label in a shard cannot be used",
+                found=f"{path}: {member.name}: {error}",
+                expected="one label, or a list of them; a number to predict is finite and fits into 32 bits",
+                fix="correct it or leave the sample out, and make the shard again",
+                code=ExitCode.DATA,
+            ) from error
+        if label is not None:
+            return label
+    return None
 
 
 def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tarfile.TarInfo]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,8 @@ LABEL_SUFFIXES: Final = (".cls", ".json", ".txt")  # the first that is there cou
 LABEL_KEYS: Final = ("label", "labels", "cls", "class", "target")  # of a .json
 MAX_CLASSES: Final = 1_000_000  # as data.classes
 MAX_DIGITS: Final = 20  # of a class number
+MAX_SHOWN: Final = 60  # characters of a label in a message
+REPEATED: Final = object()
 CLASSES_FILE: Final = "classes.txt"  # a class name on each line, for labels that are numbers
 Label = str | tuple[str, ...]  # as it is written: one, or any number of them
 UInt8Array = npt.NDArray[np.uint8]
@@ -67,25 +69,37 @@ class LabelKind:
         return strata_of_numbers(self.values(column)) if self.task == REGRESSION else column
 
 
-def parse_label(texts: Mapping[str, str]) -> Label | None:
-    """The label of a sample: of the first of LABEL_SUFFIXES that has one. texts: the members with these endings."""
-    for suffix in LABEL_SUFFIXES:
-        if (text := texts.get(suffix)) is None:
-            continue
-        label = _parse_json(text) if suffix == ".json" else text.strip()
-        if label is not None:
-            return label
-    return None
+def parse_label(suffix: str, text: str) -> Label | None:
+    """The label in a member with this one of LABEL_SUFFIXES; None if there is none.
+
+    Raises:
+        ValueError: the key of the label is there twice, or its number is not finite or too large.
+    """
+    return _parse_json(text) if suffix == ".json" else text.strip()
+
+
+def _mark_repeated_labels(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs; REPEATED as the value of a label's key that is there twice."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        content |= {key: REPEATED for key in LABEL_KEYS if counts[key] > 1}
+    return content
 
 
 def _parse_json(text: str) -> Label | None:
     try:
-        content = parse_json(text)
+        content = parse_json(text, _mark_repeated_labels)
     except ValueError:
         return None
     if not isinstance(content, dict):
         return None
-    value = next((content[key] for key in LABEL_KEYS if key in content), None)
+    key = next((key for key in LABEL_KEYS if key in content), "")
+    value = content.get(key)
+    if value is REPEATED:
+        raise ValueError(f"the key {key!r} is there twice")
+    if isinstance(value, float) and parse_number(str(value)) is None:
+        raise ValueError(f"the number of {key!r} is {value}")
     if isinstance(value, list) and all(isinstance(each, int | str) for each in value):
         return tuple(sorted({str(each).strip() for each in value}))
     return str(value).strip() if isinstance(value, int | float | str) else None
@@ -99,7 +113,7 @@ def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[Lab
     Raises:
         Failure: DATA for labels of two kinds, of another task, or not in classes.txt.
     """
-    task = _infer_task(labels) if task == AUTO else task
+    task = _infer_task(folder, labels) if task == AUTO else task
     if task == REGRESSION:
         return _number_numbers(folder, labels)
     texts = sorted({text for label in labels for text in ((label,) if isinstance(label, str) else label)})
@@ -110,24 +124,45 @@ def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[Lab
             members[row, [numbers[text] for text in ((label,) if isinstance(label, str) else label)]] = True
         return LabelKind(task=task, classes=names, sets=np.packbits(members, axis=1)), np.arange(len(labels))
     if several := [label for label in labels if not isinstance(label, str)]:
-        raise _kind_failure(folder, "an image has several labels", repr(several[0]), "data.task=multi_label")
+        raise _kind_failure(folder, "an image has several labels", _quote(several[0]), "data.task=multi_label")
     return LabelKind(task=task, classes=names), np.array([numbers[str(label)] for label in labels], np.int64)
 
 
-def _infer_task(labels: Sequence[Label]) -> str:
+def _quote(label: Label) -> str:
+    text = repr(label)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+
+
+def _infer_task(folder: Path, labels: Sequence[Label]) -> str:
     if any(not isinstance(label, str) for label in labels):
         return MULTI_LABEL
     numbers = [parse_number(str(label)) for label in labels]
-    values = [number for number in numbers if number is not None]
-    is_number = len(values) == len(labels) and not all(value.is_integer() for value in values)
-    return REGRESSION if is_number else CLASSIFICATION
+    has_fraction = any(not number.is_integer() for number in numbers if number is not None)
+    if has_fraction and None in numbers and all(map(_is_float, labels)):  # nan, inf, 1e39
+        raise Failure(
+            "a number to predict in the shards is not finite or too large",
+            found=_quote(labels[numbers.index(None)]),
+            expected="numbers that fit into 32 bits",
+            fix=f"correct it or leave the sample out; if they are classes: train data index {folder} "
+            "data.task=classification",
+            code=ExitCode.DATA,
+        )
+    return REGRESSION if has_fraction and None not in numbers else CLASSIFICATION
+
+
+def _is_float(label: Label) -> bool:
+    try:
+        float(str(label))
+    except ValueError:
+        return False
+    return True
 
 
 def _number_numbers(folder: Path, labels: Sequence[Label]) -> tuple[LabelKind, Int64Array]:
     numbers = [parse_number(str(label)) for label in labels]
     if None in numbers:
         raise _kind_failure(
-            folder, "a label is no number", repr(labels[numbers.index(None)]), "data.task=classification"
+            folder, "a label is no number", _quote(labels[numbers.index(None)]), "data.task=classification"
         )
     names = _read_class_names(folder) or []
     name = names[0] if len(names) == 1 else "target"
@@ -138,7 +173,7 @@ def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...],
     """The names of the classes, and the number of each label: its own, or its position among the names.
 
     Raises:
-        Failure: DATA for labels of both kinds, and for labels that are not in classes.txt.
+        Failure: DATA for labels of both kinds, a number in two spellings, and labels that are not in classes.txt.
     """
     names, numeric = _read_class_names(folder), [label for label in labels if label.isdecimal()]
     if len(numeric) == len(labels):
@@ -146,10 +181,19 @@ def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...],
         if names is None and max(values.values(), default=0) >= MAX_CLASSES:
             raise Failure(
                 "a label of the shards is too large for the number of a class",
-                found=max(labels, key=lambda label: values[label]),
+                found=_quote(max(labels, key=lambda label: values[label])),
                 expected=f"below {MAX_CLASSES:,}: there is a class for each number",
                 fix=f"number the classes from 0, or write names; to predict numbers: train data index {folder} "
                 "data.task=regression",
+                code=ExitCode.DATA,
+            )
+        spellings = {number: label for label, number in values.items()}
+        if other := [label for label, number in values.items() if number < MAX_CLASSES and spellings[number] != label]:
+            raise Failure(
+                "the number of a class is written in two ways in the shards",
+                found=f"{_quote(other[0])} and {_quote(spellings[values[other[0]]])}",
+                expected="one text for each class",
+                fix="if they are one class, write it in one way; if they are two, write names such as c01 and c1",
                 code=ExitCode.DATA,
             )
         names = names or [str(number) for number in range(max(values.values(), default=-1) + 1)]
@@ -157,7 +201,7 @@ def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...],
     elif names is None and numeric:
         raise Failure(
             "some labels of the shards are numbers, and others are names",
-            found=f"{numeric[0]!r} and {next(label for label in labels if label not in numeric)!r}",
+            found=f"{_quote(numeric[0])} and {_quote(next(label for label in labels if not label.isdecimal()))}",
             fix=f"write numbers only, and their names into {folder / CLASSES_FILE}, one on each line",
             code=ExitCode.DATA,
         )
@@ -168,7 +212,7 @@ def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...],
     if missing:
         raise Failure(
             f"a label of the shards is not in {CLASSES_FILE}",
-            found=f"{missing[0]!r}, and {len(names)} names in {folder / CLASSES_FILE}",
+            found=f"{_quote(missing[0])}, and {len(names)} names in {folder / CLASSES_FILE}",
             fix="write a name for each class, one on each line",
             code=ExitCode.DATA,
         )

@@ -27,7 +27,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
 }
 PATHS = (
     *("../../victim/.bashrc", "../x.tar", "/etc/passwd", "/tmp/x.tar", "a/../../x.tar", "a/b/c.tar", "./a-00.tar", ""),
-    *(".", "..", "../", "/", "a//b.tar", ".bashrc", ".hidden.tar", ".git/x.tar", "a\0.tar", "lock", "x" * 300 + ".tar"),
+    *(".", "..", "../", "/", "a//b.tar", ".bashrc", ".git/config", "../.x.tar", "a\0.tar", "lock", "x" * 300 + ".tar"),
     *("a-00.tar/", "\ud800.tar", "~/x.tar/..", "..\\..\\x"),
 )
 WRONG_OF_SHARD: dict[str, tuple[Any, ...]] = {
@@ -263,7 +263,8 @@ LABELS = {
     "300,000,000": ("cls", "300000000", "too large for the number of a class"),
     "5,000 digits": ("cls", "9" * 5000, "too large for the number of a class"),
     "nested": ("json", "[" * 200_000, "has no label"),
-    "a megabyte": ("cls", "x" * (2**20 + 1), "bytes"),
+    "a megabyte": ("cls", "x" * (2**20 + 1), "a.cls has 1,048,577 bytes"),
+    "a megabyte of JSON": ("json", '{"label": 1}' + " " * 2**20, "a.json has 1,048,588 bytes"),
 }
 
 
@@ -274,6 +275,7 @@ def test_a_label_that_would_take_the_memory_is_refused(tmp_path: Path, name: str
     with pytest.raises(Failure, match=words) as caught:
         shard_index.write_index(tmp_path, processes=1)
     assert (caught.value.code, (tmp_path / "index.json").exists()) == (65, False)
+    assert len(str(caught.value)) < 1000
 
 
 def header(kind: bytes, size: int) -> bytes:
@@ -313,9 +315,41 @@ def test_a_pipe_as_classes_txt_is_not_waited_for(folder: Path) -> None:
     assert caught.value.code == 65
 
 
-def test_hidden_shards_are_not_indexed(folder: Path) -> None:
-    shutil.copy(folder / "a-00.tar", folder / "._a-00.tar")
-    assert [name for name, _ in shard_index.list_shards(folder)] == ["a-00.tar", "a-01.tar", "val-00.tar"]
+def test_hidden_shards_are_indexed_read_and_copied(folder: Path, tmp_path: Path) -> None:
+    for name in (".a-02.tar", ".more/a-03.tar", "...more/..a-04.tar"):
+        write_tar(folder / name, numbered(100, 20))
+    shard_index.write_index(folder, processes=1)
+    index = shard_index.read_index(folder)
+    assert (len(index.shards), len(index.entries)) == (6, 120)
+    splits = registry.open_splits(data_of(folder))
+    assert len(splits.training.labels) == 100
+    (tmp_path / "stage").mkdir()
+    plan = staging.StagePlan(shards=6, total=6, num_bytes=0, total_bytes=0, keep_free=0)
+    warnings: list[str] = []
+    staging.copy_shards(index, tmp_path / "stage", plan, warnings.append)
+    assert (warnings, (tmp_path / "stage/.more/a-03.tar").is_file()) == ([], True)
+
+
+def test_files_of_macos_beside_shards_are_left_out_and_counted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("._a-00.tar", "__MACOSX/._a-01.tar"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X")
+    assert front.run_command(["data", "index", str(folder)], {"ENTRYPOINT_DEVICE": "cpu"}) == 0
+    printed = capsys.readouterr().out
+    assert ("3 tar files" in printed, "2 of macOS, which are no tars: ._a-00.tar, __MACOSX/._a-01.tar" in printed) == (
+        True,
+        True,
+    )
+    assert len(shard_index.read_index(folder).shards) == 3
+
+
+def test_a_folder_of_files_of_macos_alone_has_no_shards(tmp_path: Path) -> None:
+    (tmp_path / "._a.tar").write_bytes(b"\0\5\x16\7")
+    with pytest.raises(Failure, match=r"\._a\.tar, which macOS writes beside a tar") as caught:
+        shard_index.write_index(tmp_path, processes=1)
+    assert caught.value.code == 66
 
 
 @pytest.mark.parametrize("line", [["check"], ["data", "check"]])

@@ -78,6 +78,77 @@ def test_numbers_that_are_all_equal_are_refused(tmp_path: Path) -> None:
         opened(indexed(tmp_path, [{"target": 1.5}, {"target": 1.5}]))
 
 
+def of_members(folder: Path, samples: list[dict[str, str | bytes]]) -> Path:
+    """A shard of images with members of these endings and contents."""
+    members = {}
+    for number, contents in enumerate(samples):
+        members[f"{number:03d}.png"] = png(number)
+        for ending, text in contents.items():
+            members[f"{number:03d}.{ending}"] = text.encode() if isinstance(text, str) else text
+    write_tar(folder / "0.tar", members)
+    shard_index.write_index(folder, processes=1)
+    return folder
+
+
+def refused(folder: Path, samples: list[dict[str, str | bytes]], *words: str) -> None:
+    with pytest.raises(Failure) as caught:
+        of_members(folder, samples)
+    assert (caught.value.code, [word for word in words if word not in str(caught.value)]) == (65, []), caught.value
+    assert not (folder / "index.json").exists()
+
+
+@pytest.mark.parametrize("ending", ["json", "txt"])
+def test_what_is_long_is_not_read_where_a_cls_gives_the_label(tmp_path: Path, ending: str) -> None:
+    masks = json.dumps({"label": 7, "mask": "0" * 2**20})
+    folder = of_members(tmp_path, [{ending: masks, "cls": "1"}, {"cls": "0", ending: masks}])
+    assert opened(folder).training.labels.tolist() == [1, 0]
+
+
+def test_a_key_twice_that_is_no_label_passes(tmp_path: Path) -> None:
+    text = '{"label": 1, "w": 1, "w": 2, "boxes": [{"label": 1, "label": 2}]}'
+    assert opened(of_members(tmp_path, [{"json": text}, {"json": '{"label": 0}'}])).training.labels.tolist() == [1, 0]
+
+
+def test_a_label_twice_is_refused_by_its_key(tmp_path: Path) -> None:
+    refused(tmp_path, [{"json": '{"label": 1, "label": 2}'}], "000.json", "the key 'label' is there twice")
+
+
+@pytest.mark.parametrize("contents", [{"json": '{"label": 3}'}, {"cls": "3"}, {"txt": "3"}])
+def test_a_mark_of_the_byte_order_is_no_part_of_a_label(tmp_path: Path, contents: dict[str, str]) -> None:
+    marked = {ending: text.encode("utf-8-sig") for ending, text in contents.items()}
+    assert opened(of_members(tmp_path, [{"cls": "0"}, {**marked}])).training.labels.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "1e39"])
+def test_a_number_that_is_none_to_predict_is_refused_by_its_sample(tmp_path: Path, number: str) -> None:
+    samples: list[dict[str, str | bytes]] = [{"json": f'{{"target": {row}.5}}'} for row in range(3)]
+    refused(tmp_path, [*samples, {"json": f'{{"target": {number}}}'}], "003.json", "'target'")
+
+
+@pytest.mark.parametrize("ending", ["cls", "txt"])
+@pytest.mark.parametrize("number", ["nan", "inf", "-Infinity", "1e39"])
+def test_a_text_that_is_no_number_to_predict_makes_no_classes_of_the_others(
+    tmp_path: Path, ending: str, number: str
+) -> None:
+    refused(tmp_path, [{ending: "1.5"}, {ending: "2"}, {ending: number}], f"'{number}'", "not finite or too large")
+
+
+@pytest.mark.parametrize(("name", "other"), [("01", "1"), ("1", "001"), ("0", "00"), ("٣", "3")])
+def test_a_number_of_a_class_in_two_spellings_is_refused(tmp_path: Path, name: str, other: str) -> None:
+    refused(tmp_path, [{"cls": name}, {"cls": other}, {"cls": "2"}], "in two ways", f"'{name}'", f"'{other}'")
+
+
+def test_numbers_that_all_have_zeros_before_them_are_classes(tmp_path: Path) -> None:
+    assert opened(of_members(tmp_path, [{"cls": "007"}, {"cls": "001"}])).training.labels.tolist() == [7, 1]
+
+
+@pytest.mark.parametrize("labels", [("9" * 4000, "1"), ("9" * 4000, "a"), ("1", "a" * 4000)])
+def test_a_long_label_is_cut_in_a_message(tmp_path: Path, labels: tuple[str, str]) -> None:
+    with pytest.raises(Failure) as caught:
+        of_members(tmp_path, [{"cls": label} for label in labels])
+    assert len(str(caught.value)) < 1000
+
+
 TABLES = {
     "multi_label": [["cat; dog", "dog", "", "cat|sofa"][number % 4] for number in range(40)],
     "regression": [str(number / 4 - 3) for number in range(40)],
