@@ -13,13 +13,14 @@ from train.fields import FINITE, check_fields
 Interpolation = Literal["bilinear", "bicubic"]
 FitName = Literal["crop", "pad", "stretch"]
 DecodeName = Literal["auto", "exact", "fast", "gpu"]
+INTERPOLATIONS: Final = get_args(Interpolation)
 FIELDS: Final = {  # of the data section
     "normalize": RULES["data.normalize"],
     "crop_ratio": Rule(
         holds=lambda ratio: FINITE.holds(ratio) and RULES["data.crop_ratio"].holds(ratio),
         expected=RULES["data.crop_ratio"].expected,
     ),
-    "interpolation": one_of(*get_args(Interpolation)),
+    "interpolation": one_of(*INTERPOLATIONS),
     "fit": one_of(*get_args(FitName)),
     "decode": one_of(*get_args(DecodeName)),
 }

@@ -58,11 +58,11 @@ def _find_problem(path: Path, expected: WeightsRecord) -> str | None:
     """Why the file is not that of these weights, as far as it tells; None if nothing speaks against it."""
     try:
         weights.read_weights(path)
+        record = read_record(path, expected.model) or expected
     except Failure as failure:
         if failure.code != ExitCode.DATA:
             raise
         return f"damaged ({failure.found})"
-    record = read_record(path, expected.model) or expected
     return None if record.name == expected.name else f"it holds {record.name}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +26,9 @@ from train.config.models import (
     suggest_model,
     weights_file_stem,
 )
-from train.data.preprocessing import Preprocessing, parse_preprocessing
+from train.data.preprocessing import DEFAULT_PREPROCESSING, INTERPOLATIONS, Preprocessing, parse_preprocessing
+from train.fields import FINITE
+from train.files import shorten_name
 
 MAX_SIDE: Final = 2**16  # pixels
 RECORD_KEY: Final = "published_weights"  # in the metadata of a .safetensors file
@@ -40,13 +42,14 @@ class WeightsRecord:
     """What is known of published weights.
 
     name: with its tag. preprocessing, image_size: (height, width), that they were trained for. classes: of their last
-    layer; 0: they have none.
+    layer; 0: they have none. notes: what is not recorded, or not possible here, and what is used in its place.
     """
 
     name: str
     preprocessing: Preprocessing
-    image_size: tuple[int, int]
-    classes: int
+    image_size: tuple[int, int] | None
+    classes: int | None
+    notes: tuple[str, ...] = ()
 
     @property
     def model(self) -> str:
@@ -60,10 +63,11 @@ class WeightsRecord:
     def __str__(self) -> str:
         transform = self.preprocessing
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (transform.mean, transform.std))
-        height, width = self.image_size
+        size = "{} x {} pixels".format(*self.image_size) if self.image_size else "an unknown size"
+        notes = f" ({'; '.join(self.notes)})" if self.notes else ""
         return (
             f"{self.name}, trained for mean ({mean}), std ({std}), {transform.interpolation} resizing, "
-            f"{height} x {width} pixels, crop ratio {transform.crop_ratio:g}"
+            f"{size}, crop ratio {transform.crop_ratio:g}{notes}"
         )
 
 
@@ -111,10 +115,11 @@ def find_published(name: str) -> PublishedWeights:
     return published[0]
 
 
-def read_record(path: Path, model_name: str) -> WeightsRecord | None:
+def read_record(path: Path, model_name: str, configured: Collection[str] = ()) -> WeightsRecord | None:
     """The record of the weights in a file: in its metadata, by its name, or in timm's or our file beside it.
 
-    model_name: as `model.name`; timm's records are only searched for this model.
+    model_name: as `model.name`; timm's records are only searched for this model. configured: keys of the data section
+    that the record does not fill: a value that is impossible there is replaced, with a note.
 
     Raises:
         Failure: DATA for a record of these weights with other values than any has.
@@ -123,11 +128,11 @@ def read_record(path: Path, model_name: str) -> WeightsRecord | None:
         return None
     try:
         return (
-            _record_in_metadata(path)
+            _record_in_metadata(path, configured)
             or next((entry.record for entry in _published_of(model_name) if _is_named_like(path, entry)), None)
             or _record_of_other_model(path)
-            or _record_beside(path, model_name)
-            or _record_of_export(path)
+            or _record_beside(path, model_name, configured)
+            or _record_of_export(path, configured)
         )
     except files.MALFORMED_ERRORS as error:  # without the record, images would be prepared as for other weights
         raise Failure(
@@ -139,20 +144,29 @@ def read_record(path: Path, model_name: str) -> WeightsRecord | None:
         ) from error
 
 
-def _record_in_metadata(path: Path) -> WeightsRecord | None:
+def open_safetensors(path: Path) -> Any:
+    """safetensors' own `safe_open`, which would wait for a pipe. Raises OSError: as `open_regular_file`."""
+    files.open_regular_file(path).close()
+    return safe_open(path, framework="pt")
+
+
+def _record_in_metadata(path: Path, configured: Collection[str]) -> WeightsRecord | None:
     if path.suffix != ".safetensors":
         return None
     metadata: dict[str, str] = {}
-    with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
+    with suppress(OSError, SafetensorError), open_safetensors(path) as file:
         metadata = file.metadata() or {}
     if RECORD_KEY not in metadata:
         return None
     values = files.parse_json(metadata[RECORD_KEY])
+    notes = [str(note) for note in values.get("notes", ())]
+    size, classes = values["image_size"], values["classes"]
     return WeightsRecord(
         name=str(values["name"]),
-        preprocessing=parse_preprocessing(values["preprocessing"]),
-        image_size=_image_size(values["image_size"]),
-        classes=int(values["classes"]),
+        preprocessing=_parse_transform(values["preprocessing"], configured, notes),
+        image_size=None if size is None and notes else _image_size(size),
+        classes=None if classes is None and notes else int(classes),
+        notes=tuple(notes),
     )
 
 
@@ -170,21 +184,16 @@ def _record_of_other_model(path: Path) -> WeightsRecord | None:
     return next((entry.record for entry in entries if _is_named_like(path, entry)), None)
 
 
-def _record_beside(path: Path, model_name: str) -> WeightsRecord | None:
+def _record_beside(path: Path, model_name: str, configured: Collection[str]) -> WeightsRecord | None:
     """The record in config.json next to the file, as in a copy of timm's folder on the hub."""
     content = files.read_json_object(path.parent / "config.json")
     values = content.get("pretrained_cfg")
     if not isinstance(values, dict) or model_name != f"{TIMM_PREFIX}{content.get('architecture')}":
         return None
-    return WeightsRecord(
-        name=f"{model_name}.{values.get('tag') or 'config.json'}",
-        preprocessing=_timm_preprocessing(values),
-        image_size=_image_size(values["input_size"][1:]),
-        classes=int(values["num_classes"]),
-    )
+    return _timm_record(f"{model_name}.{values.get('tag') or 'config.json'}", values, configured)
 
 
-def _record_of_export(path: Path) -> WeightsRecord | None:
+def _record_of_export(path: Path, configured: Collection[str]) -> WeightsRecord | None:
     """The record in model.json beside the weights that `train export` wrote."""
     content = files.read_json_object(path.parent / EXPORT_FILE)
     weights = content.get("weights")
@@ -192,11 +201,13 @@ def _record_of_export(path: Path) -> WeightsRecord | None:
         return None
     if content["input"].get("preprocessing") is None:  # it takes other numbers than pixels
         return None
+    notes: list[str] = []
     return WeightsRecord(
         name=str(content["name"]),
-        preprocessing=parse_preprocessing(content["input"]["preprocessing"]),
+        preprocessing=_parse_transform(content["input"]["preprocessing"], configured, notes),
         image_size=_image_size(content["input"]["size"]),
         classes=len(content["classes"]),
+        notes=tuple(notes),
     )
 
 
@@ -254,12 +265,7 @@ def _timm_weights(model: str, tag: str | None) -> Iterator[PublishedWeights]:
         if not hub and not direct:
             continue
         name = f"{model}.{config.tag}" if config.tag else model
-        record = WeightsRecord(
-            name=name,
-            preprocessing=_timm_preprocessing(config.to_dict()),
-            image_size=_image_size(config.input_size[1:]),
-            classes=config.num_classes,
-        )
+        record = _timm_record(name, config.to_dict())
         command = (
             f"import timm, torch; torch.save(timm.create_model({name.removeprefix(TIMM_PREFIX)!r}, pretrained=True)"
             f".state_dict(), '{weights_file_stem(name)}.pth')"
@@ -267,14 +273,55 @@ def _timm_weights(model: str, tag: str | None) -> Iterator[PublishedWeights]:
         yield PublishedWeights(record=record, addresses=(*hub, *direct), command=_python_command(command))
 
 
-def _timm_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
-    """The transform of timm's record of weights. Raises LookupError, TypeError, ValueError for another record.
+def _timm_record(name: str, config: Mapping[str, Any], configured: Collection[str] = ()) -> WeightsRecord:
+    """The record in timm's own. Raises LookupError, TypeError, ValueError for impossible values.
 
     timm squashes before it crops, which only a crop_pct of 1 makes the same as stretching.
     """
-    squashes = config.get("crop_mode") == "squash" and config["crop_pct"] == 1
-    fit = "stretch" if squashes else "crop"
-    return parse_preprocessing({**config, "crop_ratio": config["crop_pct"], "fit": fit, "decode": "exact"})
+    transform = {**asdict(DEFAULT_PREPROCESSING), "decode": "exact"}
+    ratio, interpolation, notes = config.get("crop_pct"), config.get("interpolation"), []
+    if missing := [key for key in ("mean", "std") if config.get(key) is None]:
+        notes.append(f"{' and '.join(missing)} not recorded: data.normalize is used, or its default")
+    else:
+        transform |= {"mean": config["mean"], "std": config["std"]}
+    if ratio is None:
+        notes.append("crop_pct not recorded: data.crop_ratio is used, or its default")
+    elif FINITE.holds(ratio) and ratio > 1:  # timm scales to a smaller size, and adds a border
+        notes.append(f"crop_pct is {ratio:g}, and no crop here is larger than the image: it counts as 1")
+    else:
+        transform["crop_ratio"] = ratio
+    if interpolation is None or (isinstance(interpolation, str) and interpolation not in INTERPOLATIONS):
+        recorded = (
+            "not recorded" if interpolation is None else f"{shorten_name(interpolation)}, which is not known here"
+        )
+        notes.append(f"interpolation {recorded}: data.interpolation is used, or its default")
+    else:
+        transform["interpolation"] = interpolation
+    if config.get("crop_mode") == "squash" and transform["crop_ratio"] == 1:
+        transform["fit"] = "stretch"
+    size, classes = config.get("input_size"), config.get("num_classes")
+    notes += [f"{key} not recorded" for key in ("input_size", "num_classes") if config.get(key) is None]
+    return WeightsRecord(
+        name=name,
+        preprocessing=_parse_transform(transform, configured, notes),
+        image_size=None if size is None else _image_size(size[1:]),
+        classes=None if classes is None else int(classes),
+        notes=tuple(notes),
+    )
+
+
+def _parse_transform(values: Any, configured: Collection[str], notes: list[str]) -> Preprocessing:
+    """As `parse_preprocessing`; impossible values of the keys in `configured` are replaced, which `notes` are told."""
+    default = asdict(DEFAULT_PREPROCESSING)
+    values = {"fit": default["fit"], "decode": default["decode"], **values}  # older records lack these two
+    for key in configured:
+        names = ("mean", "std") if key == "normalize" else (key,)
+        try:
+            parse_preprocessing({**default, **{name: values[name] for name in names}})
+        except files.MALFORMED_ERRORS as error:
+            values = {**values, **{name: default[name] for name in names}}
+            notes.append(f"the record is damaged: {error}; data.{key} is used")
+    return parse_preprocessing(values)
 
 
 def _python_command(code: str) -> str:

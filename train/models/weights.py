@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ from train.checkpoint.format import CommittedCheckpoint
 from train.checkpoint.manifest import DamagedCheckpointError
 from train.config.models import RESNET_PREFIXES, TIMM_PREFIX, weights_path
 from train.config.schema import DataConfig, ModelConfig, RunConfig
-from train.data.preprocessing import keep_preprocessing, set_preprocessing
+from train.data.preprocessing import FIELDS, keep_preprocessing, set_preprocessing
 from train.models import pretrained, timm_models
 
 WEIGHTS_KEY: Final = "model.weights"
@@ -205,7 +205,11 @@ def load_weights(net: nn.Module, value: str, model_name: str = "") -> tuple[str,
     """
     path = str(weights_path(value))
     read = read_weights(Path(path))
-    record = pretrained.read_record(Path(path), model_name)
+    record, damage = None, None
+    try:
+        record = pretrained.read_record(Path(path), model_name, FIELDS)
+    except Failure as failure:  # `fit_preprocessing` refuses it, unless the config sets what it would fill
+        damage = f"{failure.what}, and not used: {failure.found}"
     own = {name: tensor for name, tensor in net.state_dict().items() if isinstance(tensor, Tensor)}
     loaded = _rename_tensors(read.tensors, own)
     if model_name.startswith(TIMM_PREFIX):
@@ -222,7 +226,7 @@ def load_weights(net: nn.Module, value: str, model_name: str = "") -> tuple[str,
         for name, tensor in fitting.items():
             own[name].copy_(tensor)
     summary = f"{len(fitting)} of {len(own)} tensors are from {read.origin}"
-    notes = [summary, *([f"the weights are {record}"] if record else [])]
+    notes = [summary, *([f"the weights are {record}"] if record else []), *([damage] if damage else [])]
     return (*notes, _describe_new_head(new_head, own, loaded)) if new_head else (*notes,)
 
 
@@ -334,7 +338,11 @@ def fit_preprocessing(config: RunConfig, checkpoints: Path | None = None) -> Dat
     path = weights_path(config.model.weights)
     if recorded := _recorded_data(path):
         return keep_preprocessing(config.data, recorded)
-    record = pretrained.read_record(path, config.model.name)
+    configured = [key for key in FIELDS if getattr(config.data, key) != "auto"]
+    record = None
+    # Of a record that fills none of these, no damage matters.
+    with suppress(*[Failure] if {"normalize", "crop_ratio", "interpolation"}.issubset(configured) else []):
+        record = pretrained.read_record(path, config.model.name, configured)
     return set_preprocessing(config.data, record.preprocessing if record else None)
 
 
@@ -385,7 +393,7 @@ def _stem_kernel(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
 def _read_stem_kernel(path: Path) -> tuple[int, ...] | None:
     """The size of the first convolution's kernel in the weights at `path`. Raises Failure as `read_weights`."""
     if path.suffix == ".safetensors":
-        with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
+        with suppress(OSError, SafetensorError), pretrained.open_safetensors(path) as file:
             return tuple(file.get_slice(STEM_WEIGHT).get_shape()[2:])
         return None
     return _stem_kernel(read_weights(path).tensors)

@@ -172,3 +172,11 @@ def test_the_command_fetches_timms_weights_from_the_hub_and_says_how_to_use_them
     assert "use     train model.name=timm/test_resnet model.weights=timm/test_resnet.r160_in1k" in done.stdout
     assert SHA256 in done.stderr
     assert (tmp_path / "weights/timm-test_resnet.r160_in1k.safetensors").is_file()
+
+
+def test_a_file_with_a_damaged_record_is_fetched_again(tmp_path: Path) -> None:
+    entry = published("https://example.invalid/model.safetensors")
+    (tmp_path / entry.file_name).write_bytes(save(TENSORS, {pretrained.RECORD_KEY: "{}"}))
+    with serving({"model.safetensors": SAFETENSORS}, servers.whole) as server:
+        path = bring(entry, tmp_path, mirror=server.url)
+    assert pretrained.read_record(path, "small_cnn") == entry.record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,109 @@ def test_timms_folder_of_the_hub_has_its_record_beside_the_weights(tmp_path: Pat
     assert (record.name, record.image_size, record.classes) == ("timm/resnet18.mine", (28, 30), 7)
     assert record.preprocessing == Preprocessing(mean=(0.1,), std=(0.2,), crop_ratio=0.9, decode="exact")
     assert pretrained.read_record(file, "timm/resnet34") is None
+
+
+def timms_folder(folder: Path, **changes: Any) -> Path:
+    """timm's folder of the hub for test_resnet; a change to ... leaves the field out."""
+    values = {"tag": "mine", "mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 0.9, "interpolation": "bicubic"}
+    values |= {"input_size": [3, 32, 32], "num_classes": 4, **changes}
+    values = {key: value for key, value in values.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps({"architecture": "test_resnet", "pretrained_cfg": values}))
+    return write(build("timm/test_resnet", seed=1), folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("field", ["mean", "std", "crop_pct", "interpolation", "input_size", "num_classes"])
+@pytest.mark.parametrize("value", [None, ...], ids=["null", "missing"])
+def test_what_timms_record_lacks_is_noted_and_the_default_is_used(tmp_path: Path, field: str, value: Any) -> None:
+    file = timms_folder(tmp_path, **{field: value})
+    config = RunConfig(model=ModelConfig(name="timm/test_resnet", weights=str(file)))
+    data, default = weights.fit_preprocessing(config), Preprocessing()
+    has_normalization = field not in ("mean", "std")
+    assert data.normalize == {
+        "mean": [0.1] * 3 if has_normalization else [*default.mean],
+        "std": [0.2] * 3 if has_normalization else [*default.std],
+    }
+    assert data.crop_ratio == (1.0 if field == "crop_pct" else 0.9)
+    assert data.interpolation == ("bilinear" if field == "interpolation" else "bicubic")
+    notes = weights.load_weights(build("timm/test_resnet"), str(file), "timm/test_resnet")
+    assert f"{field} not recorded" in notes[1]
+
+
+@pytest.mark.parametrize("name", ["nearest", "lanczos", "random"])
+def test_another_interpolation_of_timms_is_noted_and_the_default_is_used(tmp_path: Path, name: str) -> None:
+    file = timms_folder(tmp_path, interpolation=name)
+    config = RunConfig(model=ModelConfig(name="timm/test_resnet", weights=str(file)))
+    data = weights.fit_preprocessing(config)
+    assert (data.interpolation, data.crop_ratio) == ("bilinear", 0.9)
+    notes = weights.load_weights(build("timm/test_resnet"), str(file), "timm/test_resnet")
+    assert f"interpolation {name}, which is not known here" in notes[1]
+
+
+def test_a_crop_that_is_larger_than_the_image_is_noted_and_1_is_used(tmp_path: Path) -> None:
+    file = timms_folder(tmp_path, crop_pct=1.1)
+    config = RunConfig(model=ModelConfig(name="timm/test_resnet", weights=str(file)))
+    assert weights.fit_preprocessing(config).crop_ratio == 1.0
+    record = pretrained.find_published("timm/volo_d4_448").record
+    assert record.preprocessing.crop_ratio == 1.0
+    assert "crop_pct is 1.15" in str(record)
+    kept = write(nn.Linear(1, 1), tmp_path / "kept.safetensors", record.to_metadata("address", "0" * 64))
+    assert pretrained.read_record(kept, "timm/volo_d4_448") == record
+
+
+def test_all_of_timms_published_records_can_be_read() -> None:
+    import timm
+
+    models = {name.partition(".")[0] for name in timm.list_pretrained()}
+    assert len(models) > 500
+    read = [entry.record for model in models for entry in pretrained._timm_weights(f"timm/{model}", None)]
+    assert {record.name.partition(".")[0] for record in read if record.notes} == {
+        "timm/volo_d4_448",
+        "timm/volo_d5_448",
+        "timm/volo_d5_512",
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "setting"),
+    [
+        ("std", [0, 0.2, 0.2], {"normalize": {"mean": [0.5], "std": [0.5]}}),
+        ("mean", ["0", 0.1, 0.1], {"normalize": {"mean": [0.5], "std": [0.5]}}),
+        ("crop_pct", float("nan"), {"crop_ratio": 0.8}),
+        ("crop_pct", "0.9", {"crop_ratio": 0.8}),
+        ("interpolation", 3, {"interpolation": "bilinear"}),
+    ],
+)
+def test_a_setting_replaces_what_is_impossible_in_the_record(
+    tmp_path: Path, field: str, value: Any, setting: dict[str, Any]
+) -> None:
+    file = timms_folder(tmp_path, **{field: value})
+    config = RunConfig(model=ModelConfig(name="timm/test_resnet", weights=str(file)))
+    with pytest.raises(Failure, match="the record of the weights is damaged"):
+        weights.fit_preprocessing(config)
+    data = weights.fit_preprocessing(replace(config, data=replace(config.data, **setting)))
+    assert {key: getattr(data, key) for key in setting} == setting
+    notes = weights.load_weights(build("timm/test_resnet"), str(file), "timm/test_resnet")
+    assert f"data.{next(iter(setting))} is used" in notes[1]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["w.safetensors", "resnet18.IMAGENET1K_V1.safetensors"])
+def test_a_pipe_in_the_place_of_weights_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    model = ModelConfig(name="resnet18", weights=str(tmp_path / name))
+    weights.fit_preprocessing(RunConfig(model=model))
+    assert weights.fit_stem(model) == model
+    with pytest.raises(Failure, match="no regular file") as caught:
+        weights.load_weights(build("resnet18"), str(tmp_path / name), "resnet18")
+    assert caught.value.code == 66
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_a_checkpoints_tensors_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "step-00000001").mkdir()
+    os.mkfifo(tmp_path / "step-00000001" / "model.safetensors")
+    model = ModelConfig(name="resnet18", weights="gone.pth")
+    assert weights.fit_stem(model, tmp_path) == model
 
 
 def test_a_run_notes_which_weights_it_began_with(tmp_path: Path) -> None:
