@@ -212,6 +212,9 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
+PROBE_NAME: Final = "probe"
+
+
 def prepare_folder(folder: Path, need: int = 0) -> None:
     """Create `folder`, write a file to test it, and check that `need` bytes are free.
 
@@ -220,7 +223,7 @@ def prepare_folder(folder: Path, need: int = 0) -> None:
     """
     with translate_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    probe = file_writer.temporary_path(folder / "probe")
+    probe = file_writer.temporary_path(folder / PROBE_NAME)
     with translate_os_errors(folder):
         try:
             create_file(probe, b"\n")

@@ -138,7 +138,8 @@ def _prepare_output(output: Path, plans: Sequence[ShardPlan], settings: str) -> 
     digest = hashlib.sha256(settings.encode())
     for plan in plans:
         digest.update(repr((plan.path.name, plan.members)).encode(errors="surrogateescape"))
-    left = file_writer.left_files(output, [PLAN_FILE, CLASSES_FILE, *(plan.path.name for plan in plans)])
+    names = [PLAN_FILE, CLASSES_FILE, files.PROBE_NAME, *(plan.path.name for plan in plans)]  # another one may begin
+    left = file_writer.left_files(output, names)
     locks = output.glob(f"{shard_index.LOCK_NAME}.*")
     existing = {*os.listdir(output)} - {path.name for path in (*left, *locks)}
     plan_file = output / PLAN_FILE

@@ -16,7 +16,7 @@ from processes import TIMEOUT_S, alive, wait_until
 from tars import numbered, png, write_tar
 
 from entrypoint import Failure, file_writer
-from train import file_lock
+from train import file_lock, files
 from train.config.schema import DataConfig
 from train.data import packing, shard_index
 
@@ -127,6 +127,13 @@ def test_a_shard_with_fewer_images_than_were_packed_is_named(photos: Path, tmp_p
     with pytest.raises(Failure, match="does not hold the images") as caught:
         pack()
     assert (caught.value.code, "train-00000.tar: 3 of" in str(caught.value.found)) == (65, True)
+
+
+def test_the_probe_of_another_pack_that_begins_is_no_foreign_file(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    file_writer.temporary_path(tmp_path / "out" / files.PROBE_NAME).write_bytes(b"\n")
+    data = DataConfig(name="folder", root=str(photos), val_fraction=0.0)
+    assert len(packing.pack_images(data, tmp_path / "out", scaling=None, say=lambda _: None).entries) == IMAGES
 
 
 def test_an_image_of_another_ending_is_packed_too(photos: Path, tmp_path: Path) -> None:
