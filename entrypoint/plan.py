@@ -15,7 +15,7 @@ from entrypoint.launchers import detect_allocation, per_node, per_rank, slurm
 from entrypoint.launchers.allocation import Allocation
 from entrypoint.machine import NO_GPU_VALUES, Machine, hides_all_gpus, read_machine
 from entrypoint.options import DeviceChoice, LaunchOptions
-from entrypoint.world import World, is_loopback
+from entrypoint.world import World, is_loopback, pack_address
 
 # Below Linux's ephemeral range (32768-60999), where outgoing connections take ports at random, and above the range
 # where services sit. Source: net.ipv4.ip_local_port_range in the kernel's ip-sysctl documentation.
@@ -152,7 +152,7 @@ def plan_allocation(
 
 
 def refuse_loopback_master(launcher: str, world: World) -> None:
-    """Refuse loopback as the address of rank 0 for several nodes: each would look for rank 0 on itself.
+    """Refuse loopback and 0.0.0.0 as the address of rank 0 for several nodes: each would look for rank 0 on itself.
 
     Kubeflow and others call the first pod so, on that pod only. By hand, 127.0.0.1 is taken: all "nodes" may be one
     machine, for a test.
@@ -161,8 +161,10 @@ def refuse_loopback_master(launcher: str, world: World) -> None:
         Failure: LAUNCH_CONFLICT.
     """
     is_first_pod = launcher in per_node.NAMES and world.node_rank == 0
-    is_by_number = launcher == "local" and "localhost" not in world.master_addr
-    if world.num_nodes > 1 and is_loopback(world.master_addr) and not (is_first_pod or is_by_number):
+    if world.num_nodes == 1 or is_first_pod or not is_loopback(world.master_addr):
+        return
+    is_by_number = launcher == "local" and any(pack_address(world.master_addr) or ())  # not 0.0.0.0
+    if not is_by_number:
         raise Failure(
             f"at {world.master_addr} each of the {world.num_nodes} nodes would look for rank 0 on itself",
             found=f"MASTER_ADDR={world.master_addr}, node {world.node_rank} of {world.num_nodes}",

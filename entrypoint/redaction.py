@@ -1,6 +1,6 @@
 """Redaction replaces secrets before a text is shown or written.
 
-It recognizes secrets in variables by the variable's name, and those in URLs by their form.
+It recognizes secrets in variables by the variable's name, and URLs and tokens by their form.
 `re` compiles the patterns at their first use: `entrypoint show` has none (docs/performance.md, row 9).
 """
 
@@ -11,27 +11,43 @@ from collections.abc import Iterable
 from typing import Final
 
 REDACTED: Final = "(not shown)"
-# PAT and PW as words: not PATH.
+# The edge of a word in a name: `_`, `-`, `.`, a digit, its ends, and a capital in camelCase.
+_CAPITAL: Final = r"(?-i:(?<=[a-z])(?=[A-Z]))"
+_START, _END = rf"(?:(?<![A-Z])|{_CAPITAL})", rf"(?:(?![A-Z])|{_CAPITAL})"
 _SECRET_WORDS: Final = (
-    r"(?:PASS|TOKEN|KEY|SECRET|CRED|AUTH|PWD|COOKIE|SESSION|BEARER|(?<![A-Z0-9])(?:PAT|PW)(?![A-Z0-9]))"
+    # These also end a longer word: PGPASSWORD.
+    r"(?:(?:PASS(?:WORD|WD|PHRASE|CODE)|TOKEN|SECRET|CREDENTIAL)S?"
+    rf"|{_START}(?:(?:DB|SSH)?PASS|(?:API|ACCESS|AUTH|SECRET|PRIVATE|SSH)?KEYS?|CREDS?"
+    r"|O?AUTH(?:ORIZATION|ENTICATION)?|PWD|COOKIES?|J?SESSIONS?(?:ID)?|BEARER|JWT|PAT|PW"
+    # These only end a name: not `pin_memory`.
+    rf"|(?:SIGNATURE|SIG|PIN|PRIVATE|CERT)(?![\w.-]))){_END}"
 )
 # The working folders, and what a desktop sets.
 _OPEN_NAMES: Final = r"(?:OLD)?PWD|SESSION_MANAGER|DESKTOP_SESSION|(?:XDG|DBUS)_SESSION_\w+"
-# A number is no secret (`model.args.key_dim=64`), and no `value` that stands for one (`section.key=value`).
+# A token by its form, outside a path.
+_BARE_TOKEN: Final = (
+    r"(?<![\w/.-])(?:(?:gh[oprsu]_|github_pat_|glpat-)[\w-]{6,}|hf_(?=\w*[\dA-Z]|\w{20})[A-Za-z0-9]{6,}"
+    r"|sk-(?=[\w-]*\d)[\w-]{12,}|eyJ[\w-]{8,}(?:\.[\w-]+)*)(?![\w/-])"
+)
+# No secrets: a number (`model.args.key_dim=64`), yes or no, `value` that stands for one (`section.key=value`), and a
+# file's path (`session=day1/a.jpg`); in base64 is no dot.
 _PLAIN: Final = r"[^\s,}'\"`]+"
 _SECRET_VALUE: Final = (
-    r"(?!-?[\d.]+(?:[,}\s]|$)|\(not shown|value\b)"
+    r"(?!(?:-?[\d.]+|true|false|null|none)(?:[,}\s'\"`]|$)|\(not shown|value\b"
+    r"|[\w.=/-]*/[\w=-]+\.[a-z]\w{1,4}(?![\w/.]))"
     rf"(?:\"[^\"]*\"?|'[^']*'?|\[[^]]*\]?|(?:(?:Bearer|Basic)\s+)?{_PLAIN}(?:(?<=;)\s+{_PLAIN})*)"
 )
+_NAME: Final = rf"(?<![\w./-])[\w.-]*{_SECRET_WORDS}[\w.-]*"  # a folder's name after a slash is none
 # In any text: `name=value`, `'name': value`, `{name: value, name: value}`, and what follows Bearer.
 _ASSIGNED_SECRET: Final = (
-    rf"([\w.-]*{_SECRET_WORDS}[\w.-]*(?:=|['\"]\s*:\s*)"
-    rf"|(?:(?<=\{{)|(?<=,\s))[\w.-]*{_SECRET_WORDS}[\w.-]*:\s+|\bBearer\s+){_SECRET_VALUE}"
+    rf"((?!session=[\w.-]+/){_NAME}(?:[ \t]*=(?!=)[ \t]*|['\"]\s*:\s*)"
+    rf"|(?:(?<=\{{)|(?<=,\s)){_NAME}:\s+|\bBearer\s+){_SECRET_VALUE}"
 )
-_NAMED_SECRET: Final = rf"([\w.-]*{_SECRET_WORDS}[\w.-]*:\s+){_SECRET_VALUE}"  # in settings and headers
-_URL: Final = r"(\w+://|(?<!\w)//)([^\s'\"]+)"
+_NAMED_SECRET: Final = rf"({_NAME}:\s+){_SECRET_VALUE}"  # in settings
+_HEADER: Final = r"(\b(?:Authorization|Cookie(?=:\s*[^\s=]+=)):\s*)(?!\s|\(not shown)(?:=\"[^\"]*\"|[^\n'\"`])+"
+_URL: Final = r"(\w+://|(?<!\w)//)([^\s'\"`]+)"
 # user:password@host without a scheme, as in a proxy variable; `image:tag@sha256:` has no password.
-_USER_PASSWORD: Final = r"(?<![\w/:.@-])[\w.+-]+:(?!/)[^\s/'\"]+@(?!sha256:)"
+_USER_PASSWORD: Final = r"(?<![\w/:.@-])[\w.+-]+:(?!/)[^\s/'\"`]+@(?!sha256:)"
 
 
 def is_secret_name(name: str) -> bool:
@@ -40,8 +56,9 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(text: str) -> str:
-    """Replace users, passwords, query strings and fragments in addresses, and what `token=` and its like set."""
+    """Replace users, passwords, queries and fragments in addresses, tokens, and what `token=` and its like set."""
     text = re.sub(_USER_PASSWORD, f"{REDACTED}@", re.sub(_URL, _redact_url, text))
+    text = re.sub(_BARE_TOKEN, REDACTED, re.sub(_HEADER, rf"\1{REDACTED}", text, flags=re.IGNORECASE))
     return re.sub(_ASSIGNED_SECRET, rf"\1{REDACTED}", text, flags=re.IGNORECASE)
 
 
@@ -65,5 +82,12 @@ def redact_value(name: str, value: str) -> str:
 
 
 def redact_words(words: Iterable[str]) -> list[str]:
-    """A command line without secrets, also those in settings such as `hub_token=abc`."""
-    return [redact(re.sub(_NAMED_SECRET, rf"\1{REDACTED}", word, flags=re.IGNORECASE)) for word in words]
+    """A command line without secrets, also those in settings such as `hub_token=abc` and after `--password`."""
+    redacted, option = [], ""
+    for word in words:
+        is_option = re.fullmatch(r"--[\w-]+", option) and is_secret_name(option) and not word.startswith("-")
+        is_secret = bool(is_option and re.match(_SECRET_VALUE, word, re.IGNORECASE))
+        text = re.sub(_NAMED_SECRET, rf"\1{REDACTED}", word, flags=re.IGNORECASE)
+        redacted.append(REDACTED if is_secret else redact(text))
+        option = word
+    return redacted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 
 from entrypoint.errors import ExitCode, Failure
@@ -27,6 +28,10 @@ class World:
 
 
 MAX_DIGITS = 18  # a longer number is a mistake; int() refuses more than 4300 digits
+# As Debian and Fedora write them in /etc/hosts.
+LOOPBACK_NAMES = {"localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
+LOOPBACK_NAMES |= {"localhost.localdomain", "localhost.localdomain4", "localhost.localdomain6"}
+LOOPBACK_NAMES |= {"localhost4.localdomain4", "localhost6.localdomain6"}
 # Field of World -> torchrun's variable; torchrun calls a node a group.
 # Source: the "Environment Variables" section of PyTorch's torchrun documentation.
 TORCHRUN_VARIABLES: dict[str, str] = {
@@ -85,8 +90,26 @@ def parse_port(variable: str, text: str) -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` means this host on every host: an address of loopback, or `localhost`."""
-    return host.startswith("127.") or host.partition(".")[0] in ("::1", "localhost", "ip6-localhost")
+    """Whether `host` means this host on every host: a name or address of loopback, or the unspecified address.
+
+    An address is written in any way that the resolver reads: 2130706433 and ::ffff:127.0.0.1 are loopback too.
+    """
+    name = host.casefold().rstrip(".")
+    packed = pack_address(name)
+    if packed is None:
+        return name in LOOPBACK_NAMES or name.endswith(".localhost")
+    # ::, ::1 and IPv4 in IPv6 begin so.
+    return packed[-4] in (0, 127) and packed[:-4] in (b"", bytes(12), bytes(10) + b"\xff\xff")
+
+
+def pack_address(host: str) -> bytes | None:
+    """The 4 or 16 bytes of an address; None for a name."""
+    import socket  # only here: `show` starts faster without it
+
+    host = host.removeprefix("[").removesuffix("]").partition("%")[0]
+    with suppress(OSError, ValueError):
+        return socket.inet_pton(socket.AF_INET6, host) if ":" in host else socket.inet_aton(host)
+    return None
 
 
 def is_whole_number(text: str) -> bool:

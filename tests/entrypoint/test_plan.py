@@ -292,7 +292,10 @@ LOCALHOST = {"MASTER_ADDR": "localhost"}
 BY_HAND = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
 
 
-@pytest.mark.parametrize("address", ["localhost", "localhost.localdomain", "127.0.0.1", "127.0.1.1", "::1"])
+@pytest.mark.parametrize(
+    "address",
+    ["localhost", "localhost.localdomain", "127.0.0.1", "127.0.1.1", "::1", "LOCALHOST", "2130706433", "0.0.0.0", "::"],
+)
 @pytest.mark.parametrize(
     "environ",
     [
@@ -325,8 +328,9 @@ def test_loopback_is_the_masters_address_where_all_ranks_or_the_first_one_are_he
     assert planned(environ, device="cpu").world.master_addr == "localhost"
 
 
-def test_several_nodes_on_one_machine_are_tried_by_number() -> None:
+@pytest.mark.parametrize("unusable", ["localhost", "Localhost4", "0.0.0.0", "::"])
+def test_several_nodes_on_one_machine_are_tried_by_number(unusable: str) -> None:
     nodes = {"nodes": 2, "node_rank": 1}
     assert planned({}, master_addr="127.0.0.1", **nodes).world.num_nodes == 2
     with pytest.raises(Failure, match="would look for rank 0 on itself"):
-        planned({}, master_addr="localhost", **nodes)
+        planned({}, master_addr=unusable, **nodes)

@@ -9,8 +9,33 @@ from entrypoint import ExitCode, Failure, redaction
 SECRET = ("HF_PAT", "GITHUB_PAT", "PAT", "PAT_OF_MINE", "CUDA_PASSPHRASE", "NCCL_PASSWORD", "HF_TOKEN", "WANDB_API_KEY")
 SECRET += ("TORCH_SECRET", "AWS_CREDENTIALS", "PROXY_AUTH", "hf_token", "MY_CREDS", "MYSQL_PWD", "PWD_OF_MINE", "DB_PW")
 SECRET += ("COOKIE", "HTTP_COOKIE", "session_id", "AWS_SESSION", "BEARER", "HF_BEARER")
+SECRET += (
+    "JWT",
+    "SIGNATURE",
+    "SAS_SIG",
+    "API_PIN",
+    "PRIVATE",
+    "PRIVATE_KEY",
+    "CERT",
+    "CERT_KEY",
+    "PGPASSWORD",
+    "apiKey",
+)
+SECRET += ("SSHPASS", "APIKEY", "KEY_2", "TOKEN2", "OAUTH", "PROXY_AUTHORIZATION", "CUDA-KEY", "cuda.key", "JSESSIONID")
 OPEN = ("PWD", "OLDPWD", "SESSION_MANAGER", "XDG_SESSION_ID", "DESKTOP_SESSION", "DBUS_SESSION_BUS_ADDRESS", "PWM_HZ")
 OPEN += ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_PATH", "COMPAT", "NCCL_PATTERN", "HOME", "OMP_NUM_THREADS")
+OPEN += (
+    "KEYBOARD",
+    "COMPASS",
+    "AUTHOR",
+    "MONKEY",
+    "KEYFRAMES",
+    "TOKENIZERS_PARALLELISM",
+    "BYPASS",
+    "HOCKEY",
+    "SECRETARY",
+)
+OPEN += ("PIN_MEMORY", "SSL_CERT_FILE", "SPIN", "DESIGNATURES", "PRIVATE_REPO", "INCREDIBLE", "PASSTHROUGH")
 
 
 @pytest.mark.parametrize("name", SECRET)
@@ -49,6 +74,19 @@ ADDRESSES = {
     "401: Bearer hunter2": "401: Bearer (not shown)",
     "see https://me:hunter2@host/x?a=hunter2 there": "see https://(not shown)@host/x?(not shown) there",
     "`data.mirror='https://host?hunter2'`": "`data.mirror='https://host?(not shown)'`",
+    "no `https://host/x?token=hunter2` there": "no `https://host/x?(not shown)` there",
+    "Authorization: Basic dXNlcjpwYXNz": "Authorization: (not shown)",
+    'curl -H "Proxy-Authorization: Basic dXNlcjpwYXNz" x': 'curl -H "Proxy-Authorization: (not shown)" x',
+    'authorization: Digest username="me", response="ab"': "authorization: (not shown)",
+    "Cookie: a=b; c=d\nHost: h": "Cookie: (not shown)\nHost: h",
+    "Set-Cookie: a=b; Secure": "Set-Cookie: (not shown)",
+    "HF_TOKEN = abc": "HF_TOKEN = (not shown)",
+    "jwt: eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.x-y": "jwt: (not shown)",
+    "with ghp_16C7e42F292c6912E7710c838347Ae178B4a.": "with (not shown).",
+    "with <hf_abcdefghijklmnopqrstuvwxyzabcdefgh>": "with <(not shown)>",
+    "with glpat-x1y2z3x1y2z3x1y2z3x1": "with (not shown)",
+    "with `sk-proj-x1y2z3x1y2z3x1y2z3x1`": "with `(not shown)`",
+    "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY": "AWS_SECRET_ACCESS_KEY=(not shown)",
 }
 
 
@@ -63,6 +101,31 @@ def test_an_address_is_shown_without_user_password_and_query(text: str) -> None:
         *("https://host:8443/a/b", "http://host/a@b", "file:///srv/a", "git@github.com:me/it", "me@host", "a? b"),
         *("docker.io/it/train:1.0@sha256:ab", "docker://host:5000/train@sha256:ab", "train data.root=/a/b", "run//x?y"),
         *("write section.key=value", "`key: value` with a space", "model.args.key_dim=64", "https://host/x; then"),
+        *(
+            "kf/keyframes=hd/bad.jpg",
+            "/tmp/x/session=day1/x",
+            "session=day1/x",
+            "key=a/bad.jpg",
+            "https://h/session=a/b",
+        ),
+        *(
+            "monkey=a",
+            "author=me",
+            "compass=north",
+            "tokenizer=bert",
+            "loss: 0.1",
+            "data.root=/a/hf_images2/x",
+            "key == a",
+        ),
+        *(
+            "model.private=true",
+            "data.pin_memory=on",
+            "hf_hub_download",
+            "hf_transfer",
+            "sk-learn-contributors",
+            "a/sk-1-b-2-c-3-d-4",
+        ),
+        *("the session: it ended", "Cookie: none was set", "/a/hf_x1y2z3x1y2z3x1y2z3/b.jpg"),
     ],
 )
 def test_what_holds_no_secret_stays_as_it_is(text: str) -> None:
@@ -84,6 +147,11 @@ WORDS = {
 @pytest.mark.parametrize("word", WORDS)
 def test_a_command_line_is_written_down_without_its_secrets(word: str) -> None:
     assert redaction.redact_words([word]) == [WORDS[word]]
+
+
+def test_the_word_after_an_option_for_a_secret_is_not_written_down() -> None:
+    line = ["run", "--password", "hunter2", "--api-key", "hunter2", "--token", "--num-keys", "3", "--author", "me"]
+    assert redaction.redact_words(line) == ["(not shown)" if word == "hunter2" else word for word in line]
 
 
 def test_no_part_of_an_error_tells_a_secret() -> None:

@@ -10,6 +10,7 @@ from entrypoint.errors import Failure
 from entrypoint.world import (
     TORCHRUN_VARIABLES,
     World,
+    is_loopback,
     parse_port,
     parse_whole_number,
     world_from_environ,
@@ -74,3 +75,39 @@ def test_a_number_that_python_would_not_read_is_refused_like_any_other() -> None
     with pytest.raises(Failure, match="RANK is not a whole number") as caught:
         parse_whole_number("RANK", "9" * 5000)
     assert len(str(caught.value)) < 500
+
+
+LOOPBACK = ("localhost", "LOCALHOST", "localhost.", "localhost.localdomain", "localhost4", "localhost6", "my.localhost")
+LOOPBACK += (
+    "ip6-localhost",
+    "ip6-loopback",
+    "localhost6.localdomain6",
+    "127.0.0.1",
+    "127.0.1.1",
+    "127.1",
+    "0177.0.0.1",
+)
+LOOPBACK += ("2130706433", "0x7f000001", "::1", "[::1]", "::1%lo", "0:0:0:0:0:0:0:1", "::ffff:127.0.0.1")
+LOOPBACK += ("::FFFF:7f00:1", "0.0.0.0", "0", "::", "[::]", "::ffff:0.0.0.0")
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_each_way_to_write_loopback_means_this_host(host: str) -> None:
+    assert is_loopback(host)
+
+
+OTHERS = (
+    "127.example.com",
+    "127.0.0.1.example.com",
+    "localhost.example.com",
+    "mylocalhost",
+    "node01",
+    "",
+    "10.0.0.127",
+)
+OTHERS += ("fe80::1%eth0", "::ffff:10.0.0.1", "2001:db8::7f00:1", "2130706433.example.com", "fd00::1", "128.0.0.1")
+
+
+@pytest.mark.parametrize("host", OTHERS)
+def test_what_only_looks_like_loopback_is_another_host(host: str) -> None:
+    assert not is_loopback(host)
