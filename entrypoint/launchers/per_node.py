@@ -237,8 +237,7 @@ def refuse_unknown_number_of_nodes(environ: Mapping[str, str]) -> tuple[str, ...
     manifest = "set PET_NNODES, PET_NODE_RANK and PET_MASTER_ADDR in the manifest, as launch/kubernetes.yaml does"
     index, what = "JOB_COMPLETION_INDEX", "nothing tells how many nodes this Kubernetes indexed Job has"
     way_out = "if its pods do not train together, set PET_NNODES=1; otherwise "
-    is_alone = is_loopback(environ.get("MASTER_ADDR") or LOOPBACK)
-    if environ.get(index) == "0" and is_alone:
+    if environ.get(index) == "0" and is_loopback(environ.get("MASTER_ADDR") or LOOPBACK):
         return (f"{what}: this pod trains alone, and others are refused. fix: {way_out}{manifest}",)
     if not environ.get(index):
         index, what = "VC_TASK_INDEX", "nothing tells which of the Volcano job's pods this is"
