@@ -338,7 +338,9 @@ def apply_overrides(value: Any, overrides: Sequence[Override]) -> Any:
 
 def _set_nested(value: Any, keys: KeyPath, override: Override) -> Any:
     if not keys:
-        return override.value
+        # A section keeps the keys of the file that are not given: they would be lost without a word.
+        is_section = len(override.keys) == 1 and isinstance(value, dict) and isinstance(override.value, dict)
+        return value | override.value if is_section else override.value
     if value is not None and not isinstance(value, dict):
         above = ".".join(override.keys[: len(override.keys) - len(keys)]) or "the file"
         what = f"`{override.text}` sets a key inside {above}, which is not a mapping"

@@ -94,6 +94,15 @@ def test_another_key_may_be_added_to_a_section_that_is_set() -> None:
     assert apply_overrides(None, parse_overrides(words)) == {"model": {"args": {"width": 4, "depth": 2}}}
 
 
+def test_a_section_keeps_the_keys_of_the_file_that_it_is_not_given() -> None:
+    file = {"optim": {"name": "adamw", "lr": 0.1}, "model": {"name": "small_cnn", "args": {"width": 4}}}
+    words = ["optim={lr: 2}", "model.args={depth: 2}"]
+    assert apply_overrides(file, parse_overrides(words)) == {
+        "optim": {"name": "adamw", "lr": 2},
+        "model": {"name": "small_cnn", "args": {"depth": 2}},
+    }
+
+
 def test_of_a_program_s_words_and_its_user_s_the_last_for_a_key_is_kept() -> None:
     assert keep_last_overrides(["a.b=1", "a.c=1", "a.b=2", "a.d=x=y"]) == ["a.c=1", "a.b=2", "a.d=x=y"]
 
