@@ -45,7 +45,7 @@ _ASSIGNED_SECRET: Final = (
 )
 _NAMED_SECRET: Final = rf"({_NAME}:\s+){_SECRET_VALUE}"  # in settings
 _HEADER: Final = r"(\b(?:Authorization|Cookie(?=:\s*[^\s=]+=)):\s*)(?!\s|\(not shown)(?:=\"[^\"]*\"|[^\n'\"`])+"
-_URL: Final = r"(\w+://|(?<!\w)//)([^\s'\"`]+)"
+_URL: Final = r"(\b\w+://|(?<!\w)//)([^\s'\"`]+)"
 # user:password@host without a scheme, as in a proxy variable; `image:tag@sha256:` has no password.
 _USER_PASSWORD: Final = r"(?<![\w/:.@-])[\w.+-]+:(?!/)[^\s/'\"`]+@(?!sha256:)"
 

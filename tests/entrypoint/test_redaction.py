@@ -158,3 +158,10 @@ def test_no_part_of_an_error_tells_a_secret() -> None:
     text = "https://me:hunter2@host/x?hunter2"
     failure = Failure(text, fix=text, code=ExitCode.USAGE, found=text, expected=text, kept=text, also=[text])
     assert "hunter2" not in f"{failure}{failure.as_json()}{failure.what}{failure.arguments()}"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("text", ["a", "key", "a.b-", "x:", "=x", '"', "{a: "])
+def test_a_long_text_of_strangers_holds_nobody_up(text: str) -> None:
+    long = text * (200_000 // len(text))  # minutes for a pattern that starts again at each letter
+    assert redaction.redact(long) == long
