@@ -107,7 +107,18 @@ def restore(
             config.eval, state.target_streak, state.result, saved_target
         )
         changed = plugin.describe_changed_code(metadata.get("code") or {})
-        return (*resume_point.notes, *changed, *machine_notes(config, metadata, runtime))
+        shorter = describe_shorter_plan(metadata["config"]["train"], config)
+        return (*resume_point.notes, *shorter, *changed, *machine_notes(config, metadata, runtime))
+
+
+def describe_shorter_plan(saved: Mapping[str, Any], config: RunConfig) -> tuple[str, ...]:
+    """A note for each length of the training that is smaller than the one that the checkpoint was trained for."""
+    lengths = ((key, saved.get(key), getattr(config.train, key)) for key in ("epochs", "max_steps"))
+    return tuple(
+        f"the run was to have train.{key}={before}, and now has {current}: optim.schedule is computed for that"
+        for key, before, current in lengths
+        if before and current and current < before
+    )
 
 
 def checkpoint_metadata(

@@ -57,6 +57,16 @@ def test_a_run_that_was_to_do_more_is_not_taken_for_finished(tmp_path: Path) -> 
     assert failure.fix.startswith("add train.epochs=9 to go on as the last start did")
 
 
+@pytest.mark.parametrize(("epochs", "notes"), [(2, 1), (9, 0), (12, 0)])
+def test_a_run_that_goes_on_to_an_earlier_end_is_said_to(tmp_path: Path, epochs: int, notes: int) -> None:
+    watch = StopSignals()
+    with built(tmp_path, "train.epochs=9", signals=watch) as trainer, pytest.MonkeyPatch.context() as patch:
+        after(5, lambda job: watch.handle(signal.SIGTERM), patch)
+        trainer.fit()
+    with built(tmp_path, f"train.epochs={epochs}") as trainer:
+        assert [note.startswith("the run was to have train.epochs=9") for note in trainer.notes] == [True] * notes
+
+
 def test_what_ended_at_its_end_is_finished_wherever_that_is_today(run: Path) -> None:
     with built(run, "train.epochs=1") as trainer:
         assert trainer.state.step > trainer.steps.total
