@@ -138,7 +138,7 @@ def test_a_job_has_all_that_it_asked_for_from_whatever_shell_it_was_submitted(
     outputs: dict[str, dict[str, str]], shell: str
 ) -> None:
     if shell not in outputs:
-        pytest.skip(f"this Slurm has no {shell}")
+        pytest.skip(f"machine: this Slurm has no {shell}")
     seen = {script: tasks(output) for script, output in outputs[shell].items()}
     assert seen == {script: TASKS[script] for script in scripts(shell)}, outputs[shell]
 
