@@ -28,7 +28,6 @@ HEAD = ("#", "measured", "value", "95 % interval", "target", "reached", "measure
 # Each table, and the devices of the targets in it.
 TABLES = {"cpu": ("cpu", "both"), "gpu": ("gpu", "both")}
 MISSING = "not measured"
-NAMED = {"rows": "row", "series": "name"}
 Json = Mapping[str, Any]
 
 
@@ -61,8 +60,8 @@ def update_page(text: str, folder: Path = MEASUREMENTS) -> str:
         for file in files:
             if (file["machine"]["device"] == "cpu") == (table == "cpu"):
                 for row in file["rows"]:
-                    compared = (str(row["facts"].get(key)) for key in ("photos", "not_installed"))
-                    runs[row["row"], _device_name(file["machine"]), *compared].append((row, file["machine"]))
+                    name, *compared = _row_identity(row)
+                    runs[name, _device_name(file["machine"]), *compared].append((row, file["machine"]))
         measured = {name for name, *_ in runs}
         lines = [
             (name, format_row(*days[-1], [f"{format_number(row['value'])} ({_day(of)})" for row, of in days[:-1]]))
@@ -75,6 +74,11 @@ def update_page(text: str, folder: Path = MEASUREMENTS) -> str:
         ]
         text = _with_table(text, table, [cells for _, cells in sorted(lines, key=lambda line: _sort_key(line[0]))])
     return text
+
+
+def _row_identity(row: Json) -> tuple[str, ...]:
+    """The row's name, its images and the missing peers: figures that differ in one of them are not compared."""
+    return row["row"], *(str(row["facts"].get(key)) for key in ("photos", "not_installed"))
 
 
 def _date(file: Json) -> str:
@@ -105,16 +109,16 @@ def _device_name(machine: Json) -> str:
 
 
 def write_measurements(results: Json, folder: Path) -> Path:
-    """All figures as a file in `folder`; earlier rows and series of the same machine and day stay. Each row keeps the
-    commit of the checkout, which ends with -dirty if files were changed."""
+    """All figures as a file in `folder`; earlier rows and series of the same machine and day stay, also those of other
+    images. Each row keeps the commit of the checkout, which ends with -dirty if files were changed."""
     describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
     name = re.sub(r"[^a-z0-9]+", "-", f"{_device_name(results['machine'])} {results['machine']['date']}".lower())
     path = folder / f"{name}.json"
     earlier = json.loads(path.read_text()) if path.exists() else {}
-    rows, series = ({entry[key]: entry for entry in earlier.get(part, ())} for part, key in NAMED.items())
-    rows |= {row["row"]: {**row, "commit": commit} for row in results["rows"] if row["value"] is not None}
-    series |= {one["name"]: one for one in results.get("series", ())}
+    rows = {_row_identity(row): row for row in earlier.get("rows", ())}
+    rows |= {_row_identity(row): {**row, "commit": commit} for row in results["rows"] if row["value"] is not None}
+    series = {entry["name"]: entry for entry in (*earlier.get("series", ()), *results.get("series", ()))}
     folder.mkdir(exist_ok=True)
     text = json.dumps({**results, "rows": [*rows.values()], "series": [*series.values()]}, indent=1)
     path.write_text(f"{text}\n")

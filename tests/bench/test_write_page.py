@@ -68,10 +68,11 @@ def test_each_machine_has_its_row_and_earlier_days_stand_beside_the_newest(tmp_p
     assert [row.endswith("| 6 (01-01) |") for row in rows if "1970-02-01" in row] == [True]
 
 
-def test_figures_of_other_images_are_no_earlier_day_of_a_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("date", ["1970-01-01", "1970-02-01"])
+def test_figures_of_other_images_do_not_replace_those_of_a_row(date: str, tmp_path: Path) -> None:
     drawn, cut = (bench_json(targets.measured("16", exact(value), photos=images)) for value, images in
                   ((1.1, "drawn"), (1.6, "cut")))  # fmt: skip
-    cut["machine"] |= {"date": "1970-02-01"}
+    cut["machine"] |= {"date": date}
     rows = [line for line in written(tmp_path, drawn, cut).splitlines() if line.startswith("| 16 |")]
     assert sorted(row.split(" | ")[2] for row in rows) == ["1.1", "1.6"]
 
