@@ -59,7 +59,7 @@ def update_page(text: str, folder: Path = MEASUREMENTS) -> str:
         runs = defaultdict[tuple[str, ...], list[tuple[Json, Json]]](list)
         for file in files:
             if (file["machine"]["device"] == "cpu") == (table == "cpu"):
-                for row in file["rows"]:
+                for row in filter(_has_target, file["rows"]):
                     name, *compared = _row_identity(row)
                     runs[name, _device_name(file["machine"]), *compared].append((row, file["machine"]))
         measured = {name for name, *_ in runs}
@@ -81,6 +81,15 @@ def _row_identity(row: Json) -> tuple[str, ...]:
     return row["row"], *(str(row["facts"].get(key)) for key in ("photos", "not_installed"))
 
 
+def _has_target(row: Json) -> bool:
+    """Whether the row is still measured, or is a relative of one ("14 strong, 8")."""
+    return _first_word(row["row"]) in TARGETS
+
+
+def _first_word(name: str) -> str:
+    return re.split("[ ,]", name)[0]
+
+
 def _date(file: Json) -> str:
     return str(file["machine"]["date"])
 
@@ -99,7 +108,7 @@ def _with_table(text: str, table: str, rows: Sequence[Sequence[str]]) -> str:
 
 def _sort_key(name: str) -> tuple[int, list[tuple[int, str]]]:
     """Rows are in the order of the targets, each followed by its relatives ("14 strong, 8"); numbers by their size."""
-    numbers, first = list(TARGETS), re.split("[ ,]", name)[0]
+    numbers, first = list(TARGETS), _first_word(name)
     parts = [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
     return (numbers.index(first) if first in numbers else len(numbers), parts)
 

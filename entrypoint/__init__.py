@@ -5,37 +5,34 @@ It never imports torch. `train` may import the names that are offered here, and 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from entrypoint.children import die_with_parent
-    from entrypoint.console import (
-        PrintableText,
-        dump_json,
-        join_lines,
-        print_message,
-        protect_output_streams,
-        to_printable,
-        write_styled,
-    )
-    from entrypoint.doctor.preflight import run_preflight
-    from entrypoint.doctor.reading import filesystem_type, free_memory_mib
-    from entrypoint.errors import ExitCode, Failure, resource_limit_failure
-    from entrypoint.files import open_regular_file, parse_json, read_json, read_json_object, read_regular_file
-    from entrypoint.hang import HangTimeouts, SupervisionPolicy
-    from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S, TRACE_SIGNAL, Heartbeat, attach_heartbeat
-    from entrypoint.job import JobInfo, job_info_from_environ
-    from entrypoint.launch import run_plan
-    from entrypoint.machine import num_usable_cores
-    from entrypoint.monitor_ranks import ProcessMeter
-    from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
-    from entrypoint.options import LaunchOptions, StrictArgumentParser, add_launch_arguments, parse_launch_options
-    from entrypoint.plan import NO_DRIVER_SOURCE, Plan, find_device, make_plan
-    from entrypoint.preload import preload_mapped_files
-    from entrypoint.redaction import redact, redact_value, redact_words
-    from entrypoint.threads import start_daemon_thread
-    from entrypoint.world import World, world_from_environ
+from entrypoint import file_writer, gauges, network
+from entrypoint.children import die_with_parent
+from entrypoint.console import (
+    PrintableText,
+    dump_json,
+    join_lines,
+    print_message,
+    protect_output_streams,
+    to_printable,
+    write_styled,
+)
+from entrypoint.doctor.preflight import run_preflight
+from entrypoint.doctor.reading import filesystem_type, free_memory_mib
+from entrypoint.errors import ExitCode, Failure, resource_limit_failure
+from entrypoint.files import open_regular_file, parse_json, read_json, read_json_object, read_regular_file
+from entrypoint.hang import HangTimeouts, SupervisionPolicy
+from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S, TRACE_SIGNAL, Heartbeat, attach_heartbeat
+from entrypoint.job import JobInfo, job_info_from_environ
+from entrypoint.launch import run_plan
+from entrypoint.machine import num_usable_cores
+from entrypoint.monitor_ranks import ProcessMeter
+from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
+from entrypoint.options import LaunchOptions, StrictArgumentParser, add_launch_arguments, parse_launch_options
+from entrypoint.plan import NO_DRIVER_SOURCE, Plan, find_device, make_plan
+from entrypoint.preload import preload_mapped_files
+from entrypoint.redaction import redact, redact_value, redact_words
+from entrypoint.threads import start_daemon_thread
+from entrypoint.world import World, world_from_environ
 
 __all__ = [
     "NO_DRIVER_SOURCE",
@@ -89,87 +86,3 @@ __all__ = [
     "world_from_environ",
     "write_styled",
 ]
-
-# Each is loaded when it is first asked for: `entrypoint show` starts no process, and a rank starts none either.
-EXPORTS_BY_MODULE = {
-    "children": ("die_with_parent",),
-    "console": (
-        "PrintableText",
-        "dump_json",
-        "join_lines",
-        "print_message",
-        "protect_output_streams",
-        "to_printable",
-        "write_styled",
-    ),
-    "doctor.preflight": ("run_preflight",),
-    "doctor.reading": (
-        "filesystem_type",
-        "free_memory_mib",
-    ),
-    "errors": (
-        "ExitCode",
-        "Failure",
-        "resource_limit_failure",
-    ),
-    "files": (
-        "open_regular_file",
-        "parse_json",
-        "read_json",
-        "read_json_object",
-        "read_regular_file",
-    ),
-    "hang": (
-        "HangTimeouts",
-        "SupervisionPolicy",
-    ),
-    "heartbeat": (
-        "Heartbeat",
-        "SIGNAL_REPEAT_WINDOW_S",
-        "TRACE_SIGNAL",
-        "attach_heartbeat",
-    ),
-    "job": (
-        "JobInfo",
-        "job_info_from_environ",
-    ),
-    "launch": ("run_plan",),
-    "machine": ("num_usable_cores",),
-    "monitor_ranks": ("ProcessMeter",),
-    "mounts": (
-        "is_ephemeral_path",
-        "unmounted_path_failure",
-    ),
-    "options": (
-        "LaunchOptions",
-        "StrictArgumentParser",
-        "add_launch_arguments",
-        "parse_launch_options",
-    ),
-    "plan": (
-        "NO_DRIVER_SOURCE",
-        "Plan",
-        "find_device",
-        "make_plan",
-    ),
-    "preload": ("preload_mapped_files",),
-    "redaction": (
-        "redact",
-        "redact_value",
-        "redact_words",
-    ),
-    "threads": ("start_daemon_thread",),
-    "world": (
-        "World",
-        "world_from_environ",
-    ),
-}
-MODULE_BY_EXPORT = {name: module for module, names in EXPORTS_BY_MODULE.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """PEP 562: what a module here offers, loaded now and kept."""
-    if name not in MODULE_BY_EXPORT:  # a module of this package is found by the import itself
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{MODULE_BY_EXPORT[name]}"), name)
-    return value

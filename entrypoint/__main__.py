@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from entrypoint import (
@@ -14,13 +17,17 @@ from entrypoint import (
     Plan,
     StrictArgumentParser,
     add_launch_arguments,
+    job_script,
     make_plan,
     parse_launch_options,
     print_message,
     protect_output_streams,
+    requeue,
     resource_limit_failure,
+    run_plan,
 )
 from entrypoint.console import join_lines, terminal_columns, use_color, write_styled
+from entrypoint.doctor import context, examine, report
 from entrypoint.errors import ExitCode
 
 UNKNOWN: Final = "not known yet"  # until ranks start
@@ -42,60 +49,39 @@ others. `spawn` is the number of ranks that this task starts.
 
 
 class EntrypointParser(StrictArgumentParser):
-    """An argparse parser whose errors are Failures: they carry a fix and our exit code."""
+    """An argparse parser whose errors are Failures: they carry a fix and our exit code. Its texts keep their lines."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise a Failure; argparse would exit with code 2."""
         raise Failure(message, fix=f"see `{self.prog} --help`", code=ExitCode.USAGE)
 
 
-class TerminalHelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Formats help for the terminal's width.
-
-    argparse itself would load shutil and three compression modules to find that width.
-    """
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=(terminal_columns(1) or DEFAULT_COLUMNS) - 2)
-
-
-def build_parser(words: Sequence[str]) -> EntrypointParser:
-    """Build the parser of the command line `words`."""
-    parser = EntrypointParser(
-        prog="entrypoint", description=__doc__, epilog=_EXAMPLES, formatter_class=TerminalHelpFormatter
-    )
+def build_parser() -> EntrypointParser:
+    """Build the parser of the command line."""
+    parser = EntrypointParser(prog="entrypoint", description=__doc__, epilog=_EXAMPLES)
     commands = parser.add_subparsers(dest="command", required=True, metavar="show|doctor|run|job-script")
     show = commands.add_parser(
-        "show",
-        help="what was detected, the plan, and where each value came from",
-        description=SHOW_DESCRIPTION,
-        formatter_class=TerminalHelpFormatter,
+        "show", help="what was detected, the plan, and where each value came from", description=SHOW_DESCRIPTION
     )
     show.add_argument("--json", action="store_true", help="one JSON object")
-    doctor = commands.add_parser(
-        "doctor", help="what would break a training here, with a fix for each", formatter_class=TerminalHelpFormatter
-    )
+    doctor = commands.add_parser("doctor", help="what would break a training here, with a fix for each")
     doctor.add_argument("--json", action="store_true", help="one JSON object")
     doctor.add_argument("--full", action="store_true", help="also start all ranks once for an all-reduce")
     doctor.add_argument("--output", metavar="DIR", default="runs", help="folder that runs are kept in (default: runs)")
     doctor.add_argument("--workers", metavar="N", type=int, help="data.workers of your config, if it is a number")
-    run = commands.add_parser(
-        "run", help="run a command once per rank with torchrun's contract set", formatter_class=TerminalHelpFormatter
-    )
+    run = commands.add_parser("run", help="run a command once per rank with torchrun's contract set")
     run.add_argument("--logs", metavar="DIR", default="logs", help="folder for rank-NNNN.log (default: logs)")
     for command in (show, doctor, run):
         add_launch_arguments(command)
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command")
-    script = commands.add_parser(
-        "job-script", help="write a job script for your site (--scheduler)", formatter_class=TerminalHelpFormatter
-    )
-    if "job-script" in words:
-        from entrypoint import job_script  # only here: `show` starts faster without it
-
-        job_script.add_job_script_arguments(script)
+    script = commands.add_parser("job-script", help="write a job script for your site (--scheduler)")
+    job_script.add_job_script_arguments(script)
     # The job scripts themselves use the next two.
-    commands.add_parser("job-functions", formatter_class=TerminalHelpFormatter)
-    decision = commands.add_parser("requeue", formatter_class=TerminalHelpFormatter)
+    commands.add_parser("job-functions")
+    decision = commands.add_parser("requeue")
     decision.add_argument("srun_code", type=int)
     decision.add_argument("error_files", nargs="*")
     return parser
@@ -106,13 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments: argparse.Namespace | None = None
     protect_output_streams(os.environ)
     try:
-        words = sys.argv[1:] if argv is None else argv
-        arguments = build_parser(words).parse_args(words)
+        arguments = build_parser().parse_args(argv)
         return _COMMANDS[arguments.command](arguments, os.environ)
     except Failure as failure:
         if arguments is not None and getattr(arguments, "json", False):
-            import json
-
             print(json.dumps({"error": failure.as_json()}))
         else:
             print_message(str(failure), sys.stderr)
@@ -123,33 +106,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if limited := resource_limit_failure(error):
             print_message(str(limited), sys.stderr)
             return int(limited.code)
-        import traceback
-
         traceback.print_exc()
         return int(ExitCode.BUG)
 
 
 def _show_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     planned = make_plan(environ, parse_launch_options(arguments, environ))
-    if arguments.json:
-        import json  # only here: it costs start time
-
     print_message(json.dumps(plan_as_json(planned)) if arguments.json else plan_as_table(planned), sys.stdout)
     return 0
 
 
 def _doctor_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    from pathlib import Path
-
-    from entrypoint.doctor import context, examine, report  # only here: `show` and `run` start faster without it
-
     options = parse_launch_options(arguments, environ)
     check_context = context.CheckContext(
         environ=environ, options=options, output=Path(arguments.output), workers=arguments.workers
     )
     findings = examine.run_all_checks(check_context, launch_argv(arguments) if arguments.full else None)
-    if arguments.json:
-        import json
     terminal = sys.stdout.isatty()
     colour = use_color(terminal, environ)
     text = report.as_text(
@@ -170,34 +142,22 @@ def _run_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> i
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
         raise Failure("no command to run", fix="entrypoint run -- python script.py", code=ExitCode.USAGE)
-    from pathlib import Path
-
-    from entrypoint import run_plan  # only here: `show` starts faster without it
-
     planned = make_plan(environ, parse_launch_options(arguments, environ))
     return run_plan(planned, program, environ, log_dir=Path(arguments.logs), foreign=True)
 
 
 def _job_script_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    from entrypoint import job_script
-
     print(job_script.write_job_script(arguments), end="")
     return 0
 
 
 def _job_functions_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    from entrypoint import job_script
-
     with open(job_script.FUNCTIONS_FILE) as file:
         print(file.read(), end="")
     return 0
 
 
 def _requeue_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    from pathlib import Path
-
-    from entrypoint import requeue  # only here: it loads json
-
     print(requeue.decide_requeue(arguments.srun_code, [Path(path) for path in arguments.error_files]))
     return 0
 

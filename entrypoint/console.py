@@ -11,6 +11,7 @@ them. They are escaped here, where text is written. Line breaks of ours are told
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import sys
@@ -64,8 +65,6 @@ def dump_json(value: object, **options: Any) -> PrintableText:
 
     Bytes of a path that are no text become escapes such as `\\udce9`: os.fsencode restores them from what is read.
     """
-    import json  # only here: it costs start time
-
     text = json.dumps(value, **({"ensure_ascii": False} | options))
     return PrintableText(_OUTPUT_PATTERN.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 

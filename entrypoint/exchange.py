@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from entrypoint import file_writer, network, pmi
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.files import read_json_object
 from entrypoint.launchers.allocation import LOOPBACK
-from entrypoint.plan import Plan, hash_to_uint64, refuse_loopback_master
+from entrypoint.plan import Plan, refuse_loopback_master
 
 MAX_PORT = 2**16 - 1
 PORTS_PATTERN = re.compile(r"\d{1,5}(/\d{1,5})*", re.ASCII)
@@ -70,7 +71,7 @@ def exchange_hosts(
             return place_task(planned, _exchange_over_pmi(environ, me, task, num_tasks, deadline, check), task)
         if planned.world.num_nodes == 1:
             return replace(planned, exchanges_hosts=False)
-    key = f"hosts-{hash_to_uint64(planned.launch_id.encode()):016x}"
+    key = f"hosts-{_hash(planned.launch_id)}"
     return place_task(planned, _exchange_through_files(folder / key, me, task, num_tasks, deadline, check), task)
 
 
@@ -176,7 +177,11 @@ def _exchange_through_files(
 
 def _digest(tasks: Sequence[TaskHost]) -> str:
     """Of the nonces of all tasks: another one whenever a task was started again."""
-    return f"{hash_to_uint64(' '.join(each.nonce for each in tasks).encode()):016x}"
+    return _hash(" ".join(each.nonce for each in tasks))
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 def _refuse_another_start(own: Path, me: TaskHost) -> None:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from entrypoint import cuda_compat, environment, gauges, heartbeat, network, preload
+from entrypoint import cuda_compat, environment, exchange, gauges, heartbeat, network, preload
 from entrypoint.children import Child, die_with_parent, start_rank
 from entrypoint.console import terminal_columns, use_color
 from entrypoint.errors import ExitCode, Failure
@@ -97,8 +97,6 @@ def _exchange_hosts(
     planned: Plan, environ: Mapping[str, str], folder: Path, deadline: float, inbox: SignalInbox, console: Console
 ) -> Plan:
     """The plan with all tasks' hosts. A signal ends the waiting."""
-    from entrypoint import exchange  # only here: most launchers say which host has rank 0
-
     notes = [f"waiting for the other tasks' hosts, through {planned.sources.get('hosts')} ({folder})"]
     note_at = time.monotonic() + WAITING_NOTE_AFTER_S
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Literal
 
+from entrypoint import pmi
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers import detect_allocation, per_node, per_rank, slurm
 from entrypoint.launchers.allocation import Allocation
@@ -21,7 +23,6 @@ from entrypoint.world import World, is_loopback, pack_address
 # where services sit. Source: net.ipv4.ip_local_port_range in the kernel's ip-sysctl documentation.
 DEFAULT_PORT_RANGE = (20_000, 32_767)
 NUM_CANDIDATE_PORTS = 8
-UINT64_MAX = 2**64 - 1
 
 
 def candidate_ports(launch_id: str, port_range: tuple[int, int] | None = None) -> tuple[int, ...]:
@@ -29,21 +30,8 @@ def candidate_ports(launch_id: str, port_range: tuple[int, int] | None = None) -
     low, high = port_range or DEFAULT_PORT_RANGE
     ports: dict[int, None] = {}
     for attempt in range(NUM_CANDIDATE_PORTS * 8):
-        ports[low + hash_to_uint64(f"{launch_id}/{attempt}".encode()) % (high - low + 1)] = None
+        ports[low + int(sha256(f"{launch_id}/{attempt}".encode()).hexdigest(), 16) % (high - low + 1)] = None
     return tuple(ports)[:NUM_CANDIDATE_PORTS]
-
-
-def hash_to_uint64(data: bytes) -> int:
-    """A 64-bit hash of `data`: FNV-1a, then the finalizer of MurmurHash3.
-
-    No secret depends on it, and importing hashlib would take a tenth of `entrypoint show`.
-    """
-    value = 0xCBF29CE484222325
-    for byte in data:
-        value = (value ^ byte) * 0x100000001B3 & UINT64_MAX
-    value = (value ^ value >> 33) * 0xFF51AFD7ED558CCD & UINT64_MAX
-    value = (value ^ value >> 33) * 0xC4CEB9FE1A85EC53 & UINT64_MAX
-    return value ^ value >> 33
 
 
 _SEPARATE_RUNS_FIX = "a separate run for each (CUDA_VISIBLE_DEVICES=MIG-... and its own run.name), or full GPUs only"
@@ -179,8 +167,6 @@ def _exchange_sources(allocation: Allocation, environ: Mapping[str, str]) -> dic
     """By what the tasks will tell each other their hosts; empty if they need not."""
     if not allocation.exchanges_hosts:
         return {}
-    from entrypoint import pmi  # only here: `show` starts faster without it
-
     source = "PMI" if pmi.is_available(environ, allocation.task, allocation.num_tasks) else "a file in the run's folder"
     names = ["hosts"] if allocation.master_addr else ["hosts", "master_addr"]
     return dict.fromkeys(names, source)

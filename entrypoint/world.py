@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -104,8 +105,6 @@ def is_loopback(host: str) -> bool:
 
 def pack_address(host: str) -> bytes | None:
     """The 4 or 16 bytes of an address; None for a name."""
-    import socket  # only here: `show` starts faster without it
-
     host = host.removeprefix("[").removesuffix("]").partition("%")[0]
     with suppress(OSError, ValueError):
         return socket.inet_pton(socket.AF_INET6, host) if ":" in host else socket.inet_aton(host)

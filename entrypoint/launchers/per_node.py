@@ -6,6 +6,7 @@ about one platform. The PET_* variables of Kubeflow are torchrun's flags and are
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,8 +33,6 @@ class Hosts:
 
 def _read_resource_config(text: str) -> Hosts:
     """SageMaker's resourceconfig.json: `{"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}`."""
-    import json  # only here: `show` starts faster without it
-
     config = json.loads(text)
     return Hosts(names=tuple(map(str, config["hosts"])), own=str(config["current_host"]))
 

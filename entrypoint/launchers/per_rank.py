@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from entrypoint import pmi
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers import batch_script, slurm
 from entrypoint.launchers.allocation import LOOPBACK, THIS_NODE_ONLY_FIX, Allocation
@@ -308,11 +309,7 @@ def _launch_id(environ: Mapping[str, str], launcher: RankLauncher) -> str:
 
 
 def _offers_pmi(environ: Mapping[str, str], rank: int, size: int) -> bool:
-    if not (environ.get("PMI_FD") or environ.get("PMI_PORT")):
-        return False
-    from entrypoint import pmi  # only here: `show` starts faster without it
-
-    return pmi.is_available(environ, rank, size)
+    return bool(environ.get("PMI_FD") or environ.get("PMI_PORT")) and pmi.is_available(environ, rank, size)
 
 
 def _start_id(environ: Mapping[str, str], launcher: RankLauncher) -> str:

@@ -113,10 +113,14 @@ def test_values_that_mean_nothing_are_refused(tmp_path: Path) -> None:
 
 
 def test_figures_beside_a_row_all_stay_in_its_place_by_their_size(tmp_path: Path) -> None:
-    names = ("14 strong, 16", "14", "14 strong, 2", "9c")
+    names = ("14 strong, 16", "14", "14 strong, 2", "15 ours")
     beside = [reported_row(name, "w", exact(1.0)) for name in names]
     found = [name for name in lines(written(tmp_path, bench_json(*beside)), "cpu") if name in names]
-    assert found == ["14", "14 strong, 2", "14 strong, 16", "9c"]
+    assert found == ["14", "14 strong, 2", "14 strong, 16", "15 ours"]
+
+
+def test_a_row_that_is_measured_no_more_is_left_out(tmp_path: Path) -> None:
+    assert "9a" not in lines(written(tmp_path, bench_json(reported_row("9a", "w", exact(1.0)))), "cpu")
 
 
 def test_the_parts_that_the_page_names_exist() -> None:

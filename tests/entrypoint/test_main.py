@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import socket
 import subprocess
@@ -12,8 +11,6 @@ from pathlib import Path
 import pytest
 from machines import captured
 from processes import TIMEOUT_S, python, unmeasured
-
-import entrypoint
 
 CPU = ("--device", "cpu")
 
@@ -122,22 +119,6 @@ def test_a_bug_of_ours_is_70_with_a_traceback() -> None:
     done = python("-c", code)
     assert done.returncode == 70
     assert "Traceback" in done.stderr
-
-
-def test_what_the_package_offers_is_what_its_modules_hold() -> None:
-    for name in set(entrypoint.__all__) - {"file_writer", "gauges", "network"}:
-        offered, module = (
-            getattr(entrypoint, name),
-            importlib.import_module(f"entrypoint.{entrypoint.MODULE_BY_EXPORT[name]}"),
-        )
-        assert offered is vars(module)[name]
-        assert getattr(offered, "__module__", module.__name__) == module.__name__  # a number has none
-
-
-def test_showing_a_plan_loads_nothing_that_starts_processes() -> None:
-    told = "import sys; from entrypoint.__main__ import main; main(['show', '--device', 'cpu']); print(*sys.modules)"
-    loaded = set(python("-c", told, env=unmeasured()).stdout.splitlines()[-1].split())
-    assert not loaded & {"subprocess", "entrypoint.launch", "pynvml", "torch", "yaml", "numpy", "socket", "uuid"}
 
 
 def test_too_few_open_files_are_said_with_the_limit_to_raise(tmp_path: Path) -> None:
