@@ -198,7 +198,7 @@ def find_array_names(keys: Iterable[str], file: Path) -> dict[str, ArrayNamePair
     if len(training) != 1:
         what = f"{file.name} holds {len(training) or 'no'} pairs of images and labels"
         raise unusable_file_failure(file, what, f"arrays {', '.join(names.values()) or 'none'}", EXPECTED_ARRAY_NAMES)
-    return {split: found[0] for split, found in (pairs | {"training": training}).items() if found}
+    return {split: matching[0] for split, matching in (pairs | {"training": training}).items() if matching}
 
 
 def locate_splits(

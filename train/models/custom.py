@@ -24,7 +24,6 @@ from train import plugin
 from train.checkpoint import format
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
-from train.logging.progress import pluralize
 
 TRIAL_BATCH_SIZE = 2  # BatchNorm cannot train on a batch of one
 LARGER_TRIAL_BATCH_SIZE: Final = 32
@@ -106,10 +105,11 @@ def train_forward_error(net: nn.Module, shape: Shape, classes: int, samples: int
 
 def output_error(output: object, classes: int, samples: int = TRIAL_BATCH_SIZE) -> str | None:
     """Why `output` is not the scores [samples, classes] of a batch; None if it is."""
+    batch = "1 sample" if samples == 1 else f"{samples} samples"
     if not isinstance(output, Tensor):
-        return f"for {pluralize(samples, 'sample')} it gives a {type(output).__name__}"
+        return f"for {batch} it gives a {type(output).__name__}"
     if tuple(output.shape) != (samples, classes):
-        return f"for {pluralize(samples, 'sample')} it gives {list(output.shape)}"
+        return f"for {batch} it gives {list(output.shape)}"
     return None if output.is_floating_point() else f"it gives numbers of type {output.dtype}"
 
 

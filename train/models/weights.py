@@ -150,11 +150,11 @@ def _readable_suffixes() -> str:
 def _extract_state_dict(path: Path, loaded: Any) -> LoadedWeights:
     """The state dict in the content of a file. Its own tensors, or those under one of its keys."""
     content = loaded if isinstance(loaded, Mapping) else {}
-    known = [key for key in STATE_DICT_KEYS if isinstance(content.get(key), Mapping)]
+    named = [key for key in STATE_DICT_KEYS if isinstance(content.get(key), Mapping)]
     holders = [key for key, value in content.items() if _holds_tensors(value)]
-    if len(holders) > 1 and not known:
+    if len(holders) > 1 and not named:
         raise _no_state_dict_failure(path, f"several, and none of a known name: {', '.join(map(str, holders))}")
-    chosen = next(iter((*known, *holders)), None)
+    chosen = next(iter((*named, *holders)), None)
     inner = loaded if chosen is None else loaded[chosen]
     if not isinstance(inner, Mapping) or not inner:
         raise _no_state_dict_failure(path, "nothing" if isinstance(inner, Mapping) else f"a {type(inner).__name__}")

@@ -32,8 +32,10 @@ def saved(folder: Path, *settings: str, step: int = 20, **more: Any) -> Path:
     return folder
 
 
-def stands(folder: Path, *settings: str, total: int = 40, data: Mapping[str, Any] | None = None) -> ResumePreview:
-    steps = StepCounts(per_epoch=8, total=total, dropped=0)
+def stands(
+    folder: Path, *settings: str, total: int = 40, per_epoch: int = 8, data: Mapping[str, Any] | None = None
+) -> ResumePreview:
+    steps = StepCounts(per_epoch=per_epoch, total=total, dropped=0)
     found = check.preview_resume(load.load_config(None, settings), folder, steps=steps, data=data)
     assert found is not None
     return found
