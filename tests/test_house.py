@@ -80,6 +80,7 @@ LAYERS = {
         "models",
         "optim",
         "data_fit",
+        "network_fit",
         "logging",
         "batch_size",
         "compilation",

@@ -33,6 +33,8 @@ from train.optim.optimizer import build_optimizer
 
 # In a trial this mostly means that cuDNN found no algorithm for want of memory.
 CUDNN_NOT_SUPPORTED: Final = "CUDNN_STATUS_NOT_SUPPORTED"
+# torch's BatchNorm, of one sample with 1 x 1 features. Two samples fit less than one does.
+SINGLE_VALUE: Final = "Expected more than 1 value per channel"
 
 
 class DeviceMemory(Protocol):
@@ -91,8 +93,9 @@ def fits_in_memory(attempt: Callable[[], None]) -> bool:
     """
     try:
         attempt()
-    except RuntimeError as error:
-        if not is_out_of_memory(error) and CUDNN_NOT_SUPPORTED not in str(error):
+    except (RuntimeError, ValueError) as error:
+        is_too_small = CUDNN_NOT_SUPPORTED in str(error) or SINGLE_VALUE in str(error)
+        if not is_out_of_memory(error) and not is_too_small:
             raise
         return False
     return True

@@ -20,15 +20,14 @@ from train.config import checks, task_keys
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, RunConfig
 from train.data import shard_order, shards, staging, statistics
-from train.data.gpu_decoding import refuse_gpu_decoding
-from train.data.image_sizes import other_shapes, with_evaluation_size
+from train.data.image_sizes import with_evaluation_size
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
 from train.data.registry import open_splits
 from train.data.sampler import BatchSampler
 from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
 from train.data.workers import WorkerLoader
 from train.data_fit import refuse_unfit_data
-from train.distributed import shared_memory, sync_batchnorm
+from train.distributed import shared_memory
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
 from train.distributed.shared_memory import HostRanks
@@ -37,14 +36,12 @@ from train.evaluation.final_score import read_final_score
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
 from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
-from train.models import registry, weights
-from train.models.activation_checkpointing import enable_activation_checkpointing
-from train.models.freezing import build_freezing
+from train.models import weights
 from train.models.initial_weights import load_initial_weights
+from train.network_fit import adapt_for_training, build_for_training
 from train.optim import loss
 from train.optim.ema import EMA
-from train.optim.optimizer import build_optimizer
-from train.optim.schedule import build_schedule, regression_warnings, resolve_learning_rate
+from train.optim.schedule import build_schedule, regression_warnings
 from train.rank_context import RankContext
 from train.run import resume
 from train.state import TrainState
@@ -93,30 +90,30 @@ def build_trainer(
     if copies is not None:
         splits = shards.with_copies(splits, copies)
     config = task_keys.with_task_defaults(config, splits.task)
-    refuse_unfit_data(config, splits)
+    refuse_unfit_data(config, splits, batches, runtime.device)
     dataset = _describe_dataset(config, runtime, splits, host)
     num_classes = len(dataset.classes)
     steps = count_steps(batches, dataset.num_training, epochs=train.epochs, max_steps=train.max_steps)
 
-    model_config = weights.fit_stem(config.model, earlier)
-    network = registry.build_model(model_config, classes=num_classes, shape=splits.shape, seed=seed)
-    for shape in other_shapes(config.data, splits):
-        registry.refuse_other_size(network, model_config, num_classes, shape)
-    freezing = build_freezing(config.model, network, steps.per_epoch)
-    if freezing is not None and freezing.until is None:
-        freezing.freeze_parameters(True)  # the optimizer need not know them
-    optim = resolve_learning_rate(config)
-    fused = runtime.accelerator.scaler is None
-    optimizer = build_optimizer(optim, network, runtime.device, fused=fused)
+    new = build_for_training(
+        config,
+        splits,
+        batches,
+        steps_per_epoch=steps.per_epoch,
+        checkpoints=earlier,
+        device=runtime.device,
+        fused=runtime.accelerator.scaler is None,
+    )
+    network, optimizer, freezing, optim = new.network, new.optimizer, new.freezing, new.optim
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
-    weight_notes = load_initial_weights(model_config, network, splits.shape, is_new_run=resume_point.step is None)
+    is_new_run = resume_point.step is None
+    weight_notes = load_initial_weights(new.model, config.data, network, splits, is_new_run=is_new_run)
     runtime.check_initial_weights(network)
 
     loader = _open_loader(config, runtime, splits, heartbeat, host)
-    refuse_gpu_decoding(config.data, splits, loader.augmenter, runtime.device)
     criterion = loss.build_task_criterion(config.optim, splits).to(runtime.device)
     trial_model = TrialModel(
-        config=replace(config, model=model_config, optim=optim),
+        config=replace(config, model=new.model, optim=optim),
         classes=num_classes,
         shape=splits.shape,
         criterion=criterion,
@@ -127,10 +124,7 @@ def build_trainer(
     _refuse_small_shared_memory(config, runtime, splits, loader, batches)
 
     bitwise = _build_bitwise(config, runtime, network, batches)
-    if train.sync_batchnorm:
-        network = sync_batchnorm.convert_sync_batchnorm(network, world.world_size)
-    if train.activation_checkpointing:
-        enable_activation_checkpointing(network, config.model.name)
+    network = adapt_for_training(config, network, world.world_size)
     if freezing is not None:
         freezing.network = network
         freezing.update(resume_point.step or 0)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
+from train.config import checks
+from train.config.batches import BatchSizes
 from train.config.schema import RunConfig
 from train.data import statistics
-from train.data.augmenter import Augmenter, build_augmenter, refuse_stored_images
+from train.data.augmenter import build_augmenter, refuse_stored_images
+from train.data.gpu_decoding import refuse_gpu_decoding
 from train.data.preprocessing import configured_preprocessing, refuse_other_channels
 from train.data.splits import DataSplits
 from train.evaluation import early_stopping
@@ -12,11 +17,15 @@ from train.evaluation.evaluate import refuse_flips
 from train.optim import loss
 
 
-def refuse_unfit_data(config: RunConfig, splits: DataSplits) -> Augmenter:
-    """The augmenter of the training samples, after all that the config asks of the samples was compared with them.
+def refuse_unfit_data(
+    config: RunConfig, splits: DataSplits, batches: BatchSizes, device: torch.device, *, attempt: bool = True
+) -> None:
+    """Compare all that the config asks of the samples with them.
+
+    attempt: whether the device is here, so that it can try to decode an image.
 
     Raises:
-        Failure: USAGE; DATA for a class without samples that is to be weighted.
+        Failure: USAGE; DATA for a class without samples that is to be weighted; and as `refuse_gpu_decoding`.
     """
     refuse_flips(config.eval, splits)
     early_stopping.refuse_unusable_metric(
@@ -27,4 +36,6 @@ def refuse_unfit_data(config: RunConfig, splits: DataSplits) -> Augmenter:
     refuse_other_channels(configured_preprocessing(config.data), splits.shape.channels)
     statistics.refuse_unbalanced_labels(config.data, splits)
     loss.build_task_criterion(config.optim, splits)
-    return augmenter
+    refuse_gpu_decoding(config.data, splits, augmenter, device, attempt=attempt)
+    if not checks.searches_micro_batch(config.train, device.type):  # else it is not known yet
+        augmenter.refuse_odd_micro_batch(batches.micro)

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, Plan, join_lines, print_message
-from train import file_lock, files
+from train import file_lock, files, plugin
 from train.checkpoint import store
 from train.checkpoint.manifest import DamagedCheckpointError
 from train.cli import launch
@@ -27,7 +27,7 @@ from train.config.load import format_value
 from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import RunConfig, RunSection
-from train.data import download, registry
+from train.data import registry
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
@@ -35,11 +35,11 @@ from train.evaluation.final_score import read_final_score
 from train.evaluation.results import EvaluationResult
 from train.logging.progress import format_rows, pluralize
 from train.optim import schedule
-from train.run import folder, lock, record, time_limit
+from train.run import folder, lock, time_limit
 from train.run.folder import describe_folder_state, refuse_symlinks, run_folder
 
-UNKNOWN_TOTAL_STEPS: Final = "a number that the start knows"
 MAX_STEPS: Final = 1 << 62  # a training refuses more too
+FIRST_NODE: Final = "the-first-node"  # stands for its address, which only a launch needs
 CONTINUE_OR_START_OVER: Final = "to go on, or checkpoint.resume=never to start over"
 
 
@@ -52,7 +52,7 @@ class ResumePreview:
 
 
 def preview_resume(
-    config: RunConfig, folder: Path, *, steps: StepCounts | None, data: Mapping[str, Any] | None = None
+    config: RunConfig, folder: Path, *, steps: StepCounts, data: Mapping[str, Any] | None = None
 ) -> ResumePreview | None:
     """What `train` would do with the run in `folder`; None without a run.
 
@@ -61,7 +61,7 @@ def preview_resume(
     its ranks know.
 
     Args:
-        steps: the steps of the config; None if only the training can count them.
+        steps: the steps of the config.
         data: its classes, and the number of images of each split, if known.
     """
     try:
@@ -87,7 +87,7 @@ def preview_resume(
 
 
 def _preview_from_checkpoints(
-    config: RunConfig, folder: Path, available: Mapping[int, Path], steps: StepCounts | None, data: Mapping[str, Any]
+    config: RunConfig, folder: Path, available: Mapping[int, Path], steps: StepCounts, data: Mapping[str, Any]
 ) -> ResumePreview:
     """Preview from the newest undamaged checkpoint.
 
@@ -150,7 +150,7 @@ def _read_checkpoint_state(path: Path) -> Any:
 
 
 def _preview_from_state(
-    config: RunConfig, folder: Path, content: Mapping[str, Any], steps: StepCounts | None
+    config: RunConfig, folder: Path, content: Mapping[str, Any], steps: StepCounts
 ) -> ResumePreview:
     """Preview from a state.
 
@@ -163,15 +163,9 @@ def _preview_from_state(
     streak = early_stopping.restore_target_streak(
         config.eval, int(state.get("held", 0)), result, recorded_eval.get("target")
     )
-    steps, requested = steps or _recorded_steps(config, folder), config.train
-    if steps is not None:
-        early_stopping.refuse_run_past_end(content, config, steps)
-    position = f"step {step:,} of {UNKNOWN_TOTAL_STEPS if steps is None else format(steps.total, ',')}"
-    overrides = (
-        batches.overrides_to_continue(steps, step, epochs=requested.epochs, max_steps=requested.max_steps)
-        if steps
-        else []
-    )
+    early_stopping.refuse_run_past_end(content, config, steps)
+    position, requested = f"step {step:,} of {steps.total:,}", config.train
+    overrides = batches.overrides_to_continue(steps, step, epochs=requested.epochs, max_steps=requested.max_steps)
     stale = int(state.get("stale", 0))
     if stops := early_stopping.find_early_stops(config.eval, target_streak=streak, stale_evaluations=stale):
         overrides = [*(stop.override for stop in stops), *overrides]
@@ -203,53 +197,56 @@ def _preview_test(folder: Path, position: str, step: int, best_step: int | None)
     return ResumePreview(message=message)
 
 
-def _recorded_steps(config: RunConfig, folder: Path) -> StepCounts | None:
-    """The steps that the last start has counted, for data that only a start can count."""
-    facts = (record.read_run(folder) or {}).get("training")
-    per_epoch = facts.get("steps_per_epoch") if isinstance(facts, dict) else None
-    if type(per_epoch) is not int or not 0 < per_epoch < MAX_STEPS:
-        return None
-    total = batches.count_total_steps(per_epoch, epochs=config.train.epochs, max_steps=config.train.max_steps)
-    return StepCounts(per_epoch=per_epoch, total=total, dropped=0)
-
-
-KNOWN_AT_START = "known at the start: they depend on how many samples there are"
-
-
 def describe_plan(
     config: RunConfig, source: str | None, plan: Plan, note: str | None, also: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """The effective plan, one fact per line.
 
-    note: why the training would not start here; None if it would. also: further rows, which are not from the config.
+    source: the config's file, in whose folder the user's own modules are. note: why the training would not start here;
+    None if it would. also: further rows, which are not from the config.
 
     Raises:
-        Failure: as `check_config`, `DataSource.describe`, `count_planned_steps` and `preview_network`.
+        Failure: as `check_config`, `DataSource.describe`, `open_data`, `count_steps` and `preview_network`.
     """
     batch = launch.check_config(config, plan.world.world_size)
-    data = registry.find_source(config.data.name).describe(config.data)
-    config = task_keys.with_task_defaults(config, data.task)
-    steps, folder = launch.count_planned_steps(config, batch, data.training), run_folder(config)
-    network_rows, network_notes = _preview_network(config, plan, data, batch, steps, source, note is None)
+    data, splits = registry.find_source(config.data.name).describe(config.data), None
+    if not _is_known_to_fit(config, batch):
+        plugin.add_config_folder_to_path(
+            source, config.data.name, config.model.name, config.optim.name, *config.log.trackers
+        )
+        from train.cli import check_network  # torch
+
+        config, splits = check_network.open_data(config, data.outputs)
+        if data.training is None:
+            data = check_network.summarize(config.data, splits)
+    config, train = task_keys.with_task_defaults(config, data.task), config.train
+    assert data.training is not None  # else it was opened
+    steps = batches.count_steps(batch, data.training, epochs=train.epochs, max_steps=train.max_steps)
+    network_rows = {"model": _format_with_arguments(config.model.name, config.model.args)}
+    network_notes: Sequence[str] = ()
+    if splits is not None:
+        preview = check_network.preview_network(config, plan, batch, splits=splits, steps=steps, is_here=note is None)
+        network_rows["model"] += f": {preview.parameters:,} parameters are trained"
+        network_notes = preview.notes
+        if config.model.weights and network_notes:
+            network_rows["weights"], *network_notes = network_notes
     rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan)
     rows |= training_rows(config, plan, batch, data, network_rows)
-    rows |= {"steps": KNOWN_AT_START, "learning rate": KNOWN_AT_START}
-    if steps is not None:
-        rows |= {"steps": f"{steps.per_epoch:,} per epoch, {steps.total:,} in all; {_describe_dropped(steps)}"}
-        rows["steps"] += _describe_repeats(config, steps, batch)
-        rows |= {
-            "learning rate": schedule.describe_schedule(
-                schedule.build_schedule(schedule.resolve_learning_rate(config), steps, batch.global_)
-            )
-        }
+    rows |= {
+        "steps": f"{steps.per_epoch:,} per epoch, {steps.total:,} in all; {_describe_dropped(steps)}"
+        + _describe_repeats(config, steps, batch),
+        "learning rate": schedule.describe_schedule(
+            schedule.build_schedule(schedule.resolve_learning_rate(config), steps, batch.global_)
+        ),
+    }
+    folder = run_folder(config)
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
     warnings = [*plan.warnings, *data.warnings, *schedule.regression_warnings(config, data.task)]
     notes = [note, *data.notes, *network_notes]
-    if steps is not None and data.training is not None:
-        notes += batches.step_notes(steps, batch, samples=data.training, max_steps=config.train.max_steps)
-    if preview := preview_resume(config, folder, steps=steps, data=data.facts):
-        rows |= {} if preview.refused else {"this run": preview.message}
-        warnings += [f"this run {preview.message}"] if preview.refused else []
+    notes += batches.step_notes(steps, batch, samples=data.training, max_steps=train.max_steps)
+    if run := preview_resume(config, folder, steps=steps, data=data.facts):
+        rows |= {} if run.refused else {"this run": run.message}
+        warnings += [f"this run {run.message}"] if run.refused else []
     lines = [format_rows(rows | dict(also)), *(f"WARNING: {warning}" for warning in warnings)]
     return join_lines([*lines, *(f"note: {line}" for line in notes if line)])
 
@@ -267,49 +264,14 @@ def launch_rows(plan: Plan) -> dict[str, str]:
     }
 
 
-def _preview_network(
-    config: RunConfig,
-    plan: Plan,
-    data: DataSummary,
-    batch: BatchSizes,
-    steps: StepCounts | None,
-    source: str | None,
-    is_here: bool,
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The rows `model` and `weights`, and notes, of the network that a start would build for the data.
-
-    Raises:
-        Failure: as `check_network.preview_network`, and as `DataSource.open`.
-    """
-    model, shape = config.model, registry.configured_shape(config.data)
-    name = _format_with_arguments(model.name, model.args)
-    if _is_known_to_fit(config):
-        return {"model": name}, ()
-    if registry.find_source(config.data.name).origin == "factory":
-        return {"model": f"{name} (tried at the start, which knows the shape of your data)"}, ()
-    from train.cli import check_network  # torch
-
-    missing = config.data.download and not download.files_exist(config.data.name, Path(config.data.root))
-    if missing and shape is not None and data.outputs is not None:
-        splits = check_network.splits_to_fetch(shape, data.outputs)
-    else:
-        splits = registry.open_splits(config.data)
-    steps_per_epoch = 1 if steps is None else steps.per_epoch
-    preview = check_network.preview_network(
-        config, plan, batch, splits=splits, steps_per_epoch=steps_per_epoch, source=source, is_here=is_here
-    )
-    rows, notes = {"model": f"{name}: {preview.parameters:,} parameters are trained"}, preview.notes
-    if model.weights and notes:
-        rows, notes = rows | {"weights": notes[0]}, notes[1:]
-    return rows, notes
-
-
 # They say which samples there are, not what is to be done with them: each network of this project takes all.
 NEUTRAL_DATA_KEYS: Final = ("name", "image_size", "workers", *(key for key in registry.OPTIONAL_KEYS if key != "cache"))
 
 
-def _is_known_to_fit(config: RunConfig) -> bool:
+def _is_known_to_fit(config: RunConfig, batch: BatchSizes) -> bool:
     """Whether the network, the optimizer and the data certainly fit, as in the quickstart. Then torch is not needed."""
+    if registry.configured_shape(config.data) is None or batch.micro == 1:
+        return False
     model, optim, default = config.model, config.optim, RunConfig()
     is_listed = model.name in BUILTIN_MODELS and optim.name in OPTIMIZERS
     asks_more = model.args or model.weights or optim.args or optim.class_weights != default.optim.class_weights
@@ -375,8 +337,13 @@ def _describe_repeats(config: RunConfig, steps: StepCounts, batch: BatchSizes) -
 
 
 def check(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Print the plan. If GPUs are missing (on a login node), print it for the requested ranks."""
+    """Print the plan. If GPUs are missing (on a login node), print it for the requested ranks.
+
+    `--nodes N` alone is enough: the plan of N machines is that of the first one, whatever its name.
+    """
     config = load.load_config(arguments.config, overrides)
+    if arguments.nodes is not None and arguments.node_rank is None and arguments.master_addr is None:
+        arguments.node_rank, arguments.master_addr = "0", FIRST_NODE
     options, note = launch.launch_options(arguments, config, environ), None
     try:
         plan = launch.plan_launch(config, options, environ)
@@ -386,6 +353,10 @@ def check(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
             raise
         note = f"here it would not start: {failure.what}. fix: {failure.fix}"
         plan = launch.plan_launch(config, replace(options, device="cpu"), environ)
+        if failure.code == ExitCode.NODE:  # other nodes have these GPUs
+            plan = replace(plan, device="cuda")
+            if options.procs_per_node is None and options.nodes is not None:
+                note += "; one rank for each node is shown: add --procs-per-node, the GPUs of a node"
     if note is None:
         launch.refuse_invalid_launch(config, plan, environ)
         folder.refuse_unwritable_folder(config, plan)

@@ -7,28 +7,29 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from entrypoint import Plan
-from train import plugin
 from train.compilation import black_images
 from train.config import checks, schema
-from train.config.batches import BatchSizes
-from train.config.schema import RunConfig
-from train.data.gpu_decoding import refuse_gpu_decoding
-from train.data.image_sizes import other_shapes, with_evaluation_size
-from train.data.shape import Shape
+from train.config.batches import BatchSizes, StepCounts
+from train.config.resume_rules import TEST_KEY
+from train.config.schema import DataConfig, RunConfig
+from train.data import registry
+from train.data.download import files_exist
+from train.data.image_sizes import with_evaluation_size
+from train.data.registry import DataSummary
 from train.data.splits import DataSplits, EmptySource
+from train.data.statistics import data_fingerprint
 from train.data_fit import refuse_unfit_data
-from train.distributed import device, sync_batchnorm
+from train.distributed import device
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
-from train.models import registry, weights
-from train.models.activation_checkpointing import enable_activation_checkpointing
-from train.models.freezing import build_freezing
+from train.models import weights
 from train.models.initial_weights import load_initial_weights
-from train.optim.optimizer import build_optimizer
-from train.optim.schedule import resolve_learning_rate
+from train.models.registry import count_parameters
+from train.network_fit import adapt_for_training, build_for_training
 from train.run.folder import run_folder
 
 
@@ -40,31 +41,60 @@ class NetworkPreview:
     notes: tuple[str, ...]
 
 
+def open_data(config: RunConfig, outputs: int | None) -> tuple[RunConfig, DataSplits]:
+    """The data, as a start opens it; and the config with the preprocessing that its weights decide.
+
+    Of published data that is still to be fetched it is what is known: one sample of each class, which cannot be read.
+    outputs: the number of classes, as far as it is known.
+
+    Raises:
+        Failure: as `weights.fit_preprocessing` and `DataSource.open`.
+    """
+    config = replace(config, data=weights.fit_preprocessing(config, _own_checkpoints(config)))
+    data, shape = config.data, registry.configured_shape(config.data)
+    if data.download and not files_exist(data.name, Path(data.root)) and shape is not None and outputs is not None:
+        samples = EmptySource(labels=torch.arange(outputs), stored=shape.stored)
+        classes = tuple(map(str, range(outputs)))
+        splits = DataSplits(training=samples, validation=samples, classes=classes, shape=shape)
+    else:
+        splits = registry.open_splits(data)
+    return config, with_evaluation_size(splits, config.eval.image_size)
+
+
+def summarize(data: DataConfig, splits: DataSplits) -> DataSummary:
+    """The summary of data that was opened, because nothing else tells what is in it."""
+    facts = data_fingerprint(splits, data.root)
+    sizes = f"{facts['training']:,} for training, {facts['held_out']:,} for validation"
+    return DataSummary(
+        description=f"{data.name}, samples of {splits.shape}: {sizes}{registry.describe_test(facts.get(TEST_KEY, 0))}",
+        training=facts["training"],
+        outputs=len(splits.classes),
+        facts=facts,
+        warnings=splits.warnings,
+        notes=splits.notes,
+        task=splits.task,
+    )
+
+
+def _own_checkpoints(config: RunConfig) -> Path | None:
+    """The checkpoints of a run that may resume."""
+    return run_folder(config) / "checkpoints" if config.checkpoint.resume == "auto" else None
+
+
 def preview_network(
-    config: RunConfig,
-    plan: Plan,
-    batch: BatchSizes,
-    *,
-    splits: DataSplits,
-    steps_per_epoch: int,
-    source: str | None,
-    is_here: bool,
+    config: RunConfig, plan: Plan, batch: BatchSizes, *, splits: DataSplits, steps: StepCounts, is_here: bool
 ) -> NetworkPreview:
     """Compare the config with the samples, build the network for them, load its weights, and build its optimizer.
 
-    source: the config's file, in whose folder the user's own modules are. is_here: whether the training could start on
-    this machine.
+    config, splits: of `open_data`. is_here: whether the training could start on this machine.
 
     Raises:
         Failure: as a start, for what the data, the network, weights, the optimizer or a tracker do not fit.
     """
-    own = (config.model.name, config.optim.name, *config.log.trackers)
-    plugin.add_config_folder_to_path(source, *own)
     if plan.device == "cuda" and torch.cuda.is_available():
         device.choose_precision(config.train.precision, torch.device("cuda", 0))
-    checkpoints = run_folder(config) / "checkpoints" if config.checkpoint.resume == "auto" else None
-    config = replace(config, data=weights.fit_preprocessing(config, checkpoints))
-    _refuse_unfit_data(config, plan, batch, with_evaluation_size(splits, config.eval.image_size), is_here)
+    device_type = plan.device if is_here else "cuda"
+    refuse_unfit_data(config, splits, batch, torch.device(device_type), attempt=torch.cuda.is_available())
     if any(map(schema.is_factory, config.log.trackers)):
         from train.logging.trackers import load_tracker_classes  # a second, for Accelerate
 
@@ -73,44 +103,19 @@ def preview_network(
         # There only shapes are computed, which is fast for large networks too. It knows less than the CPU: for
         # whatever it refuses, the CPU has the last word.
         with suppress(Exception), torch.device("meta"):
-            return _build(config, plan, splits, steps_per_epoch)
-    return _build(config, plan, splits, steps_per_epoch)
+            return _build(config, plan, batch, splits, steps)
+    return _build(config, plan, batch, splits, steps)
 
 
-def splits_to_fetch(shape: Shape, outputs: int) -> DataSplits:
-    """What is known of published data that is not there yet: one sample of each class, which cannot be read."""
-    samples = EmptySource(labels=torch.arange(outputs), stored=shape.stored)
-    return DataSplits(training=samples, validation=samples, classes=tuple(map(str, range(outputs))), shape=shape)
-
-
-def _refuse_unfit_data(config: RunConfig, plan: Plan, batch: BatchSizes, splits: DataSplits, is_here: bool) -> None:
-    """The parts of `build_trainer` that compare the config with the samples."""
-    augmenter = refuse_unfit_data(config, splits)
-    device_type = plan.device if is_here else "cuda"
-    refuse_gpu_decoding(config.data, splits, augmenter, torch.device(device_type), attempt=torch.cuda.is_available())
-    if not checks.searches_micro_batch(config.train, device_type):
-        augmenter.refuse_odd_micro_batch(batch.micro)
-
-
-def _build(config: RunConfig, plan: Plan, splits: DataSplits, steps_per_epoch: int) -> NetworkPreview:
+def _build(config: RunConfig, plan: Plan, batch: BatchSizes, splits: DataSplits, steps: StepCounts) -> NetworkPreview:
     """The parts of `build_trainer` that depend on the network, in the same order."""
-    checkpoints, outputs, shape = run_folder(config) / "checkpoints", len(splits.classes), splits.shape
-    resumes = config.checkpoint.resume == "auto" and any(checkpoints.glob("step-*"))
-    model = weights.fit_stem(config.model, checkpoints if config.checkpoint.resume == "auto" else None)
-    network = registry.build_model(model, classes=outputs, shape=shape, seed=config.run.seed)
-    for other in other_shapes(config.data, with_evaluation_size(splits, config.eval.image_size)):
-        registry.refuse_other_size(network, model, outputs, other)
-    freezing = build_freezing(model, network, steps_per_epoch)
-    if freezing is not None and freezing.until is None:
-        freezing.freeze_parameters(True)
-    build_optimizer(resolve_learning_rate(config), network, fused=False)
-    notes = load_initial_weights(model, network, shape, is_new_run=not resumes)
-    parameters = registry.count_parameters(network)
+    checkpoints = _own_checkpoints(config)
+    resumes = checkpoints is not None and any(checkpoints.glob("step-*"))
+    new = build_for_training(config, splits, batch, steps_per_epoch=steps.per_epoch, checkpoints=checkpoints)
+    notes = load_initial_weights(new.model, config.data, new.network, splits, is_new_run=not resumes)
+    parameters = count_parameters(new.network)
     if checks.is_bitwise(config.train):
-        BitwiseReducer(network, plan.world, micro_batches=1)
-        refuse_hidden_state(network, black_images(2, shape, torch.device("cpu")))
-    if config.train.sync_batchnorm:
-        network = sync_batchnorm.convert_sync_batchnorm(network, plan.world.world_size)
-    if config.train.activation_checkpointing:
-        enable_activation_checkpointing(network, model.name)
+        BitwiseReducer(new.network, plan.world, micro_batches=1)
+        refuse_hidden_state(new.network, black_images(2, splits.shape, torch.device("cpu")))
+    adapt_for_training(config, new.network, plan.world.world_size)
     return NetworkPreview(parameters=parameters, notes=notes)

@@ -52,6 +52,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
         Failure: USAGE for batches that do not divide or are too large and for keys that do not go together, NO_INPUT
             for data that is not there.
     """
+    checks.refuse_multiple_ranks(config.train.parallel, world_size)
     checks.refuse_unknown_arguments(config.model, config.optim)
     checks.refuse_double_balancing(config)
     checks.refuse_uneven_repeats(config)
@@ -269,7 +270,6 @@ def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, s
     Raises:
         Failure: as `check_config`, `staging.refuse_unusable_stage` and `environment.refuse_contradicting_variables`.
     """
-    checks.refuse_multiple_ranks(config.train.parallel, plan.world.world_size)
     checks.refuse_cpu_sync_batchnorm(config.train, plan.device, plan.world.world_size)
     checks.refuse_cpu_precision(config.train, plan.device)
     batch = check_config(config, plan.world.world_size)

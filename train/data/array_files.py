@@ -6,7 +6,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import EINVAL
@@ -20,6 +20,8 @@ from safetensors import SafetensorError, safe_open
 
 from entrypoint import ExitCode, Failure
 from train import files
+from train.config.schema import DataConfig
+from train.data import split_checks
 
 FIX_DATA_ROOT: Final = "set data.root to the file, or to the folder that holds it (in a container: mount it)"
 PARSE_ERRORS: Final = (
@@ -138,27 +140,29 @@ ARRAY_NAME_PAIRS: Final = (
     ("data", "targets"),
     ("data", "labels"),
 )
-TRAINING_NAMES: Final = ("train", "training")
-VALIDATION_NAMES: Final = ("val", "valid", "validation", "test")
+# The names of files and arrays, by split.
+SPLIT_NAMES: Final = {
+    "training": ("train", "training"),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test",),
+}
 EXPECTED_ARRAY_NAMES: Final = "images and labels (or x and y, data and target), or x_train, y_train, x_test and y_test"
 
 ArrayNamePair = tuple[str, str]
+ArrayLocation = tuple[Path, ArrayNamePair]  # the file, and the names of its images and labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySummary:
-    """What the headers say: the shape of all training images, and whether there is a validation split.
-
-    validation_images: how many images that split has; None if the headers do not say it.
-    """
+    """What the headers say: the shape of all training images, and the images of the other splits; None: no split."""
 
     shape: tuple[int, ...]
-    validation: bool
-    validation_images: int | None = None
+    validation: int | None = None
+    test: int | None = None
 
 
-def find_array_files(root: Path, data_name: str) -> tuple[Path, Path | None]:
-    """The training file, and the validation file if there is a separate one.
+def find_array_files(root: Path, data_name: str) -> dict[str, Path]:
+    """The files of the splits: `training`, and `validation` and `test` if they have files of their own.
 
     The files are data.root itself, or lie in it.
 
@@ -166,31 +170,73 @@ def find_array_files(root: Path, data_name: str) -> tuple[Path, Path | None]:
         Failure: NO_INPUT, with a list of the files in data.root.
     """
     if os.path.isfile(root):
-        return _require_suffix(root, data_name), None
-    paths = _list_array_files(root, data_name)
-    training = [path for path in paths if path.stem.lower() in TRAINING_NAMES]
-    validation = [path for stem in VALIDATION_NAMES for path in paths if path.stem.lower() == stem]
+        return {"training": _require_suffix(root, data_name)}
+    paths = list_array_files(root, data_name)
+    by_split = {
+        split: [path for name in names for path in paths if path.stem.lower() == name]
+        for split, names in SPLIT_NAMES.items()
+    }
+    training = by_split["training"]
     if not training and len(paths) == 1:
-        return paths[0], None
+        return {"training": paths[0]}
     if len(training) != 1:
         raise _missing_files_failure(f"data.root holds {len(training) or 'no'} training files", data_name, root, paths)
-    return training[0], next(iter(validation), None)
+    return {split: files[0] for split, files in by_split.items() if files}
 
 
-def find_array_names(keys: Iterable[str], file: Path) -> tuple[ArrayNamePair, ArrayNamePair | None]:
-    """The names of the training images and labels in a file, and those of the validation split if it has one.
+def find_array_names(keys: Iterable[str], file: Path) -> dict[str, ArrayNamePair]:
+    """The names of images and labels in a file, by split.
 
-    A file has `images` and `labels` alone, or both splits named like `x_train` or `train_images`.
+    A file has `images` and `labels` alone, or several splits named like `x_train` or `train_images`.
 
     Raises:
         Failure: DATA, naming the arrays of the file.
     """
     names = {key.lower(): key for key in keys}
-    training = _matching_name_pairs(names, ("", *TRAINING_NAMES))
+    pairs = {split: _matching_name_pairs(names, split_names) for split, split_names in SPLIT_NAMES.items()}
+    training = _matching_name_pairs(names, [""]) + pairs["training"]
     if len(training) != 1:
         what = f"{file.name} holds {len(training) or 'no'} pairs of images and labels"
         raise unusable_file_failure(file, what, f"arrays {', '.join(names.values()) or 'none'}", EXPECTED_ARRAY_NAMES)
-    return training[0], next(iter(_matching_name_pairs(names, VALIDATION_NAMES)), None)
+    return {split: matching[0] for split, matching in (pairs | {"training": training}).items() if matching}
+
+
+def locate_splits(
+    data: DataConfig, read_names: Callable[[Path], Iterable[str]]
+) -> tuple[dict[str, ArrayLocation], tuple[str, ...]]:
+    """Where the arrays of each split are, and notes. A file of its own is taken before arrays in the training file.
+
+    Test images are for validation if nothing else is, as with folders. read_names: reads the names of all arrays in a
+    file.
+
+    Raises:
+        Failure: as `find_array_files`, `find_array_names` and `split_checks.refuse_second_test_split`.
+    """
+    split_files = find_array_files(Path(data.root), data.name)
+    file, names = split_files["training"], {path: [*read_names(path)] for path in split_files.values()}
+    located = {split: (file, pair) for split, pair in find_array_names(names[file], file).items()}
+    for split, path in split_files.items():
+        located[split] = (path, find_array_names(names[path], path)["training"])
+    notes = []
+    if "test" in located:
+        path, pair = located["test"]
+        words = f"{' and '.join(pair)} of {path.name}"
+        if "validation" in located or data.fold is not None:
+            split_checks.refuse_second_test_split(data, words)
+        else:
+            located["validation"] = located.pop("test")
+            notes.append(
+                f"{words} are the validation split, since there is no other: it chooses the best checkpoint. With "
+                "validation arrays they would be kept for one score at the end"
+            )
+    used = {(path, name) for path, pair in located.values() for name in pair}
+    for path in names:
+        if unread := [name for name in names[path] if (path, name) not in used]:
+            notes.append(f"{path.name} holds more arrays, which are not read: {', '.join(unread)}")
+    if Path(data.root).is_dir():
+        others = [path.name for path in list_array_files(Path(data.root), data.name) if path not in names]
+        notes += [f"{data.root} holds more files, which are not read: {', '.join(others)}"] if others else []
+    return located, tuple(notes)
 
 
 def _matching_name_pairs(names: Mapping[str, str], split_names: Iterable[str]) -> list[ArrayNamePair]:
@@ -205,28 +251,20 @@ def _matching_name_pairs(names: Mapping[str, str], split_names: Iterable[str]) -
     return pairs
 
 
-def read_array_summary(root: Path, data_name: str) -> ArraySummary | None:
-    """Summarize the files of data.root from their headers; None for .pt files, whose header is a pickle.
+def read_array_summary(data: DataConfig) -> ArraySummary | None:
+    """Summarize the files of data.root from their headers; None if there is a .pt file, whose header is a pickle.
 
     Raises:
         Failure: NO_INPUT for a missing file, DATA for a file of another format.
     """
-    training, validation = find_array_files(root, data_name)
-    if training.suffix not in SHAPE_READERS:
+    split_files = find_array_files(Path(data.root), data.name)
+    if any(file.suffix not in SHAPE_READERS for file in split_files.values()):
         return None
-    shapes = read_shapes(training)
-    (images, _), validation_names = find_array_names(shapes, training)
-    validation_images = None
-    if validation_names is not None and validation is None:
-        validation_images = next(iter(shapes[validation_names[0]]), None)
-    elif validation is not None and validation.suffix in SHAPE_READERS:
-        validation_shapes = read_shapes(validation)
-        validation_images = next(iter(validation_shapes[find_array_names(validation_shapes, validation)[0][0]]), None)
-    return ArraySummary(
-        shape=shapes[images],
-        validation=validation_names is not None or validation is not None,
-        validation_images=validation_images,
-    )
+    shapes = {file: read_shapes(file) for file in split_files.values()}
+    located, _ = locate_splits(data, lambda file: shapes[file])
+    images = {split: shapes[file][pair[0]] for split, (file, pair) in located.items()}
+    counts = {split: next(iter(shape), 0) for split, shape in images.items() if split != "training"}
+    return ArraySummary(shape=images["training"], **counts)
 
 
 def _require_suffix(path: Path, data_name: str) -> Path:
@@ -238,7 +276,8 @@ def _require_suffix(path: Path, data_name: str) -> Path:
     raise failure
 
 
-def _list_array_files(root: Path, data_name: str) -> list[Path]:
+def list_array_files(root: Path, data_name: str) -> list[Path]:
+    """The files in a folder that have an ending of data.name, sorted. Raises Failure: NO_INPUT."""
     try:
         return sorted(
             path for path in root.iterdir() if path.suffix in FILE_SUFFIXES[data_name] and not path.name.startswith(".")

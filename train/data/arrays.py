@@ -13,6 +13,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -188,7 +189,9 @@ def resize_images(images: Tensor, size: int) -> Tensor:
 
 
 CHANNEL_COUNTS: Final = (1, 3, 4)  # an axis of such a length is taken for the channels
+CHANNEL_AXES: Final = {4: (1, 3), 5: (1, 2, 4)}  # where programs have the channels, by the number of axes
 CHANNELS_LAST_AXES: Final = "[N, H, W], [N, H, W, C] with C 1, 3 or 4, clips [N, F, H, W] or [N, F, H, W, C]"
+CHANNEL_PLACES: Final = {1: "first", 2: "behind the frames"}  # by their axis; any other is the last
 CHANNELS_FIRST_AXES: Final = "[N, H, W], [N, C, H, W], clips [N, C, F, H, W]"
 
 
@@ -199,27 +202,26 @@ def move_channels_last(images: Tensor, name: str, *, channels_first: bool) -> Te
     In tensor files the channels are first, as in torch. Four axes are images, five are clips.
 
     Raises:
-        Failure: DATA for another number of axes, for axes that look like the other convention, and for images with
-            many channels last: they would be trained on as clips of one channel.
+        Failure: DATA for another number of axes, for axes that look like another convention (clips may have the
+            channels after the frames), and for images with many channels last: they would be trained on as clips of
+            one channel.
     """
     shape = list(images.shape)
     if len(shape) == 3:
         return images[..., None]
-    if (
-        len(shape) == 4
-        and (shape[1] in CHANNEL_COUNTS) != (shape[3] in CHANNEL_COUNTS)
-        and (shape[1] in CHANNEL_COUNTS) != channels_first
-    ):
-        raise _channel_axis_failure(name, shape, channels_first)
-    if len(shape) == 4 and _looks_multispectral(shape):
-        raise _multispectral_failure(name, shape, channels_first)
-    if len(shape) not in (4, 5):
+    if len(shape) not in CHANNEL_AXES:
         raise bad_data_failure(
             name,
             "images with these axes cannot be used",
             f"{shape}",
             CHANNELS_FIRST_AXES if channels_first else CHANNELS_LAST_AXES,
         )
+    expected = 1 if channels_first else len(shape) - 1
+    others = [axis for axis in CHANNEL_AXES[len(shape)] if axis != expected and shape[axis] in CHANNEL_COUNTS]
+    if others and shape[expected] not in CHANNEL_COUNTS:
+        raise _channel_axis_failure(name, shape, others[0], channels_first)
+    if len(shape) == 4 and _looks_multispectral(shape):
+        raise _multispectral_failure(name, shape, channels_first)
     if channels_first:
         return images.movedim(1, -1)
     return images[..., None] if len(shape) == 4 and shape[3] not in CHANNEL_COUNTS else images
@@ -243,14 +245,20 @@ def _multispectral_failure(name: str, shape: list[int], channels_first: bool) ->
     )
 
 
-def _channel_axis_failure(name: str, shape: list[int], channels_first: bool) -> Failure:
-    actual = f"{shape}, whose channels seem to be {'last' if channels_first else 'first'}"
-    fix = "permute the axes: (0, 3, 1, 2)" if channels_first else "permute the axes: (0, 2, 3, 1)"
-    fix += "" if channels_first else f"; clips of {shape[1]} frames are saved as [N, {shape[1]}, H, W, 1]"
+def _channel_axis_failure(name: str, shape: list[int], axis: int, channels_first: bool) -> Failure:
+    """axis: where the channels seem to be."""
+    content, others = (
+        "images" if len(shape) == 4 else "clips",
+        [other for other in range(1, len(shape)) if other != axis],
+    )
+    order = (0, axis, *others) if channels_first else (0, *others, axis)
+    fix = f"permute the axes: {order}"
+    if not channels_first and content == "images":
+        fix += f"; clips of {shape[1]} frames are saved as [N, {shape[1]}, H, W, 1]"
     return bad_data_failure(
         name,
-        "images have their channels in another place",
-        actual,
+        f"{content} have their channels in another place",
+        f"{shape}, whose channels seem to be {CHANNEL_PLACES.get(axis, 'last')}",
         CHANNELS_FIRST_AXES if channels_first else CHANNELS_LAST_AXES,
         fix,
     )
@@ -298,31 +306,33 @@ def split_array(source: ArraySource, data: DataConfig, *, has_validation: bool) 
     return tuple(select_samples(source, torch.from_numpy(mask)) for mask in masks)
 
 
-def build_splits(data: DataConfig, training: ArraySource, validation: ArraySource | None) -> DataSplits:
+def build_splits(
+    data: DataConfig, training: ArraySource, validation: ArraySource | None, test: ArraySource | None = None
+) -> DataSplits:
     """The splits; without validation samples data.val_fraction of every class becomes them, or data.fold.
 
     Raises:
         Failure: DATA if the splits differ in shape or type, or do not agree with the config.
     """
-    shape = _sample_shape(training)
-    if validation is not None:
-        _refuse_different_splits(training, validation)
-    validation_labels = validation.labels if validation else None
-    label_format = configured_format(data)
-    names = label_format.names(training.name, configured_class_count(data), training.labels, validation_labels)
+    shape, label_format = _sample_shape(training), configured_format(data)
+    others = [split for split in (validation, test) if split is not None]
+    for other in others:
+        _refuse_different_splits(training, other)
+    for labels in (None, *(other.labels for other in others)):
+        names = label_format.names(training.name, configured_class_count(data), training.labels, labels)
     _refuse_other_image_size(data, shape, training.name)
     if validation is not None:
         split_checks.refuse_second_validation_split(data, validation.name)
-    test = None
     if validation is None or data.test_fraction:
-        training, split_off, test = split_array(training, data, has_validation=validation is not None)
+        training, split_off, split_test = split_array(training, data, has_validation=validation is not None)
         validation = split_off if validation is None else validation
+        test = split_test if data.test_fraction else test
     content = "clips" if len(shape.size) == 3 else "images"
     note = f"{training.name} holds {content} of {shape}, {_describe_dtype(training.pixels)}"
     return DataSplits(
         training=training,
         validation=validation,
-        test=test if data.test_fraction else None,
+        test=test,
         classes=names,
         shape=shape,
         notes=(note,),
@@ -332,15 +342,15 @@ def build_splits(data: DataConfig, training: ArraySource, validation: ArraySourc
     )
 
 
-def _refuse_different_splits(training: ArraySource, validation: ArraySource) -> None:
-    training_type, validation_type = (
-        f"{_sample_shape(split)}, {_describe_dtype(split.pixels)}" for split in (training, validation)
+def _refuse_different_splits(training: ArraySource, other: ArraySource) -> None:
+    training_type, other_type = (
+        f"{_sample_shape(split)}, {_describe_dtype(split.pixels)}" for split in (training, other)
     )
-    if training_type != validation_type:
+    if training_type != other_type:
         raise bad_data_failure(
-            validation.name,
-            "training and validation samples differ",
-            f"{training_type} and {validation_type}",
+            other.name,
+            "the samples of the splits differ",
+            f"{training_type} and {other_type}",
             "one shape and type",
         )
 
@@ -369,25 +379,36 @@ def open_arrays(data: DataConfig, *, channels_first: bool) -> DataSplits:
     Raises:
         Failure: NO_INPUT for missing files, DATA for arrays that are no data set, SECURITY for pickled objects.
     """
-    file, validation_file = array_files.find_array_files(Path(data.root), data.name)
-    loaded = _load_arrays(file)
-    notes = [*_unshared_memory_notes(file, loaded)]
-    training_names, validation_names = array_files.find_array_names(loaded, file)
+    loaded: dict[Path, Mapping[str, Tensor]] = {}
+
+    def load(file: Path) -> list[str]:
+        """The names of all arrays in the file; those of the splits are loaded."""
+        names = list[str]()
+        with array_files.translate_read_errors(file):
+            loaded[file] = LOADERS[file.suffix](file, partial(_pick_splits, file, names))
+        return names
+
+    located, notes = array_files.locate_splits(data, load)
     label_format = configured_format(data)
-    images, labels = (loaded[name] for name in training_names)
-    training = checked_array_source(images, labels, str(file), channels_first=channels_first, label_format=label_format)
-    if validation_file is not None:
-        loaded, file = _load_arrays(validation_file), validation_file
-        notes += _unshared_memory_notes(file, loaded)
-        validation_names, _ = array_files.find_array_names(loaded, validation_file)
-    validation = None
-    if validation_names is not None:
-        images, labels = (loaded[name] for name in validation_names)
-        validation = checked_array_source(
-            images, labels, str(file), channels_first=channels_first, label_format=label_format
+    sources = {
+        split: checked_array_source(
+            loaded[file][images],
+            loaded[file][labels],
+            str(file),
+            channels_first=channels_first,
+            label_format=label_format,
         )
-    splits = build_splits(data, training, validation)
-    return replace(splits, notes=(*splits.notes, *notes))
+        for split, (file, (images, labels)) in located.items()
+    }
+    splits = build_splits(data, sources["training"], sources.get("validation"), sources.get("test"))
+    memory_notes = [note for file, arrays in loaded.items() for note in _unshared_memory_notes(file, arrays)]
+    return replace(splits, notes=(*splits.notes, *notes, *memory_notes))
+
+
+def _pick_splits(file: Path, names: list[str], keys: Iterable[str]) -> list[str]:
+    """The names of the arrays of all splits among `keys`, which are added to `names`."""
+    names.extend(keys)
+    return list(chain.from_iterable(array_files.find_array_names(names, file).values()))
 
 
 def _unshared_memory_notes(file: Path, names: Iterable[str]) -> Iterator[str]:
@@ -401,17 +422,6 @@ def _unshared_memory_notes(file: Path, names: Iterable[str]) -> Iterator[str]:
             f"{file.name}: each rank reads {format_bytes(size)} of it into memory of its own, since it is compressed, "
             "or not in this machine's order; written by numpy.savez, or as .safetensors, ranks would share it"
         )
-
-
-def _load_arrays(file: Path) -> Mapping[str, Tensor]:
-    """The images and labels of the splits in this file, by name."""
-
-    def pick(keys: Iterable[str]) -> list[str]:
-        training, validation = array_files.find_array_names(list(keys), file)
-        return list(chain(training, validation or ()))
-
-    with array_files.translate_read_errors(file):
-        return LOADERS[file.suffix](file, pick)
 
 
 def _load_safetensors(file: Path, pick: ArraySelector) -> dict[str, Tensor]:

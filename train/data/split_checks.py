@@ -74,8 +74,8 @@ def refuse_second_test_split(data: DataConfig, location: str) -> None:
     """
     if data.test_fraction:
         raise Failure(
-            "data.test_fraction does not go with a folder of test images",
+            "data.test_fraction does not go with test images of their own",
             found=f"data.test_fraction: {data.test_fraction:g}, and {location}",
-            fix=f"leave data.test_fraction out: {location} is the test split; or move that folder out of data.root",
+            fix=f"leave data.test_fraction out: {location} is the test split; or move it out of data.root",
             code=ExitCode.USAGE,
         )

@@ -21,6 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from entrypoint import ExitCode, Failure
 from train import plugin
+from train.checkpoint import format
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
 
@@ -29,8 +30,8 @@ LARGER_TRIAL_BATCH_SIZE: Final = 32
 MAX_COMPUTED_NUMEL: Final = 8192  # numbers in a sample: 52 x 52 pixels with three channels
 
 
-def forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
-    """What is wrong with the output in training mode, or None. Parameters and buffers stay unchanged.
+def forward_error(net: nn.Module, shape: Shape, classes: int, samples: int = TRIAL_BATCH_SIZE) -> str | None:
+    """What is wrong with the output for a batch in training mode, or None. Parameters and buffers stay unchanged.
 
     Small samples are really computed. `meta_forward_error` computes shapes only, but it first loads
     torch's compiler and sympy, which takes 1.7 s.
@@ -39,13 +40,14 @@ def forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
         RuntimeError and others, if the network does not accept samples of this shape.
     """
     if math.prod(shape.input) > MAX_COMPUTED_NUMEL:
-        return meta_forward_error(net, shape, classes)
+        return meta_forward_error(net, shape, classes, samples)
     copies = {name: buffer.clone() for name, buffer in net.named_buffers()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        return output_error(functional_call(net, copies, (torch.zeros(TRIAL_BATCH_SIZE, *shape.input),)), classes)
+        output = functional_call(net, copies, (torch.zeros(samples, *shape.input),))
+        return output_error(output, classes, samples)
 
 
-def meta_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
+def meta_forward_error(net: nn.Module, shape: Shape, classes: int, samples: int = TRIAL_BATCH_SIZE) -> str | None:
     """What is wrong with the output in training mode, or None. Only shapes are computed.
 
     Raises:
@@ -54,9 +56,8 @@ def meta_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None
     named = chain(net.named_parameters(), net.named_buffers())
     meta_tensors = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        return output_error(
-            functional_call(net, meta_tensors, (torch.zeros(TRIAL_BATCH_SIZE, *shape.input, device="meta"),)), classes
-        )
+        output = functional_call(net, meta_tensors, (torch.zeros(samples, *shape.input, device="meta"),))
+        return output_error(output, classes, samples)
 
 
 def eval_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
@@ -73,19 +74,28 @@ def eval_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None
         return output_error(output, classes) or _unused_weights_error(net, output)
 
 
-def train_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
+def single_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
+    """What is wrong with the output for one sample alone in evaluation mode, or None; as `eval_forward_error`."""
+    with torch.random.fork_rng(devices=[]), _eval_mode(net), torch.no_grad():
+        return output_error(net(torch.zeros(1, *shape.input)), classes, 1)
+
+
+def train_forward_error(net: nn.Module, shape: Shape, classes: int, samples: int | None = None) -> str | None:
     """What is wrong with the output for zeros in the network's current modes, or None.
 
-    Generators, parameters, buffers and all other attributes of its modules stay unchanged.
+    Generators, parameters, buffers and all other attributes of its modules stay unchanged. samples: of the batch; None:
+    few, or more if the network fails on these: some networks split their batch into parts.
 
     Raises:
-        Exception: what the network raises for a small and for a larger batch. Some networks split
-            their batch into parts, so a small batch alone may fail.
+        Exception: what the network raises.
     """
     try:
         with _restore_state_after(net):
-            return output_error(net(torch.zeros(TRIAL_BATCH_SIZE, *shape.input)), classes)
+            count = samples or TRIAL_BATCH_SIZE
+            return output_error(net(torch.zeros(count, *shape.input)), classes, count)
     except Exception:
+        if samples is not None:
+            raise
         with suppress(Exception), _restore_state_after(net):
             return output_error(
                 net(torch.zeros(LARGER_TRIAL_BATCH_SIZE, *shape.input)), classes, LARGER_TRIAL_BATCH_SIZE
@@ -95,10 +105,11 @@ def train_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | Non
 
 def output_error(output: object, classes: int, samples: int = TRIAL_BATCH_SIZE) -> str | None:
     """Why `output` is not the scores [samples, classes] of a batch; None if it is."""
+    batch = "1 sample" if samples == 1 else f"{samples} samples"
     if not isinstance(output, Tensor):
-        return f"for {samples} samples it gives a {type(output).__name__}"
+        return f"for {batch} it gives a {type(output).__name__}"
     if tuple(output.shape) != (samples, classes):
-        return f"for {samples} samples it gives {list(output.shape)}"
+        return f"for {batch} it gives {list(output.shape)}"
     return None if output.is_floating_point() else f"it gives numbers of type {output.dtype}"
 
 
@@ -180,7 +191,11 @@ MODEL_NAME_KEY = "model.name"
 MODE_DEPENDENT_LAYERS: Final = (_NormBase, _DropoutNd, nn.MultiheadAttention, nn.RNNBase)
 MAX_LISTED_MODULES: Final = 3  # names in one line
 TrialFunction = Callable[[nn.Module, Shape, int], str | None]
-TRIALS: Final[Mapping[TrialFunction, str]] = {eval_forward_error: "", train_forward_error: " while it trains"}
+TRIALS: Final[Mapping[TrialFunction, str]] = {
+    eval_forward_error: "",
+    single_forward_error: ", if there is one alone, as in `train predict` and in the last batch of an evaluation",
+    train_forward_error: " while it trains",
+}
 
 
 def build_custom_model(
@@ -208,9 +223,37 @@ def build_custom_model(
         )
     if not any(module.training for module in net.modules()):
         net.train()
+    _refuse_unsaved_state(model, net)
     for trying, when in TRIALS.items():
         _refuse_failed_trial(model, net, classes, shape, trying, when)
     return net
+
+
+def _refuse_unsaved_state(model: ModelConfig, net: nn.Module) -> None:
+    """Refuse a network whose state_dict holds more than checkpoints do: they hold dense tensors, and unpickle nothing.
+
+    Raises:
+        Failure: USAGE, naming the entry.
+    """
+    try:
+        state = net.state_dict()
+    except Exception as error:
+        raise plugin.user_code_failure(f"{MODEL_NAME_KEY} {model.name}: its state_dict() fails", error) from error
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            is_kept = value.layout == torch.strided and value.dtype in format.SAFETENSORS_DTYPES
+            content = f"a tensor of {value.dtype}, {value.layout}"
+        else:
+            is_kept, content = False, f"a {type(value).__name__}"
+        if not is_kept:
+            extra = name.endswith("_extra_state")
+            raise Failure(
+                f"{MODEL_NAME_KEY} {model.name} gives a network whose state no checkpoint can hold",
+                found=f"{content} in {name} of its state_dict{': get_extra_state() returned it' if extra else ''}",
+                expected="dense tensors of numbers",
+                fix="keep it in tensors (register_buffer; get_extra_state may return one), or set it in the factory",
+                code=ExitCode.USAGE,
+            )
 
 
 def eval_mode_notes(net: nn.Module) -> tuple[str, ...]:
@@ -297,8 +340,8 @@ def _refuse_failed_trial(
         ) from error
     if wrong:
         expected = f"scores [n, {classes}] for samples [n, {', '.join(map(str, shape.input))}], from all its weights"
-        fix = "mend the network, or freeze what takes no part (requires_grad=False)"
-        raise _unusable_model_failure(model, f"{wrong}{when}", expected, fix)
+        fix = "mend the network (flatten(1) where squeeze() drops the axis of one sample), or freeze what takes no part"
+        raise _unusable_model_failure(model, f"{wrong}{when}", expected, f"{fix} (requires_grad=False)")
 
 
 def factory_arguments(factory: Callable[..., Any], model: ModelConfig, classes: int, shape: Shape) -> dict[str, Any]:

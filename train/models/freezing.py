@@ -45,7 +45,9 @@ class Freezing:
             return False
         self.is_frozen = frozen
         self.freeze_parameters(frozen)
-        for norm in self._backbone_norms() if frozen else self.norms:
+        if frozen:
+            self.norms = self.backbone_norms()
+        for norm in self.norms:
             norm.train(not frozen)
         return True
 
@@ -53,17 +55,16 @@ class Freezing:
         duration = "for the whole run" if self.until is None else f"until step {self.until}, then all are trained"
         return f"model.freeze: {len(self.backbone)} parameter tensors before the last layer are frozen {duration}"
 
-    def _backbone_norms(self) -> list[_BatchNorm]:
+    def backbone_norms(self) -> list[_BatchNorm]:
         """The BatchNorm layers in training mode whose statistics belong to the frozen weights."""
         own = {id(parameter) for parameter in self.backbone.values()}
-        self.norms = [
+        return [
             module
             for module in self.network.modules()
             if isinstance(module, _BatchNorm)
             and module.training
             and all(id(parameter) in own for parameter in module.parameters(recurse=False))
         ]
-        return self.norms
 
 
 def build_freezing(model: ModelConfig, network: nn.Module, steps_per_epoch: int) -> Freezing | None:

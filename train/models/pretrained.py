@@ -6,8 +6,10 @@ Without the tag it is the library's default. `train weights fetch NAME` download
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -142,6 +144,29 @@ def read_record(path: Path, model_name: str, configured: Collection[str] = ()) -
             "data.crop_ratio and data.interpolation to what they were trained for",
             code=ExitCode.DATA,
         ) from error
+
+
+def refuse_other_content(path: Path, record: WeightsRecord) -> None:
+    """Refuse a file that has the published name of these weights, and whose sha256 is not the one in that name.
+
+    Raises:
+        Failure: DATA.
+    """
+    named = HASH_IN_NAME.search(path.name)
+    entries = _published_of(record.model) if named else ()
+    if named is None or not any(entry.record.name == record.name and _is_named_like(path, entry) for entry in entries):
+        return
+    with files.open_regular_file(path) as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if not sha256.startswith(named[1]):
+        raise Failure(
+            f"{path} has the name of the published weights {record.name}, and another content",
+            found=f"sha256 {sha256}",
+            expected=f"{named[1]}..., as the name says",
+            fix=f"run `train weights fetch {shlex.quote(record.name)}` for the published ones; give weights of your "
+            "own another name, and set data.normalize to what they were trained with",
+            code=ExitCode.DATA,
+        )
 
 
 def open_safetensors(path: Path) -> Any:

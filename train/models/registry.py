@@ -206,15 +206,19 @@ def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.
         if model.args:
             raise _bad_arguments_failure(model, _first_line(error)) from error
         raise _bad_samples_failure(model, _first_line(error), classes, shape) from error
-    try:
-        # Some of timm's models keep tensors from a forward pass, and this one may compute shapes only.
-        trial = copy.deepcopy(net) if model.name.startswith(TIMM_PREFIX) else net
-        wrong = custom.forward_error(trial, shape, classes)
-    except BUILD_ERRORS as error:
-        wrong = _first_line(error)
-    if wrong:
+    # Some of timm's models keep tensors from a forward pass, and this one may compute shapes only.
+    trial = copy.deepcopy(net) if model.name.startswith(TIMM_PREFIX) else net
+    if wrong := find_problem(trial, shape, classes):
         raise _bad_samples_failure(model, wrong, classes, shape)
     return net
+
+
+def find_problem(net: nn.Module, shape: Shape, classes: int, samples: int = custom.TRIAL_BATCH_SIZE) -> str | None:
+    """Why the network cannot train on a batch of so many samples, in words; None if it can."""
+    try:
+        return custom.forward_error(net, shape, classes, samples)
+    except BUILD_ERRORS as error:
+        return _first_line(error)
 
 
 def _allowed_arguments(name: str) -> Sequence[str]:
@@ -264,11 +268,7 @@ def refuse_other_size(net: nn.Module, model: ModelConfig, classes: int, shape: S
     Raises:
         Failure: USAGE.
     """
-    try:
-        wrong = custom.forward_error(copy.deepcopy(net), shape, classes)
-    except BUILD_ERRORS as error:
-        wrong = _first_line(error)
-    if wrong:
+    if wrong := find_problem(copy.deepcopy(net), shape, classes):
         raise Failure(
             f"{model.name} was built for images of data.image_size, and does not take samples of {shape}",
             found=wrong,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,18 +32,19 @@ from train.data.preprocessing import FIELDS, keep_preprocessing, set_preprocessi
 from train.models import pretrained, timm_models
 
 WEIGHTS_KEY: Final = "model.weights"
-# Keys under which other programs save the state dict, next to the epoch and so on.
+# Keys under which other programs save the state dict, next to the epoch and so on. Any other is taken if it is alone.
 STATE_DICT_KEYS: Final = ("state_dict", "model_state_dict", "model")
-WRAPPER_PREFIXES: Final = ("module.", "_orig_mod.")  # DataParallel's and torch.compile's
+AVERAGED_COUNTER: Final = "n_averaged"  # of torch's AveragedModel, next to the tensors of its module
 PICKLED_CLASS_PATTERN: Final = re.compile(r"GLOBAL ([\w.]+)|Unsupported class ([\w.]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedWeights:
-    """Tensors on the CPU by name. origin: their file and type in words."""
+    """Tensors on the CPU by name. origin: their file and type in words. notes: on what else the file holds."""
 
     tensors: dict[str, Tensor]
     origin: str
+    notes: tuple[str, ...] = ()
 
 
 def read_weights(path: Path) -> LoadedWeights:
@@ -69,7 +70,7 @@ def read_weights(path: Path) -> LoadedWeights:
         )
         raise _weights_failure(f"{WEIGHTS_KEY} {path} is of no known kind", ending, fix, ExitCode.USAGE)
     try:
-        return LoadedWeights(tensors=_extract_state_dict(path, reader(path)), origin=str(path))
+        return _extract_state_dict(path, reader(path))
     except OSError as error:
         fix = "make it readable for this user (chmod, or another mount)"
         raise _weights_failure(
@@ -146,25 +147,50 @@ def _readable_suffixes() -> str:
     return ", ".join(READERS)
 
 
-def _extract_state_dict(path: Path, loaded: Any) -> dict[str, Tensor]:
-    """The state dict inside; its names without the prefixes of wrappers such as DataParallel."""
-    inner = next(
-        (loaded[key] for key in STATE_DICT_KEYS if isinstance(loaded, Mapping) and _is_mapping(loaded, key)), loaded
-    )
+def _extract_state_dict(path: Path, loaded: Any) -> LoadedWeights:
+    """The state dict in the content of a file. Its own tensors, or those under one of its keys."""
+    content = loaded if isinstance(loaded, Mapping) else {}
+    named = [key for key in STATE_DICT_KEYS if isinstance(content.get(key), Mapping)]
+    holders = [key for key, value in content.items() if _holds_tensors(value)]
+    if len(holders) > 1 and not named:
+        raise _no_state_dict_failure(path, f"several, and none of a known name: {', '.join(map(str, holders))}")
+    chosen = next(iter((*named, *holders)), None)
+    inner = loaded if chosen is None else loaded[chosen]
     if not isinstance(inner, Mapping) or not inner:
         raise _no_state_dict_failure(path, "nothing" if isinstance(inner, Mapping) else f"a {type(inner).__name__}")
     if unusable := [key for key, tensor in inner.items() if not isinstance(key, str) or not isinstance(tensor, Tensor)]:
         raise _no_state_dict_failure(path, f"{unusable[0]!r}, which is no tensor")
-    named = dict(inner)
-    while wrapper := next(
-        (prefix for prefix in WRAPPER_PREFIXES if all(name.startswith(prefix) for name in named)), None
-    ):
-        named = {name.removeprefix(wrapper): tensor for name, tensor in named.items()}
-    return named
+    others = ", ".join(str(key) for key in holders if key != chosen)
+    note = (
+        f"of {path.name} the weights under {chosen} are taken, and not those under {others}: save these alone to take"
+    )
+    return LoadedWeights(tensors=dict(inner), origin=str(path), notes=(f"{note} them",) if others else ())
 
 
-def _is_mapping(loaded: Mapping[Any, Any], key: str) -> bool:
-    return isinstance(loaded.get(key), Mapping)
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(tensor, Tensor) for tensor in value.values())
+
+
+def _shared_prefixes(names: Collection[str]) -> list[str]:
+    """What all names begin with, the shortest first: "", then `module.`, then `module.net.` and so on."""
+    wrapped = [name for name in names if name != AVERAGED_COUNTER] or [""]
+    beginnings = ["", *(wrapped[0][: end + 1] for end, letter in enumerate(wrapped[0]) if letter == ".")]
+    return [prefix for prefix in beginnings if all(name.startswith(prefix) for name in wrapped)]
+
+
+def _without_prefix(tensors: Mapping[str, Tensor], own: Collection[str]) -> tuple[dict[str, Tensor], str]:
+    """The tensors under the names of a network, and what was removed from all names: the prefixes of wrappers.
+
+    DataParallel writes `module.`, torch.compile `_orig_mod.`, Lightning often `model.`, and others `backbone.`.
+    """
+    for prefix in _shared_prefixes(tensors):
+        if any(name.removeprefix(prefix) in own for name in tensors):
+            return {
+                name.removeprefix(prefix): tensor
+                for name, tensor in tensors.items()
+                if not prefix or name != AVERAGED_COUNTER
+            }, prefix
+    return dict(tensors), ""
 
 
 def _no_state_dict_failure(path: Path, content: str) -> Failure:
@@ -211,13 +237,16 @@ def load_weights(net: nn.Module, value: str, model_name: str = "") -> tuple[str,
     except Failure as failure:  # `fit_preprocessing` refuses it, unless the config sets what it would fill
         damage = f"{failure.what}, and not used: {failure.found}"
     own = {name: tensor for name, tensor in net.state_dict().items() if isinstance(tensor, Tensor)}
-    loaded = _rename_tensors(read.tensors, own)
+    unwrapped, prefix = _without_prefix(read.tensors, own)
+    loaded = _rename_tensors(unwrapped, own)
     if model_name.startswith(TIMM_PREFIX):
         loaded = dict(timm_models.convert_weights(net, loaded, own))
     head = [name for name in head_names(net) if name in own]
     is_headless = model_name.startswith(TIMM_PREFIX) and not any(name in loaded for name in head)
     other_head = any(name in loaded and loaded[name].shape != own[name].shape for name in head)
     new_head = head if other_head or is_headless else []
+    if record:
+        pretrained.refuse_other_content(Path(path), record)
     other_model = record.model if record and record.model != model_name else None
     _refuse_misfit(path, own, loaded, new_head, other_model)
     fitting = {name: loaded[name].to(own[name].dtype) for name in own if name in loaded and name not in new_head}
@@ -226,7 +255,8 @@ def load_weights(net: nn.Module, value: str, model_name: str = "") -> tuple[str,
         for name, tensor in fitting.items():
             own[name].copy_(tensor)
     summary = f"{len(fitting)} of {len(own)} tensors are from {read.origin}"
-    notes = [summary, *([f"the weights are {record}"] if record else []), *([damage] if damage else [])]
+    notes = [summary, *([f"the weights are {record}"] if record else []), *([damage] if damage else []), *read.notes]
+    notes += [f"all names in the file begin with {prefix}, which is left out"] if prefix else []
     return (*notes, _describe_new_head(new_head, own, loaded)) if new_head else (*notes,)
 
 
@@ -387,13 +417,16 @@ def _with_stem(model: ModelConfig, kernel: tuple[int, ...] | None) -> ModelConfi
 
 
 def _stem_kernel(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    return tuple(tensors[STEM_WEIGHT].shape[2:]) if STEM_WEIGHT in tensors else None
+    unwrapped, _ = _without_prefix(tensors, [STEM_WEIGHT])
+    return tuple(unwrapped[STEM_WEIGHT].shape[2:]) if STEM_WEIGHT in unwrapped else None
 
 
 def _read_stem_kernel(path: Path) -> tuple[int, ...] | None:
     """The size of the first convolution's kernel in the weights at `path`. Raises Failure as `read_weights`."""
     if path.suffix == ".safetensors":
         with suppress(OSError, SafetensorError), pretrained.open_safetensors(path) as file:
-            return tuple(file.get_slice(STEM_WEIGHT).get_shape()[2:])
+            names = [*file.keys()]
+            prefix = next((prefix for prefix in _shared_prefixes(names) if prefix + STEM_WEIGHT in names), "")
+            return tuple(file.get_slice(prefix + STEM_WEIGHT).get_shape()[2:])
         return None
     return _stem_kernel(read_weights(path).tensors)

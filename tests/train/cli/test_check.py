@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 from entrypoint import ExitCode, Failure, LaunchOptions, make_plan
 from train.checkpoint import format
@@ -99,13 +100,11 @@ def test_the_plan_is_described(settings: list[str], said: str) -> None:
     assert said in check.describe_plan(load.load_config(None, settings), None, plan, None)
 
 
-@pytest.mark.parametrize("name", ["mine:make", "tensor"])
-def test_steps_that_only_the_start_can_tell_are_said_to_be(name: str, tmp_path: Path) -> None:
-    (tmp_path / "a.pt").touch()
-    config = load.load_config(None, [f"data.name={name}", f"data.root={tmp_path}"])
-    shown = check.describe_plan(config, None, make_plan({}, LaunchOptions(device="cpu")), None)
-    assert "steps          known at the start" in shown
-    assert "learning rate  known at the start" in shown
+def test_steps_of_a_file_whose_header_is_a_pickle_are_counted(tmp_path: Path) -> None:
+    torch.save({"x": torch.zeros(50, 8, 8, dtype=torch.uint8), "y": torch.arange(50) % 2}, tmp_path / "a.pt")
+    shown = described("data.name=tensor", f"data.root={tmp_path}", "data.image_size=8", "train.global_batch_size=8")
+    assert "tensor, samples of 8 x 8 x 1: 40 for training, 10 for validation" in shown
+    assert "steps          5 per epoch" in shown
 
 
 def test_keys_of_another_kind_of_data_are_refused_before_anything_starts() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
@@ -64,6 +66,50 @@ def synchronized(classes):
 
 class Diary:
     pass
+
+class Pictures(torch.utils.data.Dataset):
+    def __init__(self, count, classes=2):
+        self.targets = [number % classes for number in range(count)]
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, number):
+        return torch.full((3, 8, 8), float(number)), self.targets[number]
+
+def pictures(data):
+    return Pictures(64), Pictures(16)
+
+def unlike_pictures(data):
+    return Pictures(64), Pictures(16, classes=5)
+
+def no_pictures(data):
+    raise FileNotFoundError("no pictures today")
+
+def pooled(classes, last=1):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(last), nn.BatchNorm2d(4), nn.Flatten(),
+                         nn.Linear(4 * last * last, classes))
+
+def squeezed(classes):
+    class Squeezed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, classes)
+
+        def forward(self, images):
+            return self.head(nn.functional.adaptive_avg_pool2d(images, 1).squeeze())
+
+    return Squeezed()
+
+class WithExtraState(Counting):
+    def forward(self, images):
+        return self.net(images)
+
+    def get_extra_state(self):
+        return {"calls": 3}
+
+    def set_extra_state(self, state):
+        pass
 """
 
 
@@ -116,6 +162,24 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "an own network without blocks": (
         "model.name=network_to_check:one_layer", OTHER, "train.activation_checkpointing=true"
     ),
+    "an own network that drops the axis of a single sample": ("model.name=network_to_check:squeezed", OTHER),
+    "an own network with more state than tensors": ("model.name=network_to_check:WithExtraState", OTHER),
+    "an own network with BatchNorm over one value": (
+        "model.name=network_to_check:pooled", OTHER, "train.micro_batch_size=1"
+    ),
+    "BatchNorm over one value": ("model.name=mobilenet_v3_small", OTHER, "train.micro_batch_size=1"),
+    "BatchNorm over one value, in a network of this project's": (
+        "model.name=wide_resnet", OTHER, "train.micro_batch_size=1", "data.image_size=4"
+    ),
+    "BatchNorm over one value at the beginning, when images are small": (
+        *RESNET, "train.micro_batch_size=1", "data.image_size=16", "data.progressive_size={start: 8, epochs: 1}"
+    ),
+    "a global batch of one sample": (*RESNET, "train.micro_batch_size=auto", "train.global_batch_size=1"),
+    "own data that is not there": ("data.name=network_to_check:pictrues",),
+    "own data in a module that is not there": ("data.name=network_to_chekc:pictures",),
+    "own data that fails": ("data.name=network_to_check:no_pictures",),
+    "own data whose splits do not fit": ("data.name=network_to_check:unlike_pictures",),
+    "own data of fewer samples than a batch": ("data.name=network_to_check:pictures", "train.global_batch_size=80"),
     "an own network that counts, which has to give the same bits": (
         "model.name=network_to_check:Counting", OTHER, "train.reproducible=bitwise"
     ),
@@ -131,6 +195,39 @@ def test_check_refuses_what_a_start_refuses(settings: tuple[str, ...], tmp_path:
         described(*settings)
     start = refused(tmp_path / "run", *settings)
     assert (str(caught.value), caught.value.code) == (str(start), start.code)
+
+
+def test_a_micro_batch_of_one_is_refused_with_the_one_to_write(tmp_path: Path) -> None:
+    def fix(*settings: str) -> str:
+        return refused(tmp_path / "run", *RESNET, *settings).fix.partition(",")[0]
+
+    assert fix("train.micro_batch_size=1") == "set train.micro_batch_size=2"
+    assert fix("train.micro_batch_size=1", "train.global_batch_size=15") == "set train.micro_batch_size=3"
+    assert fix("train.micro_batch_size=auto", "train.global_batch_size=1") == "set train.global_batch_size=2"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [(*RESNET, "data.image_size=16"), (*RESNET, "model.freeze=backbone"), ("model.name=vit_b_32", OTHER), ()],
+    ids=["larger features", "frozen BatchNorm", "no BatchNorm", "the default network"],
+)
+def test_a_micro_batch_of_one_is_trained_where_it_can_be(settings: tuple[str, ...], tmp_path: Path) -> None:
+    if "model.name=vit_b_32" in settings:
+        settings = (*settings, "data.image_size=32")
+    assert "parameters are trained" in described(*settings, "train.micro_batch_size=1")
+    with built(tmp_path / "run", *settings, "train.micro_batch_size=1", "train.max_steps=1") as trainer:
+        modes = [module.training for module in trainer.state.network.modules()]
+        trainer.fit()
+    assert [module.training for module in trainer.state.network.modules()] == modes
+
+
+def test_check_opens_own_data(tmp_path: Path) -> None:
+    shown = described("data.name=network_to_check:pictures")
+    assert (
+        "\ndata           network_to_check:pictures, samples of 8 x 8 x 3: 64 for training, 16 for validation\n"
+        in shown
+    )
+    assert "\nsteps          4 per epoch, 8 in all" in shown
 
 
 def test_check_says_what_is_loaded_from_the_weights(tmp_path: Path) -> None:
@@ -276,6 +373,64 @@ def test_check_knows_published_data_before_it_is_fetched(asked: str) -> None:
     refusal = verdict(lambda: described(*data, *ASKED[asked]))
     assert refusal is not None
     assert refusal[1] == ExitCode.USAGE, refusal
+
+
+# Settings that fit some data, networks and each other, and others not.
+FREE: dict[str, tuple[str, ...]] = {
+    "another network": RESNET,
+    "a network with small features": ("model.name=mobilenet_v3_small", OTHER),
+    "an own network": ("model.name=network_to_check:pooled", OTHER),
+    "an own network of a size": ("model.name=network_to_check:one_layer", OTHER),
+    "an own network that counts": ("model.name=network_to_check:Counting", OTHER),
+    "smaller images": ("data.image_size=4",),
+    "frozen layers": ("model.freeze=backbone",),
+    "layers that are frozen at first": ("model.freeze=1",),
+    "weights": ("model.weights=resnet18.pth",),
+    "an average": ("train.ema_decay=0.9",),
+    "activation checkpointing": ("train.activation_checkpointing=true",),
+    "the same bits": ("train.reproducible=bitwise", "train.micro_batch_size=4"),
+    "an uneven micro batch": ("train.micro_batch_size=3",),
+    "one process": ("train.parallel=none",),
+    "a larger batch than data": ("train.global_batch_size=96",),
+    "another optimizer": ("optim.name=adamw",),
+    "another loss": ("optim.loss=bce",),
+    "layer decay": ("optim.layer_decay=0.7",),
+    "no validation": ("data.val_fraction=0",),
+    "a fold": ("data.fold=2/5",),
+    "a test split": ("data.test_fraction=0.2",),
+    "gray": ("data.color=gray",),
+    "a border": ("data.fit=pad", "data.crop_ratio=0.8"),
+    "repeats": ("data.repeats=3",),
+    "fewer readers": ("data.readers=3",),
+    "another task": ("data.task=multi_label",),
+    "another count of classes": ("data.classes=3",),
+    "an early end": ("eval.early_stop=2",),
+    "a target": ("eval.target=90",),
+    "own data": ("data.name=network_to_check:pictures", "data.root=."),
+    "own data that does not fit": ("data.name=network_to_check:unlike_pictures", "data.root=."),
+}
+# Without what makes a folder among the images, which the next start would find.
+SHARED: Final = {name: settings for name, settings in ASKED.items() if name != "a cache among the images"}
+POOL: dict[str, tuple[str, ...]] = FREE | SHARED | {name: REFUSED[name] for name in list(REFUSED)[::3]}
+
+
+def drawn_pairs(seed: int, count: int) -> list[tuple[str, str, str]]:
+    """(data, one setting, another one), the same for the same seed."""
+    generator = random.Random(seed)
+    return [(generator.choice([*DATA]), *generator.sample([*POOL], 2)) for _ in range(count)]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 24))])
+def test_check_and_start_decide_alike_on_any_two_settings(seed: int, tmp_path: Path, data_sets: Path) -> None:
+    shutil.copytree(data_sets, tmp_path, dirs_exist_ok=True)
+    decisions = {}
+    for number, (data, *names) in enumerate(drawn_pairs(seed, 8)):
+        settings = (*DATA[data], *POOL[names[0]], *POOL[names[1]])
+        run = (f"run.output_dir={tmp_path}", f"run.name=run-{number}")
+        checked = verdict(lambda words=(*settings, *run): described(*words))
+        started = verdict(lambda folder=tmp_path / f"run-{number}", words=settings: start(folder, *words))
+        decisions[data, *names] = (checked and checked[1], started and started[1])
+    assert {names: codes for names, codes in decisions.items() if codes[0] != codes[1]} == {}
 
 
 def test_a_size_that_the_network_does_not_take_is_refused() -> None:

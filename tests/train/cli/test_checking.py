@@ -67,7 +67,46 @@ def test_check_on_a_machine_without_gpus_says_so_and_goes_on(
     assert front.run_command(["check", "launch.device=cuda", "--procs-per-node", "4"], {}) == 0
     shown = capsys.readouterr().out
     assert "4 ranks on 1 node" in shown
+    assert "\ndevice         cuda\n" in shown
     assert "note: here it would not start: no GPU can be used here. fix: use --nv" in shown
+
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+CLUSTER = ("check", "--nodes", "2", "--procs-per-node", "4", "--device", "cuda")
+
+
+def test_check_shows_the_plan_of_a_cluster_on_any_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert front.run_command([*CLUSTER], NO_GPU) == 0
+    shown = capsys.readouterr().out
+    assert "\nworld          8 ranks on 2 nodes" in shown
+    assert "\ndevice         cuda\n" in shown
+    assert "\nprecision      bf16 where the GPUs have it (auto)\n" in shown
+    assert "\nglobal batch   256 = 32 micro x 1 accumulation x 8 ranks; the start looks for the largest" in shown
+    assert "note: here it would not start: no GPU can be used here" in shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [(["train.global_batch_size=12"], 64), (["train.parallel=none"], 64), (["train.reproducible=bitwise"], 64)],
+)
+def test_check_refuses_what_such_a_cluster_would_refuse(settings: list[str], code: int) -> None:
+    assert front.run_command([*CLUSTER, *settings], NO_GPU) == code
+
+
+def test_check_of_a_cluster_says_that_it_does_not_know_the_gpus_of_a_node(capsys: pytest.CaptureFixture[str]) -> None:
+    assert front.run_command(["check", "--nodes", "4", "--device", "cuda"], NO_GPU) == 0
+    shown = capsys.readouterr().out
+    assert "4 ranks on 4 nodes" in shown
+    assert "one rank for each node is shown: add --procs-per-node" in shown
+
+
+@pytest.mark.parametrize("words", [["--nodes", "2", "--node-rank", "0"], ["--nodes", "2", "--master-addr", "h"]])
+def test_half_of_the_options_of_a_start_are_refused(words: list[str]) -> None:
+    assert front.run_command(["check", *CPU, *words], {}) == 64
+
+
+def test_a_start_needs_all_options_of_several_machines() -> None:
+    assert front.run_command(["--nodes", "2", *CPU], {}) == 64
 
 
 def test_where_prints_the_runs_folder_inside_any_job(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from jobs import trained
 
 from train import __main__ as front
@@ -58,3 +60,56 @@ def test_the_formats_that_were_asked_for_are_written_and_nothing_else_is_printed
     out, err = capfd.readouterr()
     assert [line.split(maxsplit=1)[0] for line in out.splitlines()] == ["model", "folder", "in"]
     assert (all(name in out for name in names), err) == (True, "")
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Pictures(torch.utils.data.Dataset):
+    def __init__(self, count):
+        self.targets = [number % 2 for number in range(count)]
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, number):
+        return torch.full((3, 8, 8), float(number % 2)), number % 2
+
+def load(data):
+    return Pictures(64), Pictures(16)
+
+def make(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, classes))
+"""
+NAMES = ("model.name=code_to_export:make", "data.name=code_to_export:load")
+
+
+@pytest.mark.parametrize("named", [NAMES, ("--config", "cfg.yaml")], ids=["typed", "by a file"])
+@pytest.mark.parametrize("formats", [(), ("--format", "torch")])
+def test_a_network_and_data_of_ones_own_are_exported_as_the_docs_say(
+    named: tuple[str, ...], formats: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("code_to_export.py").write_text(OWN)
+    Path("cfg.yaml").write_text("model: {name: code_to_export:make}\ndata: {name: code_to_export:load}\n")
+    monkeypatch.delitem(sys.modules, "code_to_export", raising=False)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(Path.cwd()))
+        trained(Path("run"), *NAMES, "model.args={}", "train.max_steps=2")
+    sys.modules.pop("code_to_export")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert front.run_command(["export", "run", "--output", "model", *formats, *named], {}) == 0
+    exported = export.load_exported("model", factory=sys.modules["code_to_export"].make)
+    assert exported.network(torch.zeros(1, 3, 8, 8)).shape == (1, 2)
+    assert Path("model/model.pt2").exists() == bool(formats)
+
+
+def test_a_network_of_ones_own_that_is_not_named_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("code_to_export.py").write_text(OWN)
+    monkeypatch.delitem(sys.modules, "code_to_export", raising=False)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(Path.cwd()))
+        trained(Path("run"), *NAMES, "model.args={}", "train.max_steps=2")
+    sys.modules.pop("code_to_export")
+    assert front.run_command(["export", "run", "--output", "model"], {}) == 77
+    assert "code_to_export" not in sys.modules

@@ -33,9 +33,9 @@ def saved(folder: Path, *settings: str, step: int = 20, **more: Any) -> Path:
 
 
 def stands(
-    folder: Path, *settings: str, total: int | None = 40, data: Mapping[str, Any] | None = None
+    folder: Path, *settings: str, total: int = 40, per_epoch: int = 8, data: Mapping[str, Any] | None = None
 ) -> ResumePreview:
-    steps = StepCounts(per_epoch=8, total=total, dropped=0) if total else None
+    steps = StepCounts(per_epoch=per_epoch, total=total, dropped=0)
     found = check.preview_resume(load.load_config(None, settings), folder, steps=steps, data=data)
     assert found is not None
     return found
@@ -44,7 +44,12 @@ def stands(
 @pytest.mark.parametrize("never", [(), ("checkpoint.resume=never",)])
 def test_where_no_run_is_nothing_is_said(tmp_path: Path, never: tuple[str, ...]) -> None:
     (tmp_path / "logs").mkdir()
-    assert check.preview_resume(load.load_config(None, never), tmp_path, steps=None) is None
+    assert (
+        check.preview_resume(
+            load.load_config(None, never), tmp_path, steps=StepCounts(per_epoch=8, total=40, dropped=0)
+        )
+        is None
+    )
 
 
 def test_an_unfinished_run_would_go_on(tmp_path: Path) -> None:
@@ -154,12 +159,6 @@ def test_a_run_that_may_train_on_another_machine_is_waited_for(tmp_path: Path) -
     assert found.message.endswith("train would wait up to 60 s for a sign of life, and be refused (73) if there is one")
 
 
-def test_steps_that_only_a_start_can_count_are_those_that_the_last_one_counted(tmp_path: Path) -> None:
-    assert stands(saved(tmp_path), total=None).message == "would go on from step 20 of a number that the start knows"
-    (tmp_path / "run.json").write_text(json.dumps({"starts": [], "training": {"steps_per_epoch": 4}}))
-    assert stands(tmp_path, total=None).message.startswith("is finished (step 20 of 20)")
-
-
 def test_what_a_real_training_leaves_is_understood(tmp_path: Path) -> None:
     settings = [*TINY, f"run.output_dir={tmp_path}", "run.name=run"]
     environ: dict[str, str] = {}
@@ -172,7 +171,7 @@ def test_what_a_real_training_leaves_is_understood(tmp_path: Path) -> None:
         )
     finally:
         forget_accelerate()
-    assert stands(tmp_path / "run", *settings, total=None).message.startswith("is finished (step 8 of 8)")
+    assert stands(tmp_path / "run", *settings, total=8, per_epoch=4).message.startswith("is finished (step 8 of 8)")
     assert "run.seed: 0 -> 7" in stands(tmp_path / "run", *settings, "run.seed=7").message
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from entrypoint import ExitCode, Failure
+from train.config.schema import DataConfig
 from train.data import array_files
 
 FILE = Path("my.npz")
@@ -19,28 +20,32 @@ def make(root: Path, *names: str) -> Path:
     return root
 
 
-FOUND: dict[str, tuple[tuple[str, ...], str, str, str | None]] = {
-    "both-splits": (("train.npz", "test.npz"), "npz", "train.npz", "test.npz"),
-    "val-before-test": (("train.npz", "test.npz", "val.npz"), "npz", "train.npz", "val.npz"),
-    "one-split": (("train.npz",), "npz", "train.npz", None),
-    "one-file": (("digits.npz", "readme.md"), "npz", "digits.npz", None),
-    "any-case": (("Training.npz", "Validation.npz"), "npz", "Training.npz", "Validation.npz"),
-    "tensors": (("train.pt", "test.safetensors"), "tensor", "train.pt", "test.safetensors"),
-    "another-kind-beside": (("train.npz", "train.pt"), "tensor", "train.pt", None),
-    "hidden": ((".train.npz", "train.npz"), "npz", "train.npz", None),
-}
+FOUND: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
+    "two-splits": (("train.npz", "test.npz"), "npz", {"training": "train.npz", "test": "test.npz"}),
+    "three-splits": (
+        ("train.npz", "test.npz", "val.npz"),
+        "npz",
+        {"training": "train.npz", "validation": "val.npz", "test": "test.npz"},
+    ),
+    "one-split": (("train.npz",), "npz", {"training": "train.npz"}),
+    "one-file": (("digits.npz", "readme.md"), "npz", {"training": "digits.npz"}),
+    "any-case": (
+        ("Training.npz", "Validation.npz"), "npz", {"training": "Training.npz", "validation": "Validation.npz"}
+    ),
+    "tensors": (("train.pt", "test.safetensors"), "tensor", {"training": "train.pt", "test": "test.safetensors"}),
+    "another-kind-beside": (("train.npz", "train.pt"), "tensor", {"training": "train.pt"}),
+    "hidden": ((".train.npz", "train.npz"), "npz", {"training": "train.npz"}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("names", "kind", "training", "validation"), FOUND.values(), ids=FOUND)
-def test_files_in_a_folder(
-    names: tuple[str, ...], kind: str, training: str, validation: str | None, tmp_path: Path
-) -> None:
-    found = array_files.find_array_files(make(tmp_path, *names), kind)
-    assert found == (tmp_path / training, tmp_path / validation if validation else None)
+@pytest.mark.parametrize(("names", "kind", "expected"), FOUND.values(), ids=FOUND)
+def test_files_in_a_folder(names: tuple[str, ...], kind: str, expected: dict[str, str], tmp_path: Path) -> None:
+    split_files = array_files.find_array_files(make(tmp_path, *names), kind)
+    assert split_files == {split: tmp_path / name for split, name in expected.items()}
 
 
 def test_the_root_may_be_the_file_itself(tmp_path: Path) -> None:
-    assert array_files.find_array_files(make(tmp_path, "a.npz") / "a.npz", "npz") == (tmp_path / "a.npz", None)
+    assert array_files.find_array_files(make(tmp_path, "a.npz") / "a.npz", "npz") == {"training": tmp_path / "a.npz"}
 
 
 NO_FILES: dict[str, tuple[tuple[str, ...], str, str]] = {
@@ -75,23 +80,31 @@ def test_a_file_of_the_other_kind_is_told_from_its_ending(name: str, kind: str, 
     assert caught.value.fix == f"set data.name to {other}"
 
 
-NAMED: dict[str, tuple[tuple[str, ...], object]] = {
-    "ours": (("labels", "images", "classes"), (("images", "labels"), None)),
-    "short": (("x", "y"), (("x", "y"), None)),
-    "sklearn": (("X", "y"), (("X", "y"), None)),
-    "bunch": (("data", "target"), (("data", "target"), None)),
-    "keras": (("x_test", "x_train", "y_train", "y_test"), (("x_train", "y_train"), ("x_test", "y_test"))),
+NAMED: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, str]]]] = {
+    "ours": (("labels", "images", "classes"), {"training": ("images", "labels")}),
+    "short": (("x", "y"), {"training": ("x", "y")}),
+    "sklearn": (("X", "y"), {"training": ("X", "y")}),
+    "bunch": (("data", "target"), {"training": ("data", "target")}),
+    "keras": (
+        ("x_test", "x_train", "y_train", "y_test"), {"training": ("x_train", "y_train"), "test": ("x_test", "y_test")}
+    ),
     "medmnist": (
         ("train_images", "val_images", "test_images", "train_labels", "val_labels", "test_labels"),
-        (("train_images", "train_labels"), ("val_images", "val_labels")),
+        {
+            "training": ("train_images", "train_labels"),
+            "validation": ("val_images", "val_labels"),
+            "test": ("test_images", "test_labels"),
+        },
     ),
-    "one-split-named": (("images_train", "labels_train"), (("images_train", "labels_train"), None)),
-    "bare-training-split": (("images", "labels", "x_test", "y_test"), (("images", "labels"), ("x_test", "y_test"))),
-}
+    "one-split-named": (("images_train", "labels_train"), {"training": ("images_train", "labels_train")}),
+    "bare-training-split": (
+        ("images", "labels", "x_test", "y_test"), {"training": ("images", "labels"), "test": ("x_test", "y_test")}
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("keys", "expected"), NAMED.values(), ids=NAMED)
-def test_arrays_by_name(keys: tuple[str, ...], expected: object) -> None:
+def test_arrays_by_name(keys: tuple[str, ...], expected: dict[str, tuple[str, str]]) -> None:
     assert array_files.find_array_names(keys, FILE) == expected
 
 
@@ -118,28 +131,24 @@ def test_arrays_that_are_not_one_pair_are_refused_by_name(keys: tuple[str, ...],
     assert all(key in str(caught.value.found) for key in keys)
 
 
+def summary(root: Path, kind: str = "npz") -> array_files.ArraySummary | None:
+    return array_files.read_array_summary(DataConfig(name=kind, root=str(root)))
+
+
 def test_a_look_reads_no_array(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", images=np.zeros((50, 4, 4), np.uint8), labels=np.zeros(50, int))
-    seen = array_files.read_array_summary(tmp_path, "npz")
-    assert seen == array_files.ArraySummary(shape=(50, 4, 4), validation=False)
+    assert summary(tmp_path) == array_files.ArraySummary(shape=(50, 4, 4))
     np.savez(tmp_path / "test.npz", images=np.zeros((5, 4, 4), np.uint8), labels=np.zeros(5, int))
-    assert array_files.read_array_summary(tmp_path, "npz") == array_files.ArraySummary(
-        shape=(50, 4, 4), validation=True, validation_images=5
-    )
+    assert summary(tmp_path) == array_files.ArraySummary(shape=(50, 4, 4), validation=5)
 
 
-def test_both_sides_may_lie_in_one_file(tmp_path: Path) -> None:
-    splits = {
-        "x_train": np.zeros((9, 4, 4)),
-        "y_train": np.zeros(9),
-        "x_test": np.zeros((2, 4, 4)),
-        "y_test": np.zeros(2),
-    }
+def test_all_splits_may_lie_in_one_file(tmp_path: Path) -> None:
+    sizes = {"train": 9, "val": 3, "test": 2}
+    splits = {f"x_{split}": np.zeros((size, 4, 4)) for split, size in sizes.items()}
+    splits |= {f"y_{split}": np.zeros(size) for split, size in sizes.items()}
     np.savez(tmp_path / "a.npz", **splits)  # type: ignore[arg-type]
-    assert array_files.read_array_summary(tmp_path / "a.npz", "npz") == array_files.ArraySummary(
-        shape=(9, 4, 4), validation=True, validation_images=2
-    )
+    assert summary(tmp_path / "a.npz") == array_files.ArraySummary(shape=(9, 4, 4), validation=3, test=2)
 
 
 def test_a_pickle_is_not_looked_into(tmp_path: Path) -> None:
-    assert array_files.read_array_summary(make(tmp_path, "train.pt"), "tensor") is None
+    assert summary(make(tmp_path, "train.pt"), "tensor") is None

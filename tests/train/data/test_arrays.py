@@ -113,9 +113,70 @@ def test_one_file_may_hold_both_sides(tmp_path: Path) -> None:
     assert (len(sets.training.labels), len(sets.validation.labels)) == (40, 6)
 
 
-def test_what_is_not_meant_is_not_read(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", images=IMAGES, labels=LABELS, names=np.array(["a", None], object))
-    assert len(find(tmp_path / "a.npz").training.labels) == 32
+def named(suffixes: tuple[str, ...], count: int) -> dict[str, Any]:
+    """Arrays of `count` samples for each of these splits."""
+    arrays = {f"x_{suffix}": IMAGES[:count] for suffix in suffixes}
+    return arrays | {f"y_{suffix}": LABELS[:count] for suffix in suffixes}
+
+
+def test_test_arrays_beside_validation_arrays_are_the_test_split(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **named(("train",), 40), **named(("val",), 8), **named(("test",), 6))
+    sets = find(tmp_path / "a.npz")
+    assert sets.test is not None
+    assert [len(split.labels) for split in (sets.training, sets.validation, sets.test)] == [40, 8, 6]
+    assert [note for note in sets.notes if "not read" in note] == []
+    described = registry.find_source("npz").describe(DataConfig(name="npz", root=str(tmp_path / "a.npz")))
+    assert described.description.endswith(", 6 for the test at the end")
+
+
+@pytest.mark.parametrize("suffix", ["npz", "pt"])
+def test_a_test_file_beside_a_validation_file_is_the_test_split(suffix: str, tmp_path: Path) -> None:
+    for name, count in {"train": 40, "val": 8, "test": 6}.items():
+        if suffix == "npz":
+            np.savez(tmp_path / f"{name}.npz", images=IMAGES[:count], labels=LABELS[:count])
+        else:
+            torch.save({"images": FIRST[:count], "labels": TARGETS[:count]}, tmp_path / f"{name}.pt")
+    sets = find(tmp_path, name="npz" if suffix == "npz" else "tensor")
+    assert sets.test is not None
+    assert [len(split.labels) for split in (sets.training, sets.validation, sets.test)] == [40, 8, 6]
+
+
+def test_a_test_split_that_is_there_and_one_that_is_to_be_taken_are_one_too_many(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **named(("train", "val", "test"), 40))
+    with pytest.raises(Failure, match=r"x_test and y_test of a\.npz") as caught:
+        find(tmp_path / "a.npz", test_fraction=0.2)
+    assert caught.value.code == ExitCode.USAGE
+
+
+def test_test_arrays_that_choose_the_best_checkpoint_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **named(("train", "test"), 40))
+    sets = find(tmp_path / "a.npz")
+    assert sets.test is None
+    assert any(note.startswith("x_test and y_test of a.npz are the validation split") for note in sets.notes)
+    folds = find(tmp_path / "a.npz", fold="1/5")
+    assert folds.test is not None
+    assert [len(split.labels) for split in (folds.training, folds.validation, folds.test)] == [32, 8, 40]
+
+
+def test_a_run_measures_the_test_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **named(("train",), 40), **named(("val",), 8), **named(("test",), 6))
+    settings = ("data.name=npz", f"data.root={tmp_path / 'a.npz'}", "data.image_size=8", "train.max_steps=1")
+    trainer = trained(tmp_path / "run", *settings)
+    assert trainer.final_score is not None
+    assert trainer.final_score.result.samples == 6
+
+
+def test_what_is_not_meant_is_not_read_and_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=IMAGES, labels=LABELS, names=np.array(["a", None], object), x_extra=IMAGES)
+    sets = find(tmp_path / "a.npz")
+    assert len(sets.training.labels) == 32
+    assert "a.npz holds more arrays, which are not read: names, x_extra" in sets.notes
+
+
+def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
+    for name in ("train.npz", "val.npz", "holdout.npz"):
+        np.savez(tmp_path / name, images=IMAGES, labels=LABELS)
+    assert f"{tmp_path} holds more files, which are not read: holdout.npz" in find(tmp_path, name="npz").notes
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors", "pt"])

@@ -24,6 +24,8 @@ LAID_OUT = {
     "colour-tensors": ((6, 3, 8, 9), True, (6, 8, 9, 3)),
     "bands": ((6, 12, 8, 9), True, (6, 8, 9, 12)),
     "clip-tensors": ((6, 1, 5, 8, 9), True, (6, 5, 8, 9, 1)),
+    "clip-tensors-of-three-frames": ((6, 3, 3, 8, 9), True, (6, 3, 8, 9, 3)),
+    "clip-tensors-of-two-channels": ((6, 2, 5, 8, 9), True, (6, 5, 8, 9, 2)),
     "three-pixels-wide": ((6, 3, 8, 3), True, (6, 8, 3, 3)),
 }
 
@@ -55,6 +57,11 @@ WRONG = {
     "two-bands-last": ((6, 32, 32, 2), False, "to be 2 channels", "clips of 32 frames are saved as [N, 32, H, W, 1]"),
     "bands-last-of-a-tensor": ((6, 64, 64, 13), True, "to be 13 channels", "permute the axes: (0, 3, 1, 2)"),
     "gray-last": ((6, 8, 8, 1), True, "seem to be last", "(0, 3, 1, 2)"),
+    "clips-with-colours-behind-the-frames": ((8, 5, 3, 16, 16), True, "seem to be behind", "axes: (0, 2, 1, 3, 4)"),
+    "gray-clips-behind-the-frames": ((6, 5, 1, 8, 9), True, "seem to be behind", "(0, 2, 1, 3, 4)"),
+    "clips-with-colours-last": ((6, 16, 8, 9, 3), True, "seem to be last", "(0, 4, 1, 2, 3)"),
+    "clips-with-colours-first-in-an-array": ((6, 3, 5, 8, 9), False, "seem to be first", "(0, 2, 3, 4, 1)"),
+    "clips-of-an-array-with-colours-behind-the-frames": ((6, 5, 4, 8, 9), False, "behind", "(0, 1, 3, 4, 2)"),
 }
 
 

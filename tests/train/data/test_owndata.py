@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from images import write_classes
 from jobs import trained
 from processes import python
 
@@ -336,3 +338,46 @@ def test_a_worker_names_an_item_whose_label_is_another_one_when_the_factory_is_c
         patch.setenv("AGAIN", "1")
         with pytest.raises(Failure, match="item 0 has another label than the dataset lists"):
             list(ready.training.read([(0, np.arange(2))]))
+
+
+PICTURES = """
+import torch
+from PIL import Image
+
+class Pictures(torch.utils.data.Dataset):
+    def __init__(self, count):
+        self.targets, self.turn = [number % 2 for number in range(count)], lambda image: image.resize((16, 16))
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, number):
+        return self.turn(Image.new("RGB", (20, 20), (3 * number, 0, 200 * (number % 2)))), number % 2
+
+def make(data):
+    return Pictures(32), Pictures(8)
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("name", ["own", "shards"])
+def test_a_training_starts_its_workers_whatever_way_python_starts_processes(
+    tmp_path: Path, method: str, name: str
+) -> None:
+    """Python 3.14 starts a server that forks, which pickles what a worker gets: a lambda, a lock, a mapped index."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(
+        f"import multiprocessing; multiprocessing.set_start_method({method!r})"
+    )
+    (tmp_path / "pictures_of_workers.py").write_text(PICTURES)
+    environ = {"PYTHONPATH": os.pathsep.join((str(tmp_path / "site"), *sys.path))}
+    data = ["data.name=pictures_of_workers:make"]
+    if name == "shards":
+        write_classes(tmp_path / "photos", cat=20, dog=20)
+        words = ("-m", "train", "data", "pack", "photos", "--output", "shards")
+        assert python(*words, cwd=tmp_path, environ=environ).returncode == 0
+        data = ["data.name=shards", "data.root=shards", "data.image_size=16"]
+    workers = ("data.loader=workers", "data.workers=1", "train.global_batch_size=8", "train.max_steps=2")
+    ended = python("-m", "train", "--device", "cpu", *data, *workers, cwd=tmp_path, environ=environ)
+    assert ended.returncode == 0, ended.stderr
+    assert "1 worker" in ended.stdout

@@ -22,6 +22,7 @@ from runs import TEN_STEPS, Run
 from safetensors.torch import load_file, save_file
 
 from entrypoint import Failure
+from train import __main__ as front
 from train.checkpoint import format, manifest
 from train.data import folder_listing
 from train.inference import checkpoints, evaluate
@@ -355,6 +356,23 @@ def test_a_test_set_that_lacks_a_class_is_measured_by_the_names_it_has(
     assert [sum(row) for row in found["confusion"]] == [4, 0, 3]
     assert (found["classes"], found["recall"][1]) == (["cat", "dog", "owl"], None)
     assert "2 of the training's 3 classes are measured: there is no image of dog in" in warned
+
+
+def test_shards_that_lack_a_class_are_measured_as_the_folder_that_they_were_made_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_classes(tmp_path / "pets", cat=8, dog=8, owl=8)
+    write_classes(tmp_path / "test", cat=4, owl=3)
+    trained(tmp_path / "run", "data.name=folder", f"data.root={tmp_path / 'pets'}", "data.classes=3")
+    assert front.run_command(["data", "pack", str(tmp_path / "test"), "--output", str(tmp_path / "shards")], {}) == 0
+    capsys.readouterr()
+    assert measure(tmp_path / "run", f"data.root={tmp_path / 'test'}", split="all") == 0
+    by_folder, _ = told_of(capsys)
+    assert measure(tmp_path / "run", "data.name=shards", f"data.root={tmp_path / 'shards'}", split="all") == 0
+    by_shards, warned = told_of(capsys)
+    assert by_shards["confusion"] == by_folder["confusion"]
+    assert [sum(row) for row in by_shards["confusion"]] == [4, 0, 3]
+    assert any("2 of the training's 3 classes are measured: there is no image of dog in" in line for line in warned)
 
 
 OWN = """

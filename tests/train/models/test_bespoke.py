@@ -86,6 +86,33 @@ def undefined(classes):
     return net
 def positional(classes, /): return Net(classes)
 def probabilities(classes): return nn.Sequential(Net(classes), nn.Softmax(1))
+class Squeezed(Net):
+    def forward(self, x):
+        return super().forward(x).squeeze()
+class SqueezedEarly(Net):
+    def forward(self, x):
+        return self.last(nn.functional.adaptive_avg_pool2d(x, 1).squeeze())
+class Unbatched(Net):
+    def forward(self, x):
+        return super().forward(x)[0] if len(x) == 1 else super().forward(x)
+class WithoutStatistics(Net):
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.norm = nn.BatchNorm1d(3, track_running_stats=False)
+    def forward(self, x): return self.last(self.norm(x.mean((2, 3))))
+class Extra(Net):
+    extra = {"calls": 3}
+    def get_extra_state(self): return self.extra
+    def set_extra_state(self, state): pass
+class ExtraText(Extra):
+    extra = "v1"
+class ExtraTensor(Extra):
+    extra = torch.ones(2)
+class Buffered(Net):
+    def __init__(self, classes, kind):
+        super().__init__(classes)
+        self.register_buffer("kept", torch.zeros(2, dtype=torch.complex128) if kind == "complex" else
+                             torch.eye(2).to_sparse())
 class Sure(Net):
     def forward(self, x): return super().forward(x).softmax(1)
 """
@@ -177,6 +204,41 @@ def test_what_is_not_finite_before_the_first_step_is_refused(factory: str, found
         custom.refuse_nonfinite_weights(ModelConfig(name=f"of_the_user:{factory}"), build(factory))
     assert caught.value.code == 64
     assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize("factory", ["Squeezed", "SqueezedEarly", "Unbatched"])
+def test_a_network_that_drops_the_axis_of_a_single_sample_is_refused(factory: str) -> None:
+    """Two samples and thirty-two pass: `train predict`, and the last batch of an evaluation, may have one."""
+    with pytest.raises(Failure, match="for 1 sample it gives") as caught:
+        build(factory)
+    assert caught.value.code == 64
+    assert "squeeze" in caught.value.fix
+
+
+def test_batchnorm_without_statistics_cannot_evaluate_a_single_sample() -> None:
+    with pytest.raises(Failure, match="more than 1 value per channel") as caught:
+        build("WithoutStatistics")
+    assert "one alone" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("factory", "args", "content"),
+    [
+        ("Extra", {}, "a dict in _extra_state"),
+        ("ExtraText", {}, "a str in _extra_state"),
+        ("Buffered", {"kind": "complex"}, "complex128"),
+        ("Buffered", {"kind": "sparse"}, "sparse_coo"),
+    ],
+)
+def test_state_that_no_checkpoint_holds_is_refused(factory: str, args: dict[str, Any], content: str) -> None:
+    with pytest.raises(Failure, match="whose state no checkpoint can hold") as caught:
+        build(factory, **args)
+    assert caught.value.code == 64
+    assert content in str(caught.value.found)
+
+
+def test_extra_state_that_is_a_tensor_is_kept() -> None:
+    assert build("ExtraTensor").state_dict()["_extra_state"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("args", [{"persistent": False}, {"of": -1e9}, {"of": 1}], ids=str)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import plant
@@ -118,6 +120,64 @@ def test_a_published_name_of_a_file_is_known(tmp_path: Path, file: str, model: s
     record = pretrained.read_record(tmp_path / file, model)
     assert record is not None
     assert record.name == name
+
+
+@pytest.mark.parametrize(
+    ("file", "model"),
+    [
+        ("resnet18-f37072fd.pth", "resnet18"),
+        ("resnet18-f37072fd.pth", "resnet34"),
+        ("test_resnet-0123456789abcdef.pth", "timm/test_resnet"),
+    ],
+)
+def test_a_file_under_a_published_name_with_another_content_is_refused(
+    tmp_path: Path, file: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if model.startswith("timm/"):  # timm publishes this one on the hub alone
+        entry = replace(pretrained.find_published(model), addresses=(f"https://example.org/{file}",))
+        monkeypatch.setattr(pretrained, "_timm_weights", lambda *arguments: iter([entry]))
+    torch.save(build(model, seed=1).state_dict(), tmp_path / file)
+    with pytest.raises(Failure, match="has the name of the published weights") as caught:
+        weights.load_weights(build(model), str(tmp_path / file), model)
+    assert caught.value.code == 65
+    assert "train weights fetch" in caught.value.fix
+
+
+def test_a_file_under_a_published_name_with_its_content_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(build("timm/test_resnet", seed=1).state_dict(), tmp_path / "w.pth")
+    digest = hashlib.sha256((tmp_path / "w.pth").read_bytes()).hexdigest()
+    file = (tmp_path / "w.pth").rename(tmp_path / f"w-{digest[:8]}.pth")
+    entry = replace(pretrained.find_published("timm/test_resnet"), addresses=(f"https://example.org/{file.name}",))
+    monkeypatch.setattr(pretrained, "_timm_weights", lambda *arguments: iter([entry]))
+    notes = weights.load_weights(build("timm/test_resnet"), str(file), "timm/test_resnet")
+    assert notes[1].startswith("the weights are timm/test_resnet")
+
+
+@pytest.mark.parametrize("name", ["run-20261127.pth", "resnet18-20261127.pth"])
+def test_ones_own_file_may_end_in_a_number(tmp_path: Path, name: str) -> None:
+    torch.save(build("resnet18", seed=1).state_dict(), tmp_path / name)
+    assert len(weights.load_weights(build("resnet18"), str(tmp_path / name), "resnet18")) == 1
+
+
+UNKNOWN = "the weights' normalization is not known"
+
+
+def test_weights_without_a_record_say_that_their_normalization_is_not_known(tmp_path: Path) -> None:
+    def notes(run: str, *settings: str) -> list[str]:
+        words = ("model.name=small_cnn", "model.args={}", "train.max_steps=1", f"model.weights={file}", *settings)
+        return [note for note in trained(tmp_path / run, *words).notes if note.startswith(UNKNOWN)]
+
+    file = write(build("small_cnn", size=8, seed=1, classes=2), tmp_path / "w.safetensors")
+    (note,) = notes("first")
+    assert "data.normalize={mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}" in note
+    assert notes("set", "data.normalize={mean: [0.5], std: [0.2]}") == []
+    file = tmp_path / "first"
+    assert notes("of a run") == []
+    np.savez(tmp_path / "a.npz", images=np.zeros((80, 8, 8, 3), np.float32), labels=np.arange(80) % 2)
+    file = tmp_path / "w.safetensors"
+    assert notes("of floats", "data.name=npz", f"data.root={tmp_path / 'a.npz'}") == []
 
 
 @pytest.mark.parametrize("file", ["mine.pth", "resnet50.pth", "resnet50-0123456789.pth"])
@@ -333,7 +393,7 @@ def test_a_run_on_small_images_trains_published_stems_and_resumes_without_the_fi
     settings = ("model.name=resnet18", f"model.weights={tmp_path / 'resnet18.pth'}", "model.args={}", "optim.lr=1e-9")
     first = trained(tmp_path / "run", *settings, "train.max_steps=1")
     assert first.state.network.state_dict()["conv1.weight"].shape[2:] == (7, 7)
-    assert first.notes[-1].endswith("fc.weight, fc.bias: 2 classes here, 9 there: newly initialized")
+    assert "fc.weight, fc.bias: 2 classes here, 9 there: newly initialized" in first.notes
     (tmp_path / "resnet18.pth").unlink()
     resumed = trained(tmp_path / "run", *settings, "train.max_steps=2")
     assert (resumed.start_step, resumed.state.step) == (1, 2)

@@ -44,14 +44,43 @@ def test_safetensors_are_read(tmp_path: Path) -> None:
         {"state_dict": NAMED, "epoch": 3},
         {"model": NAMED, "optimizer": {"lr": 0.1}},
         {"model_state_dict": NAMED},
-        {f"module.{name}": tensor for name, tensor in NAMED.items()},
-        {"state_dict": {f"module._orig_mod.{name}": tensor for name, tensor in NAMED.items()}},
+        {"network": NAMED, "epoch": 3},
+        {"state_dict_ema": NAMED, "optimizer": {"state": {0: NAMED}, "param_groups": [{"lr": 0.1}]}},
     ],
-    ids=["plain", "ordered", "state_dict", "model", "model_state_dict", "data parallel", "compiled"],
+    ids=["plain", "ordered", "state_dict", "model", "model_state_dict", "another key", "the only key"],
 )
 def test_state_dicts_are_found_wherever_they_are_kept(tmp_path: Path, content: Any, ending: str) -> None:
     torch.save(content, tmp_path / f"w{ending}")
     assert same(weights.read_weights(tmp_path / f"w{ending}").tensors)
+
+
+OTHERS = {name: tensor + 1 for name, tensor in NAMED.items()}
+
+
+@pytest.mark.parametrize(
+    ("content", "taken", "left"),
+    [
+        ({"state_dict_ema": OTHERS, "state_dict": NAMED}, "state_dict", "state_dict_ema"),
+        ({"model": NAMED, "model_ema": OTHERS, "epoch": 3}, "model", "model_ema"),
+        ({"ema": OTHERS, "model_state_dict": NAMED}, "model_state_dict", "ema"),
+        ({"state_dict": NAMED, "model": OTHERS, "teacher": OTHERS}, "state_dict", "model, teacher"),
+    ],
+)
+def test_of_several_weights_in_a_file_it_is_said_which_are_taken(
+    tmp_path: Path, content: Any, taken: str, left: str
+) -> None:
+    torch.save(content, tmp_path / "w.pth")
+    read = weights.read_weights(tmp_path / "w.pth")
+    assert same(read.tensors)
+    (note,) = read.notes
+    assert f"the weights under {taken} are taken, and not those under {left}:" in note
+
+
+def test_several_weights_without_a_known_name_are_refused(tmp_path: Path) -> None:
+    torch.save({"student": NAMED, "teacher": OTHERS}, tmp_path / "w.pth")
+    with pytest.raises(Failure, match="none of a known name: student, teacher") as caught:
+        weights.read_weights(tmp_path / "w.pth")
+    assert caught.value.code == 65
 
 
 def test_older_files_of_torch_are_read(tmp_path: Path) -> None:

@@ -161,3 +161,51 @@ def test_a_transformers_positions_belong_to_its_size(tmp_path: Path) -> None:
     with pytest.raises(Failure) as caught:
         weights.load_weights(build("vit_b_32", size=64), kept(build("vit_b_32", size=32), tmp_path))
     assert "data.image_size" in caught.value.fix
+
+
+PREFIXES = ["module.", "_orig_mod.", "model.", "backbone.", "net.module.", "module._orig_mod.", "encoder."]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_prefix_of_all_names_is_left_out_and_said(tmp_path: Path, prefix: str, suffix: str) -> None:
+    given, net = build("resnet18", seed=1, small_stem=False), build("resnet18", seed=2, small_stem=False)
+    tensors = {f"{prefix}{name}": tensor.contiguous() for name, tensor in given.state_dict().items()}
+    path = tmp_path / f"w{suffix}"
+    save_file(tensors, path) if suffix == ".safetensors" else torch.save({"state_dict": tensors}, path)
+    assert weights.fit_stem(ModelConfig(name="resnet18", weights=str(path))).args == {"small_stem": False}
+    notes = weights.load_weights(net, str(path), "resnet18")
+    assert all(torch.equal(tensor, given.state_dict()[key]) for key, tensor in net.state_dict().items())
+    assert f"all names in the file begin with {prefix}, which is left out" in notes
+
+
+def test_an_average_of_torchs_is_read_without_its_counter(tmp_path: Path) -> None:
+    given, net = build(seed=1), build(seed=2)
+    averaged = torch.optim.swa_utils.AveragedModel(given)
+    torch.save(averaged.state_dict(), tmp_path / "w.pth")
+    weights.load_weights(net, str(tmp_path / "w.pth"))
+    assert all(torch.equal(tensor, given.state_dict()[key]) for key, tensor in net.state_dict().items())
+
+
+class Wrapped(nn.Module):
+    """A network whose own names share a prefix."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.model = build(seed=seed)
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_prefix_of_the_networks_own_names_stays(tmp_path: Path, prefix: str) -> None:
+    given, net = Wrapped(1), Wrapped(2)
+    torch.save({f"{prefix}{name}": tensor for name, tensor in given.state_dict().items()}, tmp_path / "w.pth")
+    notes = weights.load_weights(net, str(tmp_path / "w.pth"))
+    assert all(torch.equal(tensor, given.state_dict()[key]) for key, tensor in net.state_dict().items())
+    assert len(notes) == (2 if prefix else 1)
+
+
+def test_weights_of_another_network_under_a_prefix_do_not_fit(tmp_path: Path) -> None:
+    tensors = {f"module.other.{name}": tensor for name, tensor in build(seed=1).state_dict().items()}
+    torch.save(tensors | {"module.more": torch.ones(1)}, tmp_path / "w.pth")
+    with pytest.raises(Failure, match="do not fit this model"):
+        weights.load_weights(build(), str(tmp_path / "w.pth"))

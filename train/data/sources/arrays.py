@@ -36,16 +36,16 @@ def describe(data: DataConfig) -> DataSummary:
     from train.data import array_files  # numpy
 
     task = CLASSIFICATION if data.task == AUTO else data.task
-    summary = array_files.read_array_summary(Path(data.root), data.name)
+    summary = array_files.read_array_summary(data)
     if summary is None:  # a .pt file, whose header is a pickle
         return DataSummary(description=f"{data.name} ({data.root}), its arrays are known at the start", task=task)
     images = summary.shape[0] if summary.shape else 0
-    sizes = count_splits(images, data, has_validation=summary.validation)
-    validation = summary.validation_images if summary.validation else sizes.validation
-    # By the names that checkpoints use; without those that no header gives.
-    facts = {"training": sizes.training} | ({} if validation is None else {"held_out": validation})
+    sizes = count_splits(images, data, has_validation=summary.validation is not None)
+    validation = sizes.validation if summary.validation is None else summary.validation
+    test = sizes.test if summary.test is None else summary.test
+    facts = {"training": sizes.training, "held_out": validation}  # by the names that checkpoints use
     return DataSummary(
-        description=f"{data.name} ({data.root}), images {list(summary.shape)}{describe_test(sizes.test)}",
+        description=f"{data.name} ({data.root}), images {list(summary.shape)}{describe_test(test)}",
         training=sizes.training,
         facts=facts if task == CLASSIFICATION else facts | {"task": task},
         task=task,
@@ -55,8 +55,8 @@ def describe(data: DataConfig) -> DataSummary:
 def has_validation(data: DataConfig) -> bool:
     from train.data import array_files  # numpy
 
-    summary = array_files.read_array_summary(Path(data.root), data.name)
-    return summary is not None and summary.validation
+    summary = array_files.read_array_summary(data)
+    return summary is not None and summary.validation is not None
 
 
 KEYS: Final = frozenset({"root", "val_fraction", "test_fraction", "fold"})
