@@ -351,7 +351,7 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         "check",
         66,
         ("differ", "dog", "cow"),
-        "have the same",
+        "d/val/cow out of val",
     ),
     "link-in-a-circle": (
         "52",
