@@ -28,6 +28,7 @@ from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import RunConfig, RunSection
 from train.data import download, registry
+from train.data.class_folders import describe_text_order
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
@@ -244,7 +245,7 @@ def describe_plan(
         }
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
     warnings = [*plan.warnings, *data.warnings, *schedule.regression_warnings(config, data.task)]
-    notes = [note, *data.notes, *network_notes]
+    notes = [note, *data.notes, describe_text_order(data.facts.get("classes", ())), *network_notes]
     if steps is not None and data.training is not None:
         notes += batches.step_notes(steps, batch, samples=data.training, max_steps=config.train.max_steps)
     if preview := preview_resume(config, folder, steps=steps, data=data.facts):
@@ -288,10 +289,13 @@ def _preview_network(
     if registry.find_source(config.data.name).origin == "factory":
         return {"model": f"{name} (tried at the start, which knows the shape of your data)"}, ()
     from train.cli import check_network  # torch
+    from train.data import statistics
 
     missing = config.data.download and not download.files_exist(config.data.name, Path(config.data.root))
     if missing and shape is not None and data.outputs is not None:
         splits = check_network.splits_to_fetch(shape, data.outputs)
+        if isinstance(weights := config.optim.class_weights, dict):  # the names are in the files
+            config = replace(config, optim=replace(config.optim, class_weights=[*weights.values()]))
     else:
         splits = registry.open_splits(config.data)
     steps_per_epoch = 1 if steps is None else steps.per_epoch
@@ -299,6 +303,8 @@ def _preview_network(
         config, plan, batch, splits=splits, steps_per_epoch=steps_per_epoch, source=source, is_here=is_here
     )
     rows, notes = {"model": f"{name}: {preview.parameters:,} parameters are trained"}, preview.notes
+    if weights_by_class := statistics.describe_class_weights(config.optim.class_weights, splits.classes):
+        rows |= {"class weights": weights_by_class}
     if model.weights and notes:
         rows, notes = rows | {"weights": notes[0]}, notes[1:]
     return rows, notes
