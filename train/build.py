@@ -20,6 +20,7 @@ from train.config import checks, task_keys
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, RunConfig
 from train.data import shard_order, shards, staging, statistics
+from train.data.class_folders import describe_text_order
 from train.data.image_sizes import with_evaluation_size
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
 from train.data.registry import open_splits
@@ -146,6 +147,7 @@ def build_trainer(
     resume_notes += resume.start_over(config, runtime, folder, record_start)
     notes = (
         *splits.notes,
+        *filter(None, [describe_text_order(splits.classes)]),
         *loader.notes,
         *(() if copies is None else _start_staging(config.data, loader, host, copies)),
         *weight_notes,

@@ -21,9 +21,7 @@ def test_both_sides_come_to_their_first_step(tmp_path: Path, monkeypatch: pytest
     assert facts["accelerate_launch_s"] > 0
 
 
-def test_the_front_door_is_timed_alone_and_beside_accelerate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_front_door_is_timed_alone_and_beside_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
     monkeypatch.setattr(start, "run_to_end", lambda words, environ, cwd: commands.append(list(words)))
     rows = by_number(list(start.front_door(quick(tmp_path))))

@@ -28,6 +28,7 @@ from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import RunConfig, RunSection
 from train.data import registry
+from train.data.class_folders import describe_text_order
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
@@ -215,6 +216,7 @@ def describe_plan(
             source, config.data.name, config.model.name, config.optim.name, *config.log.trackers
         )
         from train.cli import check_network  # torch
+        from train.data import statistics
 
         config, splits = check_network.open_data(config, data.outputs)
         if data.training is None:
@@ -228,6 +230,8 @@ def describe_plan(
         preview = check_network.preview_network(config, plan, batch, splits=splits, steps=steps, is_here=note is None)
         network_rows["model"] += f": {preview.parameters:,} parameters are trained"
         network_notes = preview.notes
+        if weights_by_class := statistics.describe_class_weights(config.optim.class_weights, splits.classes):
+            network_rows["class weights"] = weights_by_class
         if config.model.weights and network_notes:
             network_rows["weights"], *network_notes = network_notes
     rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan)
@@ -242,7 +246,7 @@ def describe_plan(
     folder = run_folder(config)
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
     warnings = [*plan.warnings, *data.warnings, *schedule.regression_warnings(config, data.task)]
-    notes = [note, *data.notes, *network_notes]
+    notes = [note, *data.notes, describe_text_order(data.facts.get("classes", ())), *network_notes]
     notes += batches.step_notes(steps, batch, samples=data.training, max_steps=train.max_steps)
     if run := preview_resume(config, folder, steps=steps, data=data.facts):
         rows |= {} if run.refused else {"this run": run.message}

@@ -56,6 +56,8 @@ def open_data(config: RunConfig, outputs: int | None) -> tuple[RunConfig, DataSp
         samples = EmptySource(labels=torch.arange(outputs), stored=shape.stored)
         classes = tuple(map(str, range(outputs)))
         splits = DataSplits(training=samples, validation=samples, classes=classes, shape=shape)
+        if isinstance(class_weights := config.optim.class_weights, dict):  # the names are in the files
+            config = replace(config, optim=replace(config.optim, class_weights=[*class_weights.values()]))
     else:
         splits = registry.open_splits(data)
     return config, with_evaluation_size(splits, config.eval.image_size)

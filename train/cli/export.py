@@ -11,6 +11,7 @@ from typing import Final
 from entrypoint import ExitCode, Failure, print_message
 from train import files, plugin
 from train.cli.launch import TrainArgumentParser
+from train.data.class_folders import describe_text_order
 from train.inference import checkpoints, file_formats
 from train.logging import progress
 
@@ -33,6 +34,8 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     folder = Path(arguments.output).resolve()
     sizes = export.export_model(config, checkpoint, folder, formats)
+    facts = checkpoints.training_dataset_facts(checkpoint)
+    notes += tuple(filter(None, [describe_text_order(facts.classes)])) if facts else ()
     for note in (*checkpoint.notes, *notes, *checkpoints.describe_changed_code(checkpoint)):
         print_message(f"note: {note}", sys.stderr)
     file_list = ", ".join(f"{name} ({files.format_bytes(size)})" for name, size in sizes.items())

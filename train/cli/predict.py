@@ -61,10 +61,13 @@ def _images_at(path: Path, unread: Counter[str] | None) -> list[Path]:
     if not os.path.isdir(path):
         return [path]
     _refuse_unreadable_folder(path)
+    unread = Counter() if unread is None else unread
     images = list(class_folders.image_files(path, unread))
     if not images:
         fix = f"name a folder with images ({' '.join(class_folders.IMAGE_SUFFIXES)}), or the files themselves"
-        raise _missing_input(f"{path} holds no image", fix)
+        raise Failure(
+            f"{path} holds no image", found=class_folders.describe_unread_files(unread), fix=fix, code=ExitCode.NO_INPUT
+        )
     return images
 
 
@@ -108,6 +111,8 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print_message(f"WARNING: {warning}", sys.stderr)
     if model.warning:
         print_message(f"WARNING: {model.warning}", sys.stderr)
+    if note := class_folders.describe_text_order(model.classes):
+        print_message(f"note: {note}", sys.stderr)
     num_classes = len(model.classes)
     explain = None if arguments.explain is None else predict.explain_into(model, Path(arguments.explain))
     top_read = num_classes if arguments.all_classes else top

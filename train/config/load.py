@@ -27,8 +27,9 @@ from entrypoint import ExitCode, Failure, redact, redact_value, unmounted_path_f
 from train.config import schema
 from train.config.schema import RunConfig
 
-# A configuration has about 60 values. An anchor bomb of 80 aliases would otherwise become 9**8 values.
-MAX_YAML_BYTES, MAX_NODES, MAX_ALIASES, MAX_DEPTH = 256 * 1024, 10_000, 100, 20
+# A configuration has about 60 values, and perhaps a weight for each of ImageNet's 21,841 classes, by name. An anchor
+# bomb of 80 aliases would otherwise become 9**8 values.
+MAX_YAML_BYTES, MAX_NODES, MAX_ALIASES, MAX_DEPTH = 1024 * 1024, 50_000, 100, 20
 YAML_TAG_PREFIX = "tag:yaml.org,2002:"
 YAML_SYNTAX_HINT = "spaces (no tabs) indent, `key: value` with a space, text with : # @ { [ in quotes"
 KeyPath = tuple[str, ...]
@@ -171,6 +172,8 @@ class NodeConstructor:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = construct_scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else self.value(key_node, path)
+            if type(key) is int and isinstance(key_node, yaml.ScalarNode):  # a class folder is called so
+                key = key_node.value
             if not isinstance(key, str):
                 raise_yaml_error("a key must be text", key_node.start_mark, fix="write the key in quotes")
             key_path = (*path, key)

@@ -143,7 +143,7 @@ class OptimConfig:
     schedule_args: dict[str, Any] = field(default_factory=dict)
     warmup_epochs: float = 1.0
     label_smoothing: float = 0.0
-    class_weights: Literal["none", "balanced"] | list[float] = "none"
+    class_weights: Literal["none", "balanced"] | list[float] | dict[str, Any] = "none"
     loss: Literal["auto", "bce", "l1", "l2", "huber"] = "auto"
     target_threshold: float | None = None
 
@@ -385,9 +385,19 @@ FREEZE = Rule(
     holds=lambda value: value in ("none", "backbone") or 1 <= value <= 1_000_000,
     expected="none, backbone, or a number of epochs: 1 or more",
 )
+
+
+def are_class_weights(value: Any) -> bool:
+    """Whether it is none, balanced, or numbers in a list or by the names of the classes."""
+    weights = [*value.values()] if isinstance(value, dict) else value
+    return value in ("none", "balanced") or (
+        all(type(weight) in (int, float) and 0 <= weight <= 1e6 for weight in weights) and any(weights)
+    )
+
+
 CLASS_WEIGHTS = Rule(
-    holds=lambda value: value in ("none", "balanced") or (all(0 <= weight <= 1e6 for weight in value) and any(value)),
-    expected="none, balanced, or one number for each class: from 0 to 1000000, not all 0",
+    holds=are_class_weights,
+    expected="none, balanced, or one number for each class, by name or in a list: from 0 to 1000000, not all 0",
 )
 
 

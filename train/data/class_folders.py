@@ -18,11 +18,31 @@ from typing import Final
 from entrypoint import ExitCode, Failure
 from train.files import one_line
 
-# Formats that every build of Pillow reads. Other files (labels, licences, thumbnail databases) are no images.
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+# Formats that the image's Pillow reads. Other files (labels, licences, thumbnail databases) are no images.
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff"),
+    *(".webp", ".avif"),
+)
+# Folders in which file servers, archives and Python keep what is theirs: thumbnails, deleted files, copies.
+SYSTEM_FOLDERS: Final = frozenset(
+    (
+        "__pycache__",
+        "__MACOSX",
+        "@eaDir",
+        "@Recycle",
+        "@Recently-Snapshot",
+        "#recycle",
+        "#snapshot",
+        "~snapshot",
+        "$RECYCLE.BIN",
+        "System Volume Information",
+        "lost+found",
+    )
+)
 _FIX_DATA_ROOT = "set data.root to the folder that holds the class folders (in a container: mount it)"
 MAX_SUFFIX_LENGTH = 9  # a longer ending is not listed by name
 OUTSIDE_CLASS_FOLDERS = " beside the class folders"
+HIDDEN_FILES = "hidden files"
 # Names of the folders of the two splits, in any case. The first validation name that exists is used.
 TRAINING_FOLDER_NAMES = ("train", "training")
 TEST_FOLDER_NAMES = ("test", "testing")
@@ -43,6 +63,16 @@ class FolderLayout:
     classes: tuple[str, ...]
     aside: tuple[str, ...] = ()
     test: Path | None = None
+
+
+def describe_text_order(classes: Sequence[str]) -> str | None:
+    """A note if all classes are called by numbers, and sorted as text: 1, 10, 2; None otherwise."""
+    if not all(name.isascii() and name.isdecimal() for name in classes) or [*classes] == sorted(classes, key=int):
+        return None
+    return (
+        f"the classes are sorted as text: {_abbreviate(classes)}. Labels in arrays, class weights in a list and the "
+        "model's outputs are in this order; names such as 01 and 02 would sort as numbers"
+    )
 
 
 def find_layout(root: Path, *, keep_test: bool = False) -> FolderLayout:
@@ -153,7 +183,9 @@ def _too_few_classes_failure(root: Path, training: Path, classes: tuple[str, ...
     what, listed = f"data.root {root} has fewer than two class folders", ", ".join(classes) or "none"
     images = sum(map(is_image, list_entries(training, os.DirEntry.is_file)))
     if not images:
-        return _data_root_failure(what, f"{training.absolute()}: {listed}")
+        inner = class_names(training / classes[0]) if classes else ()
+        fix = f"set data.root={training / classes[0]}, which holds {_abbreviate(inner)}" if len(inner) > 1 else None
+        return _data_root_failure(what, f"{training.absolute()}: {listed}", fix or _FIX_DATA_ROOT)
     counted = f"{images:,} images" if images > 1 else "1 image"
     above = os.path.normpath(root / "..") if ".." not in root.parts else str(root.absolute() / "..")
     parent_fix = (
@@ -209,10 +241,11 @@ DirectoryState = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkedFolder:
-    """A class folder, or a folder below it. All names are sorted, and none is hidden.
+    """A class folder, or a folder below it. All names are sorted. Folders and images are not hidden.
 
-    state: before its entries were listed. device: of its file system. others: files that are no images. has_open_link:
-    one of them is a link to nothing, or to what cannot be examined: it may become a folder while `state` stays.
+    state: before its entries were listed. device: of its file system. others: files that are no images, and all that is
+    hidden, folders with a slash. has_open_link: one of the files is a link to nothing, or to what cannot be examined:
+    it may become a folder while `state` stays.
     """
 
     path: str
@@ -240,12 +273,14 @@ def walk_class_folder(folder: Path) -> Iterator[WalkedFolder]:
         try:
             status = os.stat(path)
             with os.scandir(path) as entries:
-                visible = sorted((entry for entry in entries if not is_hidden(entry.name)), key=attrgetter("name"))
+                listed = sorted(entries, key=attrgetter("name"))
         except OSError as error:
             raise unreadable_folder_failure(error, folder) from error
         images, others, folders, has_open_link = list[str](), list[str](), list[str](), False
-        for entry in visible:
-            if _is_folder(entry):
+        for entry in listed:
+            if is_hidden(entry.name):
+                others.append(f"{entry.name}/" if _is_folder(entry) else entry.name)
+            elif _is_folder(entry):
                 folders.append(entry.name)
                 if entry.is_symlink():
                     _refuse_symlink_loop(Path(path, entry.name), folder)
@@ -280,8 +315,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether `ls` hides it, or Python created it (`__pycache__`)."""
-    return name.startswith(".") or name == "__pycache__"
+    """Whether `ls` hides it, or it is a folder of a system's own."""
+    return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
 def is_image(name: str) -> bool:
@@ -290,7 +325,9 @@ def is_image(name: str) -> bool:
 
 
 def suffix_label(name: str) -> str:
-    """The ending of a file's name, for messages; unusual endings share one label."""
+    """The ending of a name, for messages; unusual endings share one label. What is hidden: as in `WalkedFolder`."""
+    if is_hidden(name.rstrip("/")):
+        return f"folder {one_line(name[:-1])}" if name.endswith("/") else HIDDEN_FILES
     suffix = os.path.splitext(name)[1].lower()
     if len(suffix) > MAX_SUFFIX_LENGTH or not suffix.isprintable() or " " in suffix:
         return "another ending"
@@ -333,13 +370,15 @@ def count_images_by_class(
     Raises:
         Failure: NO_INPUT, naming the classes that have none.
     """
+    others = Counter() if others is None else others
     counts = {name: sum(1 for _ in image_files(folder / name, others, inside.get(name))) for name in classes}
     empty = [name for name, images in counts.items() if images == 0]
     if empty:
         what = f"class folders in {folder} without an image: {len(empty)}"
+        files = f"; {note}" if (note := describe_unread_files(others)) else ""
         raise _data_root_failure(
             what,
-            f"{_abbreviate(empty)}, in {folder.absolute()}",
+            f"{_abbreviate(empty)}, in {folder.absolute()}{files}",
             f"remove them, or put images into them ({' '.join(IMAGE_SUFFIXES)})",
         )
     return counts
@@ -353,8 +392,8 @@ def count_files_outside_classes(root: Path, layout: FolderLayout, unread: Counte
     """
     for folder in {root, layout.training, layout.validation or layout.training, layout.test or layout.training}:
         for name in list_entries(folder, os.DirEntry.is_file):
-            if not is_hidden(name):
-                unread[suffix_label(name) + (OUTSIDE_CLASS_FOLDERS if is_image(name) else "")] += 1
+            unread[suffix_label(name) + (OUTSIDE_CLASS_FOLDERS if is_image(name) else "")] += 1
+        unread.update(suffix_label(f"{name}/") for name in list_entries(folder, os.DirEntry.is_dir) if is_hidden(name))
 
 
 def _refuse_different_classes(
@@ -366,9 +405,12 @@ def _refuse_different_classes(
             f"only in {training.absolute()}: {_abbreviate(only_here)}; "
             f"only in {validation.absolute()}: {_abbreviate(only_there)}"
         )
-        same = f"let both folders in data.root have the same: {_abbreviate(sorted({*classes, *others}))}"
-        fix = f"{same}; or, if the second is not for validation, move it out of data.root"
-        raise _data_root_failure("the class folders for training and for evaluation differ", actual, fix)
+        fixes = [f"put images to measure into {validation / only_here[0]}"] if only_here and others else []
+        fixes += [f"move {validation / only_there[0]} out of {validation.name}"] if only_there else []
+        fixes += [f"move {validation} out of data.root: a part of the training images is taken, data.val_fraction"]
+        raise _data_root_failure(
+            "the class folders for training and for evaluation differ", actual, "; or ".join(fixes)
+        )
 
 
 def _abbreviate(names: Sequence[str]) -> str:
@@ -386,7 +428,6 @@ MAX_LISTED_CLASSES: Final = 3
 UNSUPPORTED_IMAGE_SUFFIXES: Final = (
     ".heic",
     ".heif",
-    ".avif",
     ".jxl",
     ".jp2",
     ".svg",
@@ -432,7 +473,23 @@ def split_folder_warnings(inside: Mapping[str, Collection[str]]) -> tuple[str, .
     """
     matches = {name: sorted((inside.keys() & {*folders}) - {name}) for name, folders in inside.items()}
     warnings = [_split_folder_warning(name, classes) for name, classes in matches.items() if len(classes) > 1]
-    return tuple(warnings[:MAX_LISTED_CLASSES])
+    return (*warnings[:MAX_LISTED_CLASSES], *_repeated_folder_warnings(inside))
+
+
+def _repeated_folder_warnings(inside: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """A warning if the folders in all class folders have the same names: SITE/SPECIES, whose classes are below."""
+    counts = Counter(name for folders in inside.values() for name in {*folders})
+    if len(counts) < 2 or min(counts.values()) < 2 or not all(inside.values()):
+        return ()
+    name, first = one_line(min(counts)), one_line(min(inside))
+    question, more = "the classes", f"then data.group='^[^/]+/([^/]+)/' keeps each {first} in one split"
+    if {other.lower() for other in counts} <= {*TRAINING_FOLDER_NAMES, *VALIDATION_FOLDER_NAMES}:
+        question, more = "splits of the data", "or set data.root to one of the class folders"
+    names = _abbreviate([*map(one_line, sorted(counts))])
+    return (
+        f"the class folders hold folders of the same names ({names}): are these {question}? fix: "
+        f"if so, move them up, as {name}/{first}/ instead of {first}/{name}/; {more}",
+    )
 
 
 def _split_folder_warning(name: str, classes: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from train import files
 from train.data import class_folders
 from train.data.class_folders import DirectoryState
 
-LISTING_VERSION: Final = 1  # raised whenever the same folder would be listed otherwise
+LISTING_VERSION: Final = 2  # raised whenever the same folder would be listed otherwise
 # By the number of names and not by the seconds of a listing, so that each start of a run does the same. Reading so many
 # names takes half a second on a local disk, and many seconds on a parallel file system.
 MIN_NAMES: Final = 100_000

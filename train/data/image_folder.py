@@ -17,10 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import class_folders, decode, grouping, path_list
-from train.data.class_folders import FolderLayout
 from train.data.encoded_images import EncodedImageSource
 from train.data.folder_listing import ListingCache
 from train.data.labels import missing_validation_warnings
@@ -28,7 +26,7 @@ from train.data.partition import partition_samples
 from train.data.path_list import PackedPaths
 from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
-from train.data.split_checks import find_layout
+from train.data.split_checks import find_layout, refuse_wrong_class_count
 from train.data.splits import DataSplits
 from train.distributed.shared_memory import HostRanks
 from train.tasks import CLASSIFICATION
@@ -141,7 +139,7 @@ def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageFolder
             groups that cannot be kept in one split, USAGE for a split that has a folder and is asked for by a key.
     """
     layout = find_layout(data)
-    _refuse_wrong_class_count(data, layout)
+    refuse_wrong_class_count(data, len(layout.classes), "class folders", str(layout.training))
     classes, size = layout.classes, data.image_size
     unread, inside = Counter[str](), {name: set[str]() for name in classes}
     training = _list_files(layout.training, classes, size, cache, unread, inside)
@@ -229,15 +227,3 @@ def select_files(files: ImageFileSource, chosen: npt.NDArray[np.bool_]) -> Image
         paths=path_list.as_packed_paths(files.paths).part(chosen),
         labels=files.labels[torch.from_numpy(chosen)],
     )
-
-
-def _refuse_wrong_class_count(data: DataConfig, layout: FolderLayout) -> None:
-    """Refuse a data.classes that is not the number of class folders. Its default claims nothing."""
-    if data.classes not in (len(layout.classes), DataConfig().classes):
-        raise Failure(
-            "data.classes is not the number of class folders",
-            found=f"{len(layout.classes)} folders in {layout.training}",
-            expected=f"data.classes: {data.classes}",
-            fix=f"set data.classes to {len(layout.classes)}, or leave it out",
-            code=ExitCode.DATA,
-        )

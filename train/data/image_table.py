@@ -34,9 +34,13 @@ def open_image_table(data: DataConfig) -> DataSplits:
         validation=image_folder.select_files(files, parts.validation),
         test=image_folder.select_files(files, parts.test) if parts.test.any() else None,
         classes=read.classes,
-        notes=parts.notes,
-        warnings=labels.missing_validation_warnings(
-            read.task, read.classes, read.values[parts.training], read.values[parts.validation]
+        notes=(*table.notes, *read.notes, *parts.notes),
+        warnings=(
+            *table.warnings,
+            *read.warnings,
+            *labels.missing_validation_warnings(
+                read.task, read.classes, read.values[parts.training], read.values[parts.validation]
+            ),
         ),
     )
     weights = None

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import shlex
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from io import TextIOWrapper
 from itertools import islice
@@ -22,6 +25,8 @@ from train.files import one_line
 
 PATH, LABEL, SPLIT, GROUP, WEIGHT = COLUMNS = ("path", "label", "split", "group", "weight")
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+OTHER_DELIMITERS: Final = (";", "\t", ",", "|")  # tried if the header line has not the columns with that of the ending
+DELIMITER_LINE: Final = re.compile(r'"?sep=(.)"?', re.IGNORECASE)  # the first line, by which Excel knows it
 # Other formats -> the command that makes a CSV file of them.
 CONVERSIONS: Final = {
     ".parquet": "read_parquet",
@@ -42,11 +47,15 @@ SPLIT_WORDS: Final[Mapping[str, str]] = {
     "test": TEST,
     "testing": TEST,
 }
-# What tables call the two columns that must be there: proposed in the fix.
+YES, NO = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no", "")  # cells of a column is_valid, in any case
+# What tables call the columns: proposed in the fix. A column of splits is known by its cells.
 OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     PATH: ("file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_id", "img", "id"),
     LABEL: ("labels", "class", "classes", "category", "target", "y", "species", "diagnosis", "tags"),
+    GROUP: ("group", "groups", "group_id", "patient", "patient_id", "patientid", "subject", "subject_id", "video"),
+    WEIGHT: ("weight", "weights", "sample_weight"),
 }
+MAX_SPLIT_CELLS: Final = 20  # more different cells are no column of splits or folds
 MAX_LISTED: Final = 3  # lines in a message
 MAX_LISTED_COLUMNS: Final = 12
 ONE_LINE_FIX: Final = (
@@ -63,7 +72,8 @@ class LabelTable:
 
     paths: joined to the folder of the images. labels: the cells of the label column, which is called label_name.
     label_columns, label_cells: instead of it, if each label has a column. splits: train, val or test. lines: of the
-    file, counted from 1. splits, groups, weights: None if the table has no such column.
+    file, counted from 1. splits, groups, weights: None if the table has no such column. notes, warnings: of what is not
+    read.
     """
 
     file: Path
@@ -72,6 +82,8 @@ class LabelTable:
     labels: list[str]
     label_name: str
     lines: list[int]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     label_columns: tuple[str, ...] = ()
     label_cells: tuple[list[str], ...] = ()
     splits: list[str] | None = None
@@ -108,9 +120,8 @@ def read_table(data: DataConfig) -> LabelTable:
     """
     file = Path(data.root)
     with _open_text(file) as stream:
-        columns, delimiter = _read_header(stream, data)
-        stream.seek(0)
-        table = _collect(file, data, columns, _read_rows(stream, file, delimiter))
+        header = _read_header(stream, data)
+        table = _collect(file, data, header, _read_rows(stream, file, header.delimiter, header.skipped))
     if not table.paths:
         raise bad_table(file, "has no row", "only the header line", "add a line for each image")
     _refuse_repeated_paths(table)
@@ -143,7 +154,12 @@ def _open_text(file: Path) -> TextIO:
             code=ExitCode.USAGE,
         )
     try:
-        return TextIOWrapper(files.open_regular_file(file), encoding="utf-8-sig", newline="")
+        stream = files.open_regular_file(file)
+        first = stream.peek(2)[:2]  # Excel's "Unicode text" begins with a mark
+        encoding = (
+            "utf-16-le" if first[1:] == b"\0" else "utf-16" if first in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
+        )
+        return TextIOWrapper(stream, encoding=encoding, newline="")
     except OSError as error:
         raise Failure(
             f"the table data.root cannot be read: {error.strerror}",
@@ -153,17 +169,44 @@ def _open_text(file: Path) -> TextIO:
         ) from error
 
 
-def _read_header(stream: TextIO, data: DataConfig) -> tuple[dict[str, list[int]], str]:
-    """(our name of each column that the table has -> its positions, the delimiter); of several label columns all."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableHeader:
+    """The columns, and how the lines are written.
+
+    names: of all columns. positions: our name of each column that is read -> where it is; of several label columns all.
+    skipped: the lines before the header line. comments: how many of them are comments.
+    """
+
+    names: list[str]
+    positions: Mapping[str, list[int]]
+    delimiter: str
+    skipped: int
+    comments: int
+
+
+def _read_header(stream: TextIO, data: DataConfig) -> TableHeader:
     file = Path(data.root)
-    delimiter = DELIMITERS[file.suffix.lower()]
-    header = next(iter(_read_rows(stream, file, delimiter)), (1, []))[1]
-    if len(header) == 1 and delimiter == "," and ";" in header[0]:  # as some spreadsheets write
-        delimiter, header = ";", header[0].split(";")
-    header = [name.strip() for name in header]
+    delimiters: Sequence[str] = (DELIMITERS[file.suffix.lower()], *OTHER_DELIMITERS)
+    skipped, comments = 0, list[str]()
+    for skipped, line in enumerate(_read_lines(stream, file)):
+        if skipped == 0 and (stated := DELIMITER_LINE.fullmatch(line.rstrip("\r\n"))):
+            delimiters = (stated[1], *delimiters)
+        elif line.startswith("#"):
+            comments.append(f"line {skipped + 1}: {one_line(line.strip())}")
+        elif line.strip():
+            break
+    required = {*column_names(data, PATH), *column_names(data, LABEL)}
+
+    def names(delimiter: str) -> list[str]:
+        return _header_names(stream, file, delimiter, skipped)
+
+    fitting = next((delimiter for delimiter in delimiters if required.issubset(names(delimiter))), None)
+    delimiter = fitting or max(delimiters, key=lambda other: len(names(other)))
+    header = names(delimiter)
     if any(map(class_folders.is_image, header)):
-        actual = f"line 1: {delimiter.join(header)}"
+        actual = f"line {skipped + 1}: {delimiter.join(header)}"
         fix = f"put a first line with the names of the columns: {delimiter.join((PATH, LABEL))}"
+        fix += f"; or remove the # in front of it ({comments[-1]})" if comments else ""
         raise bad_table(file, "has no header line", actual, fix)
     unknown = [name for name in data.columns if name not in COLUMNS]
     if unknown:
@@ -184,7 +227,14 @@ def _read_header(stream: TextIO, data: DataConfig) -> tuple[dict[str, list[int]]
                 positions.setdefault(column, []).append(header.index(name))
             elif column in (PATH, LABEL) or column in data.columns:
                 raise _missing_column(file, column, name, header)
-    return positions, delimiter
+    return TableHeader(names=header, positions=positions, delimiter=delimiter, skipped=skipped, comments=len(comments))
+
+
+def _header_names(stream: TextIO, file: Path, delimiter: str, skipped: int) -> list[str]:
+    """The cells of the header line. Empty ones at its end are no columns: a cell below them would be lost."""
+    cells = next(_read_rows(stream, file, delimiter, skipped, strict=False), (1, [""]))[1]
+    names = [name.strip() for name in cells]
+    return names[: max((position for position, name in enumerate(names, 1) if name), default=0)]
 
 
 def column_names(data: DataConfig, column: str) -> list[str]:
@@ -205,41 +255,78 @@ def _list_columns(header: Sequence[str]) -> str:
     return f"columns: {', '.join(map(one_line, header[:MAX_LISTED_COLUMNS])) or 'none'}{more}"
 
 
-def _read_rows(stream: TextIO, file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) of each row that is not empty, the header included."""
-    reader = csv.reader(stream, delimiter=delimiter, strict=True)
+def _read_rows(
+    stream: TextIO, file: Path, delimiter: str, skipped: int, *, strict: bool = True
+) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of each row that is not empty, the header included. skipped: lines before it."""
+    stream.seek(0)
+    reader = csv.reader(islice(_read_lines(stream, file), skipped, None), delimiter=delimiter, strict=strict)
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
-                yield reader.line_num, cells
-    except UnicodeDecodeError as error:
-        actual = f"after line {reader.line_num}: {error.reason}"
-        raise bad_table(file, "is no text in UTF-8", actual, "save it as CSV with the encoding UTF-8") from error
+                yield skipped + reader.line_num, cells
     except csv.Error as error:
         fix = 'close the quotation marks ("), and write a quotation mark inside a cell twice'
-        raise bad_table(file, "is no whole table", f"line {reader.line_num}: {error}", fix) from error
+        raise bad_table(file, "is no whole table", f"line {skipped + reader.line_num}: {error}", fix) from error
 
 
-def _collect(
-    file: Path, data: DataConfig, columns: Mapping[str, Sequence[int]], rows: Iterator[tuple[int, list[str]]]
-) -> LabelTable:
+def _read_lines(stream: TextIO, file: Path) -> Iterator[str]:
+    """Raises Failure: DATA for bytes that are no text, with the encoding that they probably have."""
+    number = 0
+    try:
+        for number, line in enumerate(stream, 1):  # noqa: B007
+            yield line
+    except UnicodeDecodeError as error:
+        before, after = error.object[: error.start], error.object[error.start :]
+        content = (before.rpartition(b"\n")[2] + after.partition(b"\n")[0]).decode("cp1252", errors="replace")
+        line_number = number + before.count(b"\n") + 1
+        convert = f"iconv -f WINDOWS-1252 -t UTF-8 {shlex.quote(str(file))} > {shlex.quote(f'{file.stem}-utf8.csv')}"
+        raise bad_table(
+            file,
+            "is no text in UTF-8",
+            f"line {line_number}, read as Windows-1252: {one_line(content.strip())}",
+            f"if that line is right so: {convert}; or in Excel save it as CSV UTF-8",
+        ) from error
+
+
+def _collect(file: Path, data: DataConfig, header: TableHeader, rows: Iterator[tuple[int, list[str]]]) -> LabelTable:
+    columns, width = header.positions, len(header.names)
     base = os.path.abspath(data.images if data.images is not None else file.parent)
     positions = [position for column in columns.values() for position in column]
     number = max(positions) + 1
-    lines: list[int] = []
+    lines, short = list[int](), list[int]()
     cells_at: dict[int, list[str]] = {position: [] for position in positions}
+    unused = {position: set[str]() for position in range(width) if position not in cells_at}
     for line, cells in islice(rows, 1, None):
-        if len(cells) < number:
-            actual = f"line {line}: {', '.join(map(one_line, cells))}"
+        has_more = any(cell.strip() for cell in cells[width:])
+        if has_more or len(cells) < number:
+            actual = f"line {line}: {', '.join(one_line(cell.strip()) for cell in cells)}"
             fix = "give each line a cell for each column; put a cell that contains the delimiter into quotation marks"
-            raise bad_table(file, f"has a line with {len(cells)} of at least {number} cells", actual, fix)
+            if has_more and class_folders.is_image(cells[columns[PATH][0] + 1]):
+                fix = "give the column of row names a name in the header line too, as R's write.csv does"
+            problem = f"cells for {width} columns" if has_more else f"of at least {number} cells"
+            raise bad_table(file, f"has a line with {len(cells)} {problem}", actual, fix)
         lines.append(line)
         for position, column_cells in cells_at.items():
             column_cells.append(cells[position].strip())
+        if len(cells) < width:
+            short.append(line)
+        for position, values in unused.items():
+            if position < len(cells) and len(values) <= MAX_SPLIT_CELLS:
+                values.add(cells[position].strip().lower())
     cells_of = {column: cells_at[places[0]] for column, places in columns.items()}
     label_names = column_names(data, LABEL)
     several = isinstance(data.columns.get(LABEL), list)
-    _refuse_empty_paths(file, column_names(data, PATH)[0], cells_of[PATH], lines)
+    refuse_empty_cells(file, column_names(data, PATH)[0], cells_of[PATH], lines)
+    split_name = column_names(data, SPLIT)[0]
+    unused_names = [header.names[position] or "without a name" for position in unused]
+    notes = (
+        f"comments before the header line of the table are not read: {header.comments}" if header.comments else None,
+        f"not used of the table: {_list_columns(unused_names)}" if unused else None,
+        f"{list_lines(short)} of the table: cells are missing at the end, in columns that are not used"
+        if short
+        else None,
+    )
     return LabelTable(
         file=file,
         images=Path(base),
@@ -249,7 +336,11 @@ def _collect(
         label_columns=tuple(label_names) if several else (),
         label_cells=tuple(cells_at[position] for position in columns[LABEL]) if several else (),
         lines=lines,
-        splits=[_parse_split(file, *pair) for pair in zip(cells_of[SPLIT], lines, strict=True)]
+        notes=tuple(filter(None, notes)),
+        warnings=tuple(
+            _split_warnings(columns, dict(zip(unused_names, unused.values(), strict=True)), cells_of[PATH], data)
+        ),
+        splits=[_parse_split(file, split_name, *pair) for pair in zip(cells_of[SPLIT], lines, strict=True)]
         if SPLIT in columns
         else None,
         # An image without a group is a group of its own.
@@ -262,7 +353,39 @@ def _collect(
     )
 
 
-def _refuse_empty_paths(file: Path, name: str, cells: Sequence[str], lines: Sequence[int]) -> None:
+def _split_warnings(
+    columns: Collection[str], unused: Mapping[str, Set[str]], paths: Sequence[str], data: DataConfig
+) -> Iterator[str]:
+    """A warning for each unused column that probably holds splits, groups or weights, and of splits in the paths.
+
+    unused: its name -> its different cells in lower case, no more than MAX_SPLIT_CELLS and one.
+    """
+    for name, cells in unused.items():
+        splits, folds = {SPLIT_WORDS.get(cell) for cell in cells}, ""
+        if "fold" in name.lower() and 1 < len(cells) <= MAX_SPLIT_CELLS and all(map(str.isdecimal, cells)):
+            folds = f" data.fold=1/{len(cells)}"
+        is_flag = _flagged_split(name) is not None and cells <= {*YES, *NO}
+        probable = {
+            SPLIT: len(cells) > 1 and (is_flag or None not in splits or TRAINING in splits),
+            GROUP: data.group is None and (folds or name.lower() in OTHER_NAMES[GROUP]),
+            WEIGHT: name.lower() in OTHER_NAMES[WEIGHT],
+        }
+        for column in [column for column, holds in probable.items() if holds and column not in columns]:
+            fix = f"data.columns.{column}={one_line(name)}{folds}"
+            yield f"the column {one_line(name)} is not used, and looks like {column}s of the images. fix: {fix}"
+    folders = {re.split(r"[\\/]", path)[0].lower() for path in paths}
+    if SPLIT not in columns and len(folders) > 1 and folders <= SPLIT_WORDS.keys():
+        words = f"the paths in the table begin with {' and '.join(sorted(folders))}, and it has no column {SPLIT}"
+        yield f"{words}: they are mixed. fix: add that column, with these words"
+
+
+def _flagged_split(name: str) -> str | None:
+    """The split that 1 stands for in a column of this name, such as is_valid; None for any other name."""
+    return SPLIT_WORDS.get(re.sub("^is[_ ]?", "", name.lower()))
+
+
+def refuse_empty_cells(file: Path, name: str, cells: Iterable[str], lines: Iterable[int]) -> None:
+    """Raises Failure (DATA), naming the lines. name: of the column."""
     empty = [line for cell, line in zip(cells, lines, strict=True) if not cell]
     if empty:
         counted = "an empty cell" if len(empty) == 1 else f"{len(empty):,} empty cells"
@@ -276,8 +399,11 @@ def list_lines(lines: Sequence[int]) -> str:
     return f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines[:MAX_LISTED]))}{more}"
 
 
-def _parse_split(file: Path, word: str, line: int) -> str:
-    split = SPLIT_WORDS.get(word.lower())
+def _parse_split(file: Path, name: str, word: str, line: int) -> str:
+    cell, flagged = word.lower(), _flagged_split(name)
+    split = SPLIT_WORDS.get(cell)
+    if flagged is not None and cell in (*YES, *NO):
+        split = flagged if cell in YES else VALIDATION if flagged == TRAINING else TRAINING
     if split is None:
         fix = "write train, val or test; or leave the column out, and data.val_fraction splits"
         raise bad_table(file, "has a split that is unknown", f"line {line}: {one_line(word) or 'an empty cell'}", fix)
@@ -336,7 +462,7 @@ def _refuse_missing_images(table: LabelTable) -> None:
     path, count = table.paths[row], len(missing)
     counted = "1 image that is not there" if count == 1 else f"{count:,} images that are not there"
     failure = bad_table(
-        table.file, f"names {counted}", f"line {table.lines[row]}: {one_line(path)}", _missing_image_fix(path)
+        table.file, f"names {counted}", f"line {table.lines[row]}: {one_line(path)}", _missing_image_fix(table, path)
     )
     failure.code = ExitCode.NO_INPUT
     raise failure
@@ -353,9 +479,15 @@ def _missing_rows(folder: str, rows: Sequence[int], paths: Sequence[str]) -> lis
     return [row for row in rows if os.path.basename(paths[row]) not in names]
 
 
-def _missing_image_fix(path: str) -> str:
-    if "\\" in path and os.path.lexists(path.replace("\\", "/")):
-        return "write / instead of \\ in the column of the paths"
+def _missing_image_fix(table: LabelTable, path: str) -> str:
+    """Also of paths as Windows writes them, and of those that another computer has, such as C:\\photos\\cat\\1.png."""
+    below = path.removeprefix(f"{table.images}/")
+    ends, slashes = [0, *(match.end() for match in re.finditer(r"[\\/]", below))], below.replace("\\", "/")
+    above = next((below[:end] for end in ends if os.path.lexists(table.images / slashes[end:].lstrip("/"))), None)
+    if above is not None:
+        fixes = [f"remove {above} from the beginning of the paths"] if above else []
+        fixes += [r"write / instead of \ in the column of the paths"] if slashes != below else []
+        return ", and ".join(fixes)
     ending = next((suffix for suffix in class_folders.IMAGE_SUFFIXES if os.path.lexists(path + suffix)), None)
     if ending is not None:
         return f"write the files' names with their ending, {ending}"

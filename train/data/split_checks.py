@@ -79,3 +79,19 @@ def refuse_second_test_split(data: DataConfig, location: str) -> None:
             fix=f"leave data.test_fraction out: {location} is the test split; or move it out of data.root",
             code=ExitCode.USAGE,
         )
+
+
+def refuse_wrong_class_count(data: DataConfig, count: int, noun: str, location: str) -> None:
+    """Refuse a data.classes that is not the number of classes. Its default claims nothing.
+
+    Raises:
+        Failure: DATA.
+    """
+    if data.classes not in (count, DataConfig().classes):
+        raise Failure(
+            f"data.classes is not the number of {noun}",
+            found=f"{count} {noun.removesuffix(' in the table')} in {location}",
+            expected=f"data.classes: {data.classes}",
+            fix=f"set data.classes to {count}, or leave it out",
+            code=ExitCode.DATA,
+        )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train.config import resume_rules
+from train.config.load import nearest_name
 from train.config.schema import DataConfig
 from train.data import path_list, registry
 from train.data.arrays import ArraySource
@@ -35,7 +36,7 @@ MAX_TABLE_CLASSES: Final = 20  # of more classes the table shows NUM_EXTREME_CLA
 NUM_EXTREME_CLASSES: Final = 5
 
 ClassCounts = npt.NDArray[np.int64]
-ClassWeights = Literal["none", "balanced"] | list[float]
+ClassWeights = Literal["none", "balanced"] | list[float] | dict[str, float]
 
 
 def class_counts(labels: Tensor, classes: int) -> ClassCounts:
@@ -67,6 +68,46 @@ def balanced_class_weights(counted: Sequence[int] | ClassCounts, names: Sequence
     return [total / (len(counted) * int(count)) for count in counted]
 
 
+def weights_in_order(weights: list[float] | dict[str, float], classes: Sequence[str]) -> list[float]:
+    """The numbers of `optim.class_weights` in the order of the classes.
+
+    Raises:
+        Failure: USAGE for names that are not those of the classes.
+    """
+    if isinstance(weights, list):
+        return weights
+    missing, unknown = [name for name in classes if name not in weights], sorted(weights.keys() - {*classes})
+    if missing or unknown:
+        close = nearest_name(unknown[0], missing) if unknown else None
+        raise Failure(
+            "optim.class_weights has other names than the classes",
+            found=f"not given: {_list_names(missing)}; no classes: {_list_names(unknown)}",
+            expected=f"one number for each of {_list_names(classes)}",
+            fix=f"write {close} instead of {unknown[0]}" if close else "give each class a number, by its name",
+            code=ExitCode.USAGE,
+        )
+    return [weights[name] for name in classes]
+
+
+def _list_names(names: Sequence[str]) -> str:
+    shown = ", ".join(map(one_line, names[:MAX_TABLE_CLASSES])) or "none"
+    return shown + _and_more(len(names) - MAX_TABLE_CLASSES)
+
+
+def describe_class_weights(weights: ClassWeights, classes: Sequence[str]) -> str | None:
+    """Each class beside its weight, in the order of the classes; None if not each of them is given a number."""
+    pairs = zip(classes, _configured_weights(weights, classes), strict=True)
+    shown = [f"{name}: {weight:g}" for name, weight in pairs if weight is not None]
+    return _list_names(shown) if len(shown) == len(classes) else None
+
+
+def _configured_weights(weights: ClassWeights, classes: Sequence[str]) -> Sequence[float | None]:
+    """The number that the config has for each class; None where there is none."""
+    if isinstance(weights, dict):
+        return [weights.get(name) for name in classes]
+    return weights if isinstance(weights, list) and len(weights) == len(classes) else [None] * len(classes)
+
+
 def describe_class_balance(
     training: Tensor, validation: Tensor, classes: Sequence[str], class_weights: ClassWeights
 ) -> list[str]:
@@ -84,7 +125,8 @@ def describe_class_balance(
     if len(validation):
         first += f", {_format_range([row.validation for row in rows])} for validation"
     if most <= MAX_EVEN_RATIO * least:
-        return [first]
+        listed = describe_class_weights(class_weights, classes)
+        return [first] if listed is None else [first, f"{'class weights':<14} {listed}"]
     return [f"{first}; {_describe_imbalance(least, most)}", *_format_table(rows, class_weights)]
 
 
@@ -165,10 +207,8 @@ def _class_rows(
     training: ClassCounts, validation: ClassCounts, classes: Sequence[str], class_weights: ClassWeights
 ) -> list[_ClassRow]:
     """The rows of the table, the largest class first, with the configured weights or the balanced ones."""
-    weights: Sequence[float | None] = [None] * len(classes)
-    if isinstance(class_weights, list):
-        weights = class_weights if len(class_weights) == len(classes) else weights
-    elif training.all():
+    weights = _configured_weights(class_weights, classes)
+    if isinstance(class_weights, str) and training.all():
         weights = balanced_class_weights(training)
     rows = [
         _ClassRow(
@@ -182,7 +222,7 @@ def _class_rows(
 def _format_table(rows: Sequence[_ClassRow], class_weights: ClassWeights | None) -> list[str]:
     """class_weights: None where classes have no weights."""
     heading = {"none": "weight, if optim.class_weights=balanced", "balanced": "weight (balanced)", None: ""}
-    title = "weight (given)" if isinstance(class_weights, list) else heading[class_weights]
+    title = "weight (given)" if isinstance(class_weights, list | dict) else heading[class_weights]
     listed = (
         list(rows) if len(rows) <= MAX_TABLE_CLASSES else [*rows[:NUM_EXTREME_CLASSES], *rows[-NUM_EXTREME_CLASSES:]]
     )
@@ -213,7 +253,7 @@ def _describe_imbalance(least: int, most: int) -> str:
 
 
 def _and_more(number: int) -> str:
-    return f" and {number} more" if number > 0 else ""
+    return f" and {number:,} more" if number > 0 else ""
 
 
 DIFFERENT_CONTENT: Final = ": others, or in another order"

@@ -189,10 +189,10 @@ def build_classification_criterion(optim: OptimConfig, splits: DataSplits) -> Cr
     """Cross-entropy, or with optim.loss: bce the binary one. Raises Failure: as `build_criterion`."""
     counts = statistics.class_counts(splits.training.labels, len(splits.classes)).tolist()
     if optim.loss != "bce":
-        return build_criterion(optim, counts)
+        return build_criterion(optim, counts, splits.classes)
     return BinaryCriterion(
         label_smoothing=optim.label_smoothing,
-        weights=class_weights(optim, counts),
+        weights=class_weights(optim, counts, splits.classes),
         threshold=optim.target_threshold,
     )
 
@@ -207,30 +207,30 @@ def build_regression_criterion(optim: OptimConfig, splits: DataSplits) -> Regres
     return RegressionCriterion(distance=distance, target=splits.target)
 
 
-def build_criterion(optim: OptimConfig, counts: Sequence[int]) -> Criterion:
-    """Build the criterion of a run.
-
-    Args:
-        counts: training samples of each class.
-
-    Raises:
-        Failure: what `class_weights` raises.
-    """
-    return Criterion(label_smoothing=optim.label_smoothing, weights=class_weights(optim, counts))
+def build_criterion(optim: OptimConfig, counts: Sequence[int], classes: Sequence[str] = ()) -> Criterion:
+    """Build the criterion of a run. Arguments and Failure: as those of `class_weights`."""
+    return Criterion(label_smoothing=optim.label_smoothing, weights=class_weights(optim, counts, classes))
 
 
-def class_weights(optim: OptimConfig, counts: Sequence[int]) -> Tensor | None:
+def class_weights(optim: OptimConfig, counts: Sequence[int], classes: Sequence[str] = ()) -> Tensor | None:
     """One weight for each class, float32 [classes]; None if all are 1.
 
     They are 1 on average over the training samples.
 
+    Args:
+        counts: training samples of each class.
+        classes: their names.
+
     Raises:
-        Failure: USAGE for a list with another length, or if no sample gets a weight; DATA for a class
+        Failure: USAGE for a list with another length, other names, or if no sample gets a weight; DATA for a class
             without samples.
     """
     if optim.class_weights == "none":
         return None
-    raw = statistics.balanced_class_weights(counts) if optim.class_weights == "balanced" else optim.class_weights
+    if isinstance(optim.class_weights, str):
+        raw = statistics.balanced_class_weights(counts)
+    else:
+        raw = statistics.weights_in_order(optim.class_weights, classes)
     if len(raw) != len(counts):
         raise _wrong_length_failure(len(raw), len(counts))
     weights, samples = torch.tensor(raw, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64)
@@ -243,7 +243,7 @@ def class_weights(optim: OptimConfig, counts: Sequence[int]) -> Tensor | None:
 def _zero_weight_failure(weights: Sequence[float], counts: Sequence[int]) -> Failure:
     return Failure(
         "optim.class_weights gives no weight to what is trained on",
-        found=f"weights {list(weights)}, training samples {list(counts)}",
+        found=f"weights {weights!s:.200}, training samples {counts!s:.200}",
         fix="give a weight above 0 to a class that has training samples",
         code=ExitCode.USAGE,
     )
@@ -254,6 +254,6 @@ def _wrong_length_failure(num_weights: int, num_classes: int) -> Failure:
         "optim.class_weights has another length than there are classes",
         found=f"{num_weights} weights",
         expected=f"{num_classes} classes",
-        fix=f"give {num_classes} numbers in the order of the classes, or write balanced",
+        fix=f"give {num_classes} numbers in the order of the classes or by their names, or write balanced",
         code=ExitCode.USAGE,
     )

@@ -351,7 +351,7 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         "check",
         66,
         ("differ", "dog", "cow"),
-        "have the same",
+        "d/val/cow out of val",
     ),
     "link-in-a-circle": (
         "52",
@@ -382,7 +382,7 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         folders(cat=9, dog=9),
         "rank data.classes=3",
         65,
-        ("2 folders", "data.classes: 3"),
+        ("2 class folders", "data.classes: 3"),
         "set data.classes to 2",
     ),
     "group-not-found": (
@@ -618,7 +618,7 @@ TABLES: dict[str, tuple[Make, str, int, tuple[str, ...], str]] = {
         ("holds ; or |", "line 2: a;b"),
         "data.task=multi_label",
     ),
-    "unclear-numbers": (listed(rows(["1.5", "2.5"])), "", 64, ("2 different numbers",), "data.task=regression"),
+    "unclear-numbers": (listed(rows(["1.5", "2.5"])), "", 64, ("2 different cells",), "data.task=regression"),
     "masks": (listed(rows(["a.png", "b.png"])), "", 64, ("holds image files",), "segmentation"),
     "no-number": (listed(rows(["1", "x"])), "data.task=regression", 65, ("no number", "line 3: x"), "write a number"),
     "neither-0-nor-1": (

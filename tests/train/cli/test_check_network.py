@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import pytest
 import torch
-from images import write_classes
+from images import write_classes, write_image
 from jobs import TINY, built, refused
 from label_tables import rows, write_table
 from processes import python
@@ -25,6 +25,7 @@ from train.config.schema import ModelConfig
 from train.data.shape import Shape
 from train.logging.trackers import load_tracker_classes
 from train.models import registry
+from train.optim.loss import Criterion
 
 OWN = """
 import torch
@@ -230,6 +231,34 @@ def test_check_opens_own_data(tmp_path: Path) -> None:
     assert "\nsteps          4 per epoch, 8 in all" in shown
 
 
+TWELVE_IN_A_LIST = "optim.class_weights=[1,2,3,4,5,6,7,8,9,10,11,12]"
+TWELVE_BY_NAME = f"optim.class_weights={{{', '.join(f'{number}: {number}' for number in range(1, 13))}}}"
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        (TWELVE_IN_A_LIST, "1: 1, 10: 2, 11: 3, 12: 4, 2: 5, 3: 6, 4: 7, 5: 8, 6: 9, 7: 10, 8: 11, 9: 12"),
+        (TWELVE_BY_NAME, "1: 1, 10: 10, 11: 11, 12: 12, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7, 8: 8, 9: 9"),
+    ],
+    ids=["list", "names"],
+)
+def test_check_and_start_show_each_class_beside_its_weight(weights: str, said: str, tmp_path: Path) -> None:
+    for image in range(48):
+        write_image(tmp_path / f"twelve/{image // 4 + 1}/{image % 4}.png", image)
+    settings = ("data.name=folder", f"data.root={tmp_path}/twelve", "data.classes=12", "data.val_fraction=0", weights)
+    shown = described(*settings)
+    assert f"class weights  {said}\n" in shown
+    assert "note: the classes are sorted as text: 1, 10, 11, 12, 2 and 7 more." in shown
+    with built(tmp_path / "run", *settings) as trainer:
+        assert f"class weights  {said}" in trainer.class_table
+        assert any(note.startswith("the classes are sorted as text") for note in trainer.notes)
+        numbers = [float(pair.partition(": ")[2]) for pair in said.split(", ")]
+        assert isinstance(trainer.criterion, Criterion)
+        assert trainer.criterion.weights is not None
+        assert trainer.criterion.weights.tolist() == pytest.approx([number / 6.5 for number in numbers])
+
+
 def test_check_says_what_is_loaded_from_the_weights(tmp_path: Path) -> None:
     settings = (*RESNET, "model.weights=resnet18.pth")
     shown = described(*settings)
@@ -301,6 +330,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "a cache among the images": ("data.cache=photos/cache",),
     "three weights": ("optim.class_weights=[1,2,3]",),
     "two weights": ("optim.class_weights=[1,2]",),
+    "weights by other names": ("optim.class_weights={a: 1, c: 2}",),
     "balanced weights": ("optim.class_weights=balanced",),
     "balanced sampling": ("data.sampling=balanced",),
     "a normalization of two channels": ("data.normalize={mean: [0.5, 0.5], std: [0.2, 0.2]}",),

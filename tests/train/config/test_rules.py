@@ -39,7 +39,7 @@ REFUSED: dict[str, list[Any]] = {
     "optim.layer_decay": [0.0, 1.1],
     "model.freeze": [0, -1],
     "optim.warmup_epochs": [1e308],
-    "optim.class_weights": [[1e308], []],
+    "optim.class_weights": [[1e308], [], {}, {"a": "much"}, {"a": -1}, {"a": True}, {"a": 0}],
     "data.group": ["", "(", "[a", "a{2,1}", "a{99999999999}"],  # Python does not compile them
     "data.mirror": ["https://me:pw@host/x", "https://me@host", "https://host/x?token=y", "http://host#x"],  # secrets
     "data.augment": [[], ["none", "cutout"], ["standard", "mirror"], ["standard", "translate"]],

@@ -86,6 +86,49 @@ def test_the_table_says_whose_weights_it_shows(weights: statistics.ClassWeights,
     assert shown[-1].split()[-1] == rare
 
 
+TWELVE = tuple(sorted(map(str, range(1, 13))))
+IN_TEXT_ORDER = "1: 1, 10: 2, 11: 3, 12: 4, 2: 5, 3: 6, 4: 7, 5: 8, 6: 9, 7: 10, 8: 11, 9: 12"
+
+
+def test_each_class_is_shown_beside_its_weight_though_all_have_as_many_samples() -> None:
+    weights = [float(number) for number in range(1, 13)]
+    shown = statistics.describe_class_balance(labels(*[4] * 12), labels(), TWELVE, weights)
+    assert shown[1:] == [f"class weights  {IN_TEXT_ORDER}"]
+
+
+def test_weights_by_name_are_put_into_the_order_of_the_classes() -> None:
+    by_name = {str(number): float(number) for number in range(1, 13)}
+    assert statistics.weights_in_order(by_name, TWELVE) == [float(name) for name in TWELVE]
+    shown = statistics.describe_class_balance(labels(*[4] * 12), labels(), TWELVE, by_name)
+    assert "class weights  1: 1, 10: 10, 11: 11, 12: 12, 2: 2," in shown[-1]
+
+
+@pytest.mark.parametrize(
+    ("weights", "found", "fix"),
+    [
+        (
+            {"rare": 1.0, "comon": 2.0, "middle": 1.0},
+            "not given: common; no classes: comon",
+            "write common instead of comon",
+        ),
+        ({"rare": 1.0}, "not given: common, middle; no classes: none", "give each class a number, by its name"),
+        ({"rare": 1.0, "common": 1.0, "middle": 1.0, "x": 1.0}, "not given: none; no classes: x", "give each class"),
+    ],
+)
+def test_names_that_are_no_classes_are_refused(weights: dict[str, float], found: str, fix: str) -> None:
+    with pytest.raises(Failure) as caught:
+        statistics.weights_in_order(weights, NAMES)
+    assert (caught.value.code, caught.value.found) == (ExitCode.USAGE, found)
+    assert caught.value.fix.startswith(fix)
+
+
+def test_weights_of_thousands_of_classes_are_cut() -> None:
+    names = [f"n{number:08d}" for number in range(21_841)]
+    shown = statistics.describe_class_weights([1.0] * len(names), names)
+    assert shown is not None
+    assert shown.endswith("n00000019: 1 and 21,821 more")
+
+
 def test_of_many_classes_only_the_extremes_are_shown() -> None:
     names = [f"c{number}" for number in range(100)]
     shown = statistics.describe_class_balance(labels(*range(1, 101)), labels(0), names, "none")

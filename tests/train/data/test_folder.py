@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hosts import together
 from images import write_classes, write_image
+from PIL import Image
 
 from entrypoint import Failure
 from train.config.schema import DataConfig
@@ -77,6 +78,17 @@ def test_pixels_come_out_as_they_were_written(tmp_path: Path) -> None:
     write_classes(tmp_path / "test", ant=1, bee=1)
     training = image_folder.list_splits(data(tmp_path)).training
     assert training.read(np.array([3, 0]))[:, 0, 0, 0].tolist() == [51, 0]
+
+
+@pytest.mark.parametrize(("ending", "written_as"), [(".jfif", "JPEG"), (".jpe", "JPEG"), (".avif", "AVIF")])
+def test_images_with_rarer_endings_are_read(tmp_path: Path, ending: str, written_as: str) -> None:
+    for name, number in (("ant", 0), ("bee", 200)):
+        file = write_image(tmp_path / f"{name}/0.png", number)
+        with Image.open(file) as image:
+            image.save(file.with_suffix(ending), written_as)
+        file.unlink()
+    training = image_folder.list_splits(data(tmp_path, val_fraction=0.0)).training
+    assert training.read(np.array([0, 1]))[:, 0, 0, 0].tolist() == pytest.approx([0, 200], abs=3)
 
 
 def test_another_number_of_classes_than_the_config_says_is_refused(tmp_path: Path) -> None:

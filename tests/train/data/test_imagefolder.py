@@ -125,7 +125,84 @@ def test_hidden_images_are_no_images(tmp_path: Path) -> None:
     make(tmp_path, "a/0.png", "b/1.jpg", *HIDDEN)
     others, inside = Counter[str](), {"a": set[str](), "b": set[str]()}
     assert class_folders.count_images_by_class(tmp_path, ("a", "b"), others, inside) == {"a": 1, "b": 1}
-    assert (others, inside["a"]) == ({}, {"deep"})
+    assert inside["a"] == {"deep"}
+    assert others == {"folder .ipynb_checkpoints": 1, "folder .snapshot": 1, "hidden files": 2}
+
+
+SYSTEM_FILES = (
+    "a/@eaDir/0.png/SYNOPHOTO_THUMB_SM.jpg",
+    "a/.thumbnails/0.png",
+    "b/.AppleDouble/1.jpg",
+    "b/deep/@eaDir/2.jpg",
+    "#recycle/old/3.jpg",
+    "__MACOSX/a/._0.png",
+    "lost+found/4.jpg",
+    "$RECYCLE.BIN/5.jpg",
+    "b/._1.jpg",
+    "._6.jpg",
+    "b/.DS_Store",
+    "a/Thumbs.db",
+)
+
+
+def test_files_of_a_file_server_are_skipped_and_counted(tmp_path: Path) -> None:
+    make(tmp_path, "a/0.png", "b/1.jpg", *SYSTEM_FILES)
+    layout, unread = class_folders.find_layout(tmp_path), Counter[str]()
+    assert (layout.classes, class_folders.count_images(tmp_path, layout.classes, unread)) == (("a", "b"), 2)
+    class_folders.count_files_outside_classes(tmp_path, layout, unread)
+    server = {f"folder {name}": 1 for name in ("#recycle", "__MACOSX", "lost+found", "$RECYCLE.BIN")}
+    inside = {"folder @eaDir": 2, "folder .thumbnails": 1, "folder .AppleDouble": 1}
+    assert unread == server | inside | {"hidden files": 3, ".db": 1}
+    note = class_folders.describe_unread_files(unread)
+    assert note is not None
+    assert note.startswith("12 files are not read: hidden files (3), folder @eaDir (2)")
+
+
+@pytest.mark.parametrize("ending", [".jfif", ".jpe", ".JFIF", ".avif", ".pbm"])
+def test_every_ending_of_a_format_that_is_read_is_an_image(ending: str) -> None:
+    assert class_folders.is_image(f"0{ending}")
+
+
+def test_a_class_of_other_files_alone_names_their_endings(tmp_path: Path) -> None:
+    make(tmp_path, "a/0.png", *(f"b/{number}.heic" for number in range(8)))
+    with pytest.raises(Failure) as caught:
+        class_folders.count_images(tmp_path, ("a", "b"))
+    assert (caught.value.found or "").startswith(f"b, in {tmp_path}; 8 files are not read: .heic (8)")
+
+
+def test_a_folder_too_many_is_named_with_the_setting(tmp_path: Path) -> None:
+    make(tmp_path, "photos/a/1.jpg", "photos/b/1.jpg", "readme.txt")
+    with pytest.raises(Failure, match="fewer than two class folders") as caught:
+        class_folders.find_layout(tmp_path)
+    assert caught.value.fix == f"set data.root={tmp_path}/photos, which holds a, b"
+
+
+VALIDATION_FIXES = {
+    "class-missing": (("val/a/1.jpg",), "put images to measure into {}/val/b; or move {}/val out of data.root"),
+    "class-too-many": (("val/a/1.jpg", "val/b/1.jpg", "val/c/1.jpg"), "move {}/val/c out of val; or move {}/val out"),
+    "no-classes": (("test/1.jpg", "test/2.jpg"), "move {}/test out of data.root: a part of the training images"),
+}
+
+
+@pytest.mark.parametrize(("files", "fix"), VALIDATION_FIXES.values(), ids=VALIDATION_FIXES)
+def test_a_validation_folder_of_other_classes_has_the_fix_that_fits(
+    files: tuple[str, ...], fix: str, tmp_path: Path
+) -> None:
+    make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", *files)
+    with pytest.raises(Failure, match="differ") as caught:
+        class_folders.find_layout(tmp_path)
+    assert caught.value.fix.startswith(fix.replace("{}", str(tmp_path)))
+
+
+def test_classes_called_by_numbers_are_sorted_as_text_and_that_is_said() -> None:
+    note = class_folders.describe_text_order(("1", "10", "11", "2"))
+    assert note is not None
+    assert note.startswith("the classes are sorted as text: 1, 10, 11, 2.")
+
+
+@pytest.mark.parametrize("classes", [("01", "02", "10"), ("1", "2"), ("cat", "10"), ()])
+def test_of_classes_in_the_order_of_their_numbers_nothing_is_said(classes: tuple[str, ...]) -> None:
+    assert class_folders.describe_text_order(classes) is None
 
 
 def test_what_python_makes_beside_a_users_code_is_no_class(tmp_path: Path) -> None:
@@ -144,11 +221,11 @@ def test_a_class_of_hidden_images_alone_is_empty(tmp_path: Path) -> None:
         class_folders.count_images(make(tmp_path, "a/0.png", "b/._0.png"), ("a", "b"))
 
 
-def test_hidden_images_beside_the_classes_are_not_told(tmp_path: Path) -> None:
+def test_hidden_images_beside_the_classes_are_no_images_to_move(tmp_path: Path) -> None:
     make(tmp_path, "a/0.png", "b/1.jpg", "._x.png", "y.png")
     unread = Counter[str]()
     class_folders.count_files_outside_classes(tmp_path, class_folders.find_layout(tmp_path), unread)
-    assert unread == {f".png{class_folders.OUTSIDE_CLASS_FOLDERS}": 1}
+    assert unread == {f".png{class_folders.OUTSIDE_CLASS_FOLDERS}": 1, "hidden files": 1}
 
 
 def test_hidden_images_directly_in_the_root_are_not_counted(tmp_path: Path) -> None:
@@ -197,7 +274,7 @@ def test_a_class_without_images_is_named(tmp_path: Path) -> None:
     make(tmp_path, "a/1.jpg", "b/readme.txt")
     with pytest.raises(Failure, match="without an image: 1") as caught:
         class_folders.count_images(tmp_path, ("a", "b"))
-    assert caught.value.found == f"b, in {tmp_path}"
+    assert caught.value.found == f"b, in {tmp_path}; 1 file is not read: .txt (1)"
 
 
 def test_a_relative_root_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +288,7 @@ def test_other_files_are_counted_by_ending_on_the_way(tmp_path: Path) -> None:
     make(tmp_path, "a/1.jpg", "a/deep/2.TXT", "b/3.webp", "b/4.txt", "b/.hidden")
     others = Counter[str]()
     assert class_folders.count_images(tmp_path, ("a", "b"), others) == 2
-    assert others == {".txt": 2}
+    assert others == {".txt": 2, "hidden files": 1}
 
 
 def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:

@@ -106,6 +106,23 @@ def test_what_looks_like_a_slip_is_told_by_check_as_by_the_start(tmp_path: Path)
     assert (found.note(),) == real.notes == ("1 file is not read: .txt (1)",)
 
 
+def test_the_thumbnails_of_a_file_server_are_no_images_in_check_and_start(tmp_path: Path) -> None:
+    photos = [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(4)]
+    thumbnails = [f"{Path(photo).parent}/@eaDir/{Path(photo).name}/SYNOPHOTO_THUMB_SM.jpg" for photo in photos]
+    data = make(tmp_path, *photos, *thumbnails)
+    found, real = folder.scan_image_folder(data), image_folder.list_splits(data)
+    assert found.training + found.validation == len(real.training.labels) + len(real.validation.labels) == 8
+    assert (found.note(),) == real.notes == ("2 files are not read: folder @eaDir (2)",)
+
+
+def test_folders_of_sites_are_warned_of_in_check_and_start(tmp_path: Path) -> None:
+    sites = [f"{site}/{name}/{i}.jpg" for site in ("alps", "eifel") for name in ("deer", "fox") for i in range(5)]
+    data = make(tmp_path, *sites)
+    (warning,) = folder.scan_image_folder(data).warnings
+    assert image_folder.list_splits(data).warnings == (warning,)
+    assert "are these the classes?" in warning
+
+
 @pytest.mark.parametrize("fraction", [0, 0.5])
 def test_nothing_is_missed_where_no_or_enough_images_are_for_validation(fraction: float, tmp_path: Path) -> None:
     make(tmp_path, *(f"{name}/{i}.jpg" for name in ("a", "b") for i in range(2)))
@@ -130,7 +147,7 @@ def test_files_that_are_not_read_are_named_by_ending_the_commonest_first(tmp_pat
     others = [f"cat/{i}.txt" for i in range(3)] + ["dog/1.HEIC", "dog/deep/2.heic", "dog/LICENSE", "dog/.DS_Store"]
     note = folder.scan_image_folder(make(tmp_path, "cat/1.jpg", "dog/1.jpg", *others)).note()
     assert note is not None
-    assert note.startswith("6 files are not read: .txt (3), .heic (2), no ending (1)")
+    assert note.startswith("7 files are not read: .txt (3), .heic (2), hidden files (1), no ending (1)")
     assert "fix: save pictures of other kinds as .jpg or .png" in note
 
 

@@ -82,6 +82,112 @@ def test_labels_that_could_be_two_tasks_are_refused_with_the_setting(
     assert opened(tmp_path / "labels.csv", task="classification", val_fraction=0.0).task == "classification"
 
 
+MEASUREMENTS = [f"{1 + number / 7:.2f}" for number in range(200)]
+BAD_CELLS = ("nan", "N/A", "NULL", "", "3.5 kg", "3,5", "-", "unknown", "#DIV/0!")
+
+
+@pytest.mark.parametrize("bad", BAD_CELLS)
+def test_one_bad_cell_makes_no_classes_of_a_column_of_numbers(bad: str, tmp_path: Path) -> None:
+    table = write_table(tmp_path, rows([*MEASUREMENTS[:20], f'"{bad}"']))
+    failure = refused(table)
+    assert (failure.code, failure.found) == (
+        64,
+        f"21 different cells in 21 lines; no number in line 22: {bad or 'an empty cell'}",
+    )
+    assert "data.task=regression" in failure.fix
+    assert "line 22" in (refused(table, task="regression").found or "")
+
+
+@pytest.mark.parametrize("pattern", ["{} kg", "{}%", "< {}", "{}°C", "{} mg/dl", "$ {}"])
+def test_a_unit_in_each_cell_makes_no_classes_of_a_column_of_numbers(pattern: str, tmp_path: Path) -> None:
+    failure = refused(write_table(tmp_path, rows([pattern.format(number) for number in MEASUREMENTS[:20]])))
+    assert (failure.code, "no unit" in failure.fix) == (64, True)
+
+
+def test_decimal_commas_are_numbers_and_read_with_a_note(tmp_path: Path) -> None:
+    lines = [f"{number:03d}.png;{cell}" for number, cell in enumerate(["1,5", "2", "-3,25"])]
+    table = write_table(tmp_path, lines, "path;label")
+    assert "data.task=regression" in refused(table).fix
+    sets = opened(table, task="regression", val_fraction=0.0)
+    assert sets.training.labels.tolist() == [1.5, 2.0, -3.25]
+    assert sets.notes == ("decimal commas in label are read as points: 2 cells",)
+
+
+@pytest.mark.parametrize("cells", [["1,500", "2,000"], ["1.5", "2,5"], ["1,5", "1.000,5"]])
+def test_commas_that_may_divide_thousands_are_refused(cells: list[str], tmp_path: Path) -> None:
+    failure = refused(
+        write_table(tmp_path, [f"00{n}.png;{cell}" for n, cell in enumerate(cells)], "path;label"), task="regression"
+    )
+    assert (failure.code, "no comma" in failure.fix) == (65, True)
+
+
+def test_a_class_number_that_is_missing_is_no_class(tmp_path: Path) -> None:
+    failure = refused(write_table(tmp_path, rows(["0", "1"] * 30 + ["NA", "nan"])))
+    assert (failure.code, failure.found) == (64, "4 different cells in 62 lines; no number in lines 62, 63: NA")
+    assert failure.fix.endswith("or remove the lines; or set data.task=classification if each is a class")
+
+
+def test_a_class_called_as_a_missing_value_is_warned_of(tmp_path: Path) -> None:
+    table = write_table(tmp_path, rows(["cat", "dog", "NA", "NA"]))
+    (warning,) = opened(table, val_fraction=0.0).warnings
+    assert warning.startswith("lines 4, 5 of the table: the class NA looks like a missing value")
+
+
+TAGS = {
+    "commas": ["cat,dog", "dog", "cat", "cat,dog,sofa", "sofa"],
+    "comma-and-space": ["cat, dog", "dog", "cat, sofa", "sofa"],
+    "spaces": [
+        "haze primary",
+        "clear primary",
+        "clear water primary",
+        "haze water",
+        "clear haze",
+        "haze water primary",
+    ],
+    "slashes": ["cat/dog", "dog", "cat"],
+    "plus-signs": ["cat+dog", "dog", "cat"],
+    "another-order": ["cat dog", "dog cat", "sofa"],
+    "json": ['["cat", "dog"]', '["dog"]'],
+    "python": ["['cat', 'dog']", "['dog']"],
+    "tuple": ["('cat', 'dog')", "('dog',)"],
+    "numpy": ["[1 0 1]", "[0 0 1]"],
+    "lines": ["cat\ndog", "dog", "cat"],
+}
+
+
+@pytest.mark.parametrize("cells", TAGS.values(), ids=TAGS)
+def test_several_labels_in_a_cell_are_no_class_and_no_label(cells: list[str], tmp_path: Path) -> None:
+    quoted = ['"{}"'.format(cell.replace('"', '""')) for cell in cells]
+    table = write_table(tmp_path, rows(quoted))
+    failures = [refused(table), refused(table, task="multi_label")]
+    assert [failure.code for failure in failures] == [64, 65]
+    assert all("write ; between the labels of an image (cat;sofa)" in failure.fix for failure in failures)
+    assert all("line " in (failure.found or "") for failure in failures)
+    assert len(opened(table, task="classification", val_fraction=0.0).classes) == len(set(cells))
+
+
+NAMES = {
+    "two words": ["hot dog", "dog", "cat"],
+    "a cross": ["red fox", "red wolf", "grey fox", "grey wolf"],
+    "numbered": ["class 1", "class 2", "class 3"],
+    "with commas": ["tench, Tinca tinca", "goldfish, Carassius auratus", "ray"],
+    "paths": ["animal/cat", "animal/dog", "plant/oak"],
+    "brackets": ["cat (big)", "cat (small)"],
+    "one of them with a separator": ["AC/DC", "Queen", "Abba"],
+}
+
+
+@pytest.mark.parametrize("cells", NAMES.values(), ids=NAMES)
+def test_names_of_several_words_are_classes(cells: list[str], tmp_path: Path) -> None:
+    quoted = [f'"{cell}"' for cell in cells * 2]
+    assert opened(write_table(tmp_path, rows(quoted)), val_fraction=0.0).classes == tuple(sorted(cells))
+
+
+def test_a_column_that_is_another_in_most_lines_holds_no_classes(tmp_path: Path) -> None:
+    failure = refused(write_table(tmp_path, rows([f"2024-01-{day:02d}" for day in range(1, 31)])))
+    assert (failure.code, failure.found) == (64, "30 different cells in 30 lines, such as line 2: 2024-01-01")
+
+
 @pytest.mark.parametrize("cells", [["0", "1"] * 30, [str(number % 30) for number in range(300)], ["a", "1.5"]])
 def test_whole_numbers_with_many_images_each_are_classes(cells: list[str]) -> None:
     assert not labels.look_like_measurements(cells)
@@ -95,7 +201,8 @@ def test_masks_are_refused_by_name(tmp_path: Path) -> None:
     ("cells", "task", "words"),
     [
         (["1", "tall"], "regression", "line 3: tall"),
-        (["1", "2,5"], "regression", "line 3: 2"),
+        (["1.0", "2,5"], "regression", "line 3: 2"),
+        (["1", "NA", "nan"], "regression", "lines 3, 4: NA"),
         (["1", "inf"], "regression", "line 3: inf"),
         (["1", ""], "regression", "line 3"),
         (["1", "1.0"], "regression", "2 times 1"),

@@ -38,6 +38,36 @@ def test_a_class_folder_of_classes_is_a_part_of_the_data() -> None:
     assert told.endswith("fix: move it beside data.root, or the other class folders into data.root/train")
 
 
+SITES = {
+    "sites": ({"alps": ["deer", "fox"], "eifel": ["deer", "fox"]}, "deer/alps/ instead of alps/deer/"),
+    "not-all-species": (
+        {"alps": ["deer", "fox"], "eifel": ["fox", "owl"], "harz": ["deer", "owl"]},
+        "data.group='^[^/]+/([^/]+)/' keeps each alps in one split",
+    ),
+    "splits-below": ({"cat": ["test", "train"], "dog": ["test", "train"]}, "test/cat/ instead of cat/test/"),
+    "data-sets": ({"birds": ["train", "val"], "pets": ["train", "val"]}, "data.root to one of the class folders"),
+}
+
+
+@pytest.mark.parametrize(("inside", "fix"), SITES.values(), ids=SITES)
+def test_class_folders_that_hold_the_same_names_are_warned_of(inside: dict[str, list[str]], fix: str) -> None:
+    (told,) = class_folders.split_folder_warnings(inside)
+    assert "hold folders of the same names" in told
+    assert fix in told
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        {"cat": ["small"], "dog": ["small"]},
+        {"cat": ["small", "big"], "dog": []},
+        {"cat": ["video_1", "video_2"], "dog": ["video_2", "video_3"]},
+    ],
+)
+def test_folders_below_the_classes_of_any_other_names_are_not_warned_of(inside: dict[str, list[str]]) -> None:
+    assert class_folders.split_folder_warnings(inside) == ()
+
+
 @pytest.mark.parametrize(
     ("validation", "measured"), [(Path("d/val"), "val"), (None, "a part of Train")], ids=["a-folder", "a-part"]
 )

@@ -63,7 +63,8 @@ def describe(data: DataConfig) -> DataSummary:
         training=counts.training,
         outputs=len(read.classes),
         facts=facts if read.task == CLASSIFICATION else facts | {"task": read.task},
-        warnings=warnings,
+        warnings=(*table.warnings, *read.warnings, *warnings),
+        notes=(*table.notes, *read.notes),
         task=read.task,
     )
 
