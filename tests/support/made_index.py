@@ -19,6 +19,7 @@ from PIL import Image
 from train.data import shard_index
 from train.data.shard_index import ENTRY, Shard, ShardIndex
 from train.data.shard_labels import LabelKind
+from train.data.shard_members import BLOCK
 from train.data.shard_runs import cut_into_runs
 from train.tasks import CLASSIFICATION
 
@@ -41,13 +42,13 @@ def write_index(folder: Path, images: int) -> None:
             header.size = IMAGE_BYTES
             file.seek(number * SPACING)
             file.write(header.tobuf() + written.getvalue())
-        file.truncate(IMAGES_PER_SHARD * SPACING + 2 * shard_index.BLOCK)
+        file.truncate(IMAGES_PER_SHARD * SPACING + 2 * BLOCK)
     shards = images // IMAGES_PER_SHARD
     names = [first.name, *(f"train-{number:05d}.tar" for number in range(1, shards))]
     for name in names[1:]:
         os.link(first, folder / name)
     part = np.zeros(IMAGES_PER_SHARD, ENTRY)
-    part["offset"] = np.arange(IMAGES_PER_SHARD) * SPACING + shard_index.BLOCK
+    part["offset"] = np.arange(IMAGES_PER_SHARD) * SPACING + BLOCK
     part["length"], part["crc32"] = IMAGE_BYTES, zlib.crc32(content)
     entries = np.tile(part, shards)
     entries["label"] = np.arange(len(entries)) * 7919 % CLASSES

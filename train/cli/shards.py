@@ -23,9 +23,11 @@ def index_shards(config: RunConfig) -> str:
     from train.data import shard_index  # numpy
 
     root = Path(config.data.root)
-    lines = [_describe(shard_index.write_index(root, task=config.data.task))]
-    if left_out := shard_index.list_apple_files(root):
-        lines.append(f"left out       {len(left_out):,} of macOS, which are no tars: {', '.join(left_out[:3])}")
+    lines = list[str]()
+    lines.insert(0, _describe(shard_index.write_index(root, task=config.data.task, say=lines.append)))
+    for reason in shard_index.LEFT_OUT:
+        if names := shard_index.list_left_out(root, reason):
+            lines.append(f"left out       {len(names):,} {reason}: {', '.join(names[:3])}")
     return join_lines(lines)
 
 

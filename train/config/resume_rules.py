@@ -53,6 +53,12 @@ KEYS_FIXED_BY_BITWISE: Final = ("train.micro_batch_size",)
 DIGESTS_KEY: Final = "digests"
 TARGET_KEY: Final = "target"  # the scale of numbers, which follows from the labels
 TEST_KEY: Final = "test"  # of the test split; a run trains on the same images whatever is in it
+ORDER_KEY, WEIGHTS_KEY = "order", "weights"
+# The digest of what else decides the training on the same samples -> its change in words.
+TRAINING_DIGESTS: Final = {
+    ORDER_KEY: "the same images in other shard files, from which they come in another order",
+    WEIGHTS_KEY: "the same images, which count with other weights",
+}
 UNCOMPARED_KEYS: Final = (DIGESTS_KEY, TARGET_KEY, TEST_KEY)
 # The key of a split in a checkpoint -> its name in messages.
 SPLIT_NAMES: Final = {"training": "training", "held_out": "validation"}
@@ -118,17 +124,15 @@ def refuse_data_changes(before: Mapping[str, Any] | None, current: Mapping[str, 
     if (key := next((key for key in compared if before[key] != current[key]), None)) is not None:
         name = SPLIT_NAMES.get(key, key)
         raise _changed_data_failure(f"{name}: {_shorten(current[key])}", f"{name}: {_shorten(before[key])}", run)
-    if (side := first_changed_split(before.get(DIGESTS_KEY) or {}, current.get(DIGESTS_KEY) or {})) is not None:
-        name = SPLIT_NAMES[side]
-        change = f"{name}: {current[side]} as before, but others, under other names or in another order"
-        raise _changed_data_failure(change, f"{name}: the same {before[side]}", run)
-
-
-def first_changed_split(before: Mapping[str, str], current: Mapping[str, str]) -> str | None:
-    """The first split whose digests are known in both, and differ."""
-    return next(
-        (side for side in SPLIT_NAMES if side in before and side in current and before[side] != current[side]), None
-    )
+    digests, recorded = current.get(DIGESTS_KEY) or {}, before.get(DIGESTS_KEY) or {}
+    compared = [key for key in (*SPLIT_NAMES, *TRAINING_DIGESTS) if key in recorded and key in digests]
+    changed = next((key for key in compared if recorded[key] != digests[key]), None)
+    if changed in SPLIT_NAMES:
+        name, count = SPLIT_NAMES[changed], current[changed]
+        change = f"{name}: {count} as before, but others, under other names or in another order"
+        raise _changed_data_failure(change, f"{name}: the same {count}", run)
+    if changed is not None:
+        raise _changed_data_failure(f"training: {TRAINING_DIGESTS[changed]}", "training: the same", run)
 
 
 def _changed_data_failure(change: str, expected: str, run: Path) -> Failure:

@@ -12,11 +12,11 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -26,25 +26,31 @@ from PIL import Image
 from entrypoint import ExitCode, Failure, file_writer
 from train import files, rng
 from train.config.schema import DataConfig
-from train.data import decode, registry, shard_index
+from train.data import decode, grouping, image_table, label_table, path_list, registry, shard_index
 from train.data.class_folders import IMAGE_SUFFIXES
 from train.data.image_folder import ImageFileSource
 from train.data.process_pool import map_in_processes
-from train.data.shard_labels import CLASSES_FILE
+from train.data.shard_labels import CLASSES_FILE, GROUP_KEY
 
 PLAN_FILE: Final = "pack.json"
 SHARD_BYTES: Final = 10**9
 MAX_KEY_LETTERS: Final = 60
 DEFAULT_QUALITY: Final = 90
+NO_LINE: Final = re.compile("\n|\r$|^\ufeff")
+PlannedImage = tuple[str, str, int | float | list[float], int, str | None, int, int]
 SPLIT_NAMES: Final = {"training": "train", "validation": "val", "test": "test"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
-    """A shard to write. members: key, path, label and number of each image. label: as `SampleSource.labels`."""
+    """A shard to write.
+
+    members: of each image key, path, label as `SampleSource.labels`, number and group; and size and time of the last
+    change (ns) of its file, which tell it from another image.
+    """
 
     path: Path
-    members: list[tuple[str, str, int | float | list[float], int]]
+    members: list[PlannedImage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +72,21 @@ def pack_images(
     """Write the shards of all splits, class names and the index into `output`. say: takes a line for each shard.
 
     Raises:
-        Failure: as opening the data; USAGE for samples that are no image files with a class; OUTPUT for a folder that
-            holds anything else; what reading and writing raise.
+        Failure: as opening the data; USAGE for samples that are no image files with a class, and for an `output` in the
+            folder that is packed; OUTPUT for a folder that holds anything else; DATA for shards that do not hold what
+            was packed, which get no index; what reading and writing raise.
     """
+    root, is_listed = Path(data.root), registry.find_source(data.name).origin == "files"
+    if is_listed and root.is_dir() and output.resolve().is_relative_to(root.resolve()):
+        raise Failure(
+            "--output lies in the folder that is packed",
+            found=f"{output}, in {data.root}",
+            fix="give a folder outside of it: --output DIR",
+            code=ExitCode.USAGE,
+        )
     splits = registry.open_splits(data)
+    for line in (*(f"note: {note}" for note in splits.notes), *(f"warning: {each}" for each in splits.warnings)):
+        say(line)
     sources = {"training": splits.training, "validation": splits.validation, "test": splits.test}
     if not isinstance(splits.training, ImageFileSource) or splits.weights is not None:
         weights = "" if splits.weights is None else ", with a weight for each image"
@@ -79,10 +96,19 @@ def pack_images(
             fix="pack a folder of class folders, or a table of paths and labels without a column of weights",
             code=ExitCode.USAGE,
         )
-    plans = list[ShardPlan]()
-    for split, source in sources.items():
-        if isinstance(source, ImageFileSource) and len(source.labels):
-            plans += _plan_split(source, SPLIT_NAMES[split], output, shard_bytes)
+    # The names behind an empty or a broken line would be those of other numbers.
+    if unwritable := [name for name in splits.classes if not name.strip() or NO_LINE.search(name)]:
+        raise Failure(
+            f"the name of a class cannot be a line of {CLASSES_FILE}",
+            found=repr(unwritable[0]),
+            fix="rename the class: no line breaks",
+            code=ExitCode.DATA,
+        )
+    packed = {SPLIT_NAMES[split]: source for split, source in sources.items() if isinstance(source, ImageFileSource)}
+    groups, plans = _group_by_path(data, packed.values()), list[ShardPlan]()
+    for name, source in packed.items():
+        if len(source.labels):
+            plans += _plan_split(source, groups, name, output, shard_bytes)
     files.prepare_folder(output)
     with shard_index.only_writer(output):
         _prepare_output(output, plans, f"{shard_bytes} {scaling}")
@@ -90,41 +116,53 @@ def pack_images(
         missing = [plan for plan in plans if not plan.path.exists()]
         if len(missing) < len(plans):
             say(f"{len(plans) - len(missing)} of {len(plans)} shards are there already")
-        for name in map_in_processes(partial(write_shard, scaling), missing):
-            say(f"{name} is written")
-        index = shard_index.index_shards(output, task=splits.task)
-    counts = {shard.name: shard.images for shard in index.shards}
-    for plan in plans:
-        if counts.get(plan.path.name, 0) != len(plan.members):
-            raise Failure(
-                "a shard does not hold the images that were packed into it",
-                found=f"{plan.path}: {counts.get(plan.path.name, 0):,} of {len(plan.members):,} images",
-                fix="delete it, and start the same command again",
-                code=ExitCode.DATA,
-            )
+        written = map_in_processes(partial(write_shard, scaling, data.max_bad_images), missing)
+        for line in chain.from_iterable(written):
+            say(line)
+        index = shard_index.read_shards(output, task=splits.task, say=say)
+        counts = {shard.name: shard.images for shard in index.shards}
+        for plan in plans:
+            if counts.get(plan.path.name, 0) != len(plan.members):
+                raise Failure(
+                    "a shard does not hold the images that were packed into it",
+                    found=f"{plan.path}: {counts.get(plan.path.name, 0):,} of {len(plan.members):,} images",
+                    fix="delete it, and start the same command again",
+                    code=ExitCode.DATA,
+                )
+        shard_index.write_files(index)
     return index
 
 
-def _plan_split(source: ImageFileSource, name: str, output: Path, shard_bytes: int) -> Iterator[ShardPlan]:
+def _group_by_path(data: DataConfig, sources: Iterable[ImageFileSource]) -> dict[str, str]:
+    """The group of each image, which stays in one split when the shards are split; empty without groups."""
+    if data.name == "table":
+        table = label_table.read_table(data)
+        groups = image_table.group_names(table, range(len(table.paths)), data)
+        return {} if groups is None else dict(zip(table.paths, groups, strict=True))
+    if data.group is None:
+        return {}
+    paths = [path_list.as_packed_paths(source.paths) for source in sources]
+    names = grouping.group_names(chain.from_iterable(each.names() for each in paths), data.group)
+    return dict(zip(chain.from_iterable(paths), names, strict=True))
+
+
+def _plan_split(
+    source: ImageFileSource, groups: Mapping[str, str], name: str, output: Path, shard_bytes: int
+) -> Iterator[ShardPlan]:
     order = rng.permutation(len(source.labels), rng.SPLIT, len(source.labels))
-    samples, labels = order.tolist(), source.labels[order].tolist()
-    paths = [str(source.paths[sample]) for sample in samples]
-    ends = np.cumsum([_file_size(path, sample) for path, sample in zip(paths, samples, strict=True)])
-    shards = ends // shard_bytes
-    bounds = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(paths)]
+    images = list[PlannedImage]()
+    for position, (sample, label) in enumerate(zip(order.tolist(), source.labels[order].tolist(), strict=True)):
+        path = str(source.paths[sample])
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise decode.unreadable_image_failure(Path(path), sample, error) from error
+        state = status.st_size, status.st_mtime_ns
+        images.append((_member_key(position, path), path, label, sample, groups.get(path), *state))
+    shards = np.cumsum([image[-2] for image in images]) // shard_bytes
+    bounds = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(images)]
     for number, (first, end) in enumerate(pairwise(bounds)):
-        members = [
-            (_member_key(position, paths[position]), paths[position], labels[position], samples[position])
-            for position in range(first, end)
-        ]
-        yield ShardPlan(path=output / f"{name}-{number:05d}.tar", members=members)
-
-
-def _file_size(path: str, sample: int) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError as error:
-        raise decode.unreadable_image_failure(Path(path), sample, error) from error
+        yield ShardPlan(path=output / f"{name}-{number:05d}.tar", members=images[first:end])
 
 
 def _member_key(position: int, path: str) -> str:
@@ -150,7 +188,7 @@ def _prepare_output(output: Path, plans: Sequence[ShardPlan], settings: str) -> 
         with suppress(OSError, *files.MALFORMED_ERRORS):
             if files.read_json(plan_file)["sha256"] == digest.hexdigest():
                 return
-        conflict = f"{plan_file} is of other images, or of other options"
+        conflict = f"{plan_file} is of other images, of other options, or of another version"
     elif existing:
         conflict = f"{output} holds {sorted(existing)[0]}"
     else:
@@ -164,32 +202,45 @@ def _prepare_output(output: Path, plans: Sequence[ShardPlan], settings: str) -> 
     )
 
 
-def write_shard(scaling: Scaling | None, plan: ShardPlan) -> str:
-    """Write one shard, and return its name. Raises Failure: for an image that cannot be read, and for a full disk."""
+def write_shard(scaling: Scaling | None, max_bad_images: int, plan: ShardPlan) -> list[str]:
+    """Write one shard. Return a line that it is written, and one for each image that is packed as it is.
+
+    max_bad_images: of the shard, that cannot be scaled: a training skips them, as it skips the files.
+
+    Raises:
+        Failure: for an image that cannot be read, and for a full disk.
+    """
+    lines = [f"{plan.path.name} is written"]
     try:
         with (
             files.translate_os_errors(plan.path),
             file_writer.replace_file(plan.path) as stream,
             tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive,
         ):
-            for key, path, label, sample in plan.members:
-                suffix, image = _read_image(path, sample, scaling)
+            for key, path, label, sample, group, *_ in plan.members:
+                try:
+                    suffix, image = _read_image(path, sample, scaling)
+                except Failure as failure:
+                    if failure.code != ExitCode.DATA or len(lines) > max_bad_images:
+                        raise
+                    suffix, image = _read_image(path, sample, None)
+                    lines.append(f"warning: {failure.what}, and is packed as it is: {failure.found}")
                 _add(archive, key + suffix, image)
-                _add(archive, *_label_member(key, label))
+                _add(archive, *_label_member(key, label, group))
     except Failure as failure:
         if failure.code == ExitCode.IO:
             failure.fix = "free space there, and start the same command again; or give another folder: --output DIR"
         raise
-    return plan.path.name
+    return lines
 
 
-def _label_member(key: str, label: int | float | list[float]) -> tuple[str, bytes]:
-    """The name and the content of the member with a label: the number of its class, or JSON."""
-    if isinstance(label, int):
+def _label_member(key: str, label: int | float | list[float], group: str | None) -> tuple[str, bytes]:
+    """The name and the content of the member with label and group: the number of the class alone, or JSON."""
+    if isinstance(label, int) and group is None:
         return f"{key}.cls", str(label).encode()
-    has_labels = isinstance(label, list)
-    content = {"labels": [*np.flatnonzero(label).tolist()]} if has_labels else {"target": label}
-    return f"{key}.json", json.dumps(content).encode()
+    name = "labels" if isinstance(label, list) else "label" if isinstance(label, int) else "target"
+    value = [*np.flatnonzero(label).tolist()] if isinstance(label, list) else label
+    return f"{key}.json", json.dumps({name: value} | ({} if group is None else {GROUP_KEY: group})).encode()
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

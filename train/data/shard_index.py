@@ -1,9 +1,9 @@
 """The index of a folder of tar shards: where each image lies, its label and its crc32.
 
 Files beside the shards: index.npy has an entry of 24 bytes for each image, runs.npy the first entry of each run of
-about 1 MiB, and order.npy the order from which validation and test images are taken, 4 bytes for each image. They are
-mapped into memory. index.json names shards and classes. `train data index` writes all in one pass over the shards. This
-module does not import torch.
+about 1 MiB, and order.npy the order from which validation and test images are taken, 4 bytes for each image. If images
+have groups, groups.npy has that of each image to train on, 8 bytes. They are mapped into memory. index.json names
+shards and classes. `train data index` writes all in one pass over the shards. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tarfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain, combinations
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from entrypoint import ExitCode, Failure, file_writer
 from train import file_lock, files
-from train.config.schema import Rule, one_of
-from train.data import array_files, partition
-from train.data.class_folders import IMAGE_SUFFIXES, TRAINING_FOLDER_NAMES, VALIDATION_FOLDER_NAMES
+from train.config import batches
+from train.config.schema import DataConfig, Rule, one_of
+from train.data import array_files, grouping, partition
+from train.data.class_folders import TRAINING_FOLDER_NAMES, VALIDATION_FOLDER_NAMES
 from train.data.process_pool import map_in_processes
-from train.data.shard_labels import LABEL_SUFFIXES, MAX_CLASSES, Label, LabelKind, number_labels, parse_label
+from train.data.shard_labels import MAX_CLASSES, Label, LabelKind, number_labels
+from train.data.shard_members import BLOCK, Skipped, damaged_shard_failure, describe_skipped, read_images
 from train.data.shard_runs import Entries, Int64Array, cut_into_runs
 from train.fields import MAX_INT64, TEXTS, check_fields, whole_number
 from train.tasks import AUTO, MULTI_LABEL, REGRESSION, TASKS
@@ -38,17 +39,26 @@ ENTRIES_FILE: Final = "index.npy"
 RUNS_FILE: Final = "runs.npy"
 ORDER_FILE: Final = "order.npy"
 SETS_FILE: Final = "label_sets.npy"  # only of several labels per image
+GROUPS_FILE: Final = "groups.npy"  # only of images with groups
 FACTS_FILE: Final = "index.json"
-ARRAY_FILES: Final = (ENTRIES_FILE, RUNS_FILE, ORDER_FILE)
-INDEX_FILES: Final = (*ARRAY_FILES, SETS_FILE, FACTS_FILE)
+ARRAY_FILES: Final = (ENTRIES_FILE, RUNS_FILE, ORDER_FILE, SETS_FILE, GROUPS_FILE)
+INDEX_FILES: Final = (*ARRAY_FILES, FACTS_FILE)
 LOCK_NAME: Final = ".writer"  # of whoever packs or indexes
-VERSION: Final = 2
+VERSION: Final = 3  # raised whenever the same shards would be indexed otherwise
 ENTRY: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("label", "<i8")])
 MAX_UINT32: Final = 2**32 - 1
 READ_BYTES: Final = 4 * 2**20
 CHECKED_AT_A_TIME: Final = 2**18  # entries
-MAX_LABEL_BYTES: Final = 2**20  # of a member with a label
-BLOCK: Final = tarfile.BLOCKSIZE
+MIN_IMAGES: Final = 20  # from which on a class for nearly each image is said
+MAX_LISTED: Final = 5  # classes or shards in a message
+# Why a file is no shard -> the files. macOS keeps in `._NAME.tar` what its file system knows of NAME.tar.
+APPLE: Final = "of macOS, which are no tars"
+COMPRESSED: Final = "compressed, in which no image can be read alone"
+LEFT_OUT: Final = {
+    APPLE: ("._*.tar", "*/._*.tar"),
+    COMPRESSED: ("*.tar.*", "*/*.tar.*", "*.tgz", "*/*.tgz"),
+    "in deeper folders": ("*/*/*.tar",),
+}
 Split = Literal["training", "validation", "test"]
 SPLITS: Final[tuple[Split, ...]] = ("training", "validation", "test")
 
@@ -69,7 +79,8 @@ class ShardIndex:
     """An index that fits the shards. The shards of a split follow each other, and so do their entries.
 
     entries: ENTRY [images]. run_starts: the first entry of each run, and the end, int64 [runs + 1]. order: of the
-    images to train on, as `partition.order_by_share`, uint32 or int64 [n]. They are mapped.
+    images to train on, as `partition.order_by_share`, uint32 or int64 [n]. groups: of the images to train on, which
+    stay in one split, int64 [n]. They are mapped.
     """
 
     folder: Path
@@ -78,6 +89,7 @@ class ShardIndex:
     entries: Entries
     run_starts: Int64Array
     order: npt.NDArray[np.uint32 | np.int64]
+    groups: Int64Array | None = None
 
     def bounds(self, split: Split) -> tuple[int, int]:
         """The first entry of a split, and the end."""
@@ -93,20 +105,23 @@ def _is_shard_name(name: object) -> bool:
     return 1 <= len(parts) <= 2 and are_plain and parts[-1].endswith(".tar")
 
 
-def list_apple_files(folder: Path) -> list[str]:
-    """The files `._NAME.tar`, in which macOS keeps what its file system knows of NAME.tar: no tars. Raises OSError."""
-    paths = (path for pattern in ("._*.tar", "*/._*.tar") for path in folder.glob(pattern) if path.is_file())
-    return sorted(path.relative_to(folder).as_posix() for path in paths)
+def list_left_out(folder: Path, reason: str) -> list[str]:
+    """The files of a folder that are no shards for this one of LEFT_OUT. Raises OSError."""
+    return sorted({path.relative_to(folder).as_posix() for each in LEFT_OUT[reason] for path in folder.glob(each)})
 
 
 FIELDS: Final = {
-    "version": Rule(holds=lambda version: type(version) is int and version == VERSION, expected=str(VERSION)),
+    "version": Rule(
+        holds=lambda version: type(version) is int and version == VERSION,
+        expected=f"{VERSION}: another version wrote it",
+    ),
     "task": one_of(*TASKS),
     "classes": Rule(
         holds=lambda names: TEXTS.holds(names) and len(set(names)) == len(names) <= MAX_CLASSES,
         expected=f"a list of 1 to {MAX_CLASSES:,} texts, each once",
     ),
     "shards": Rule(holds=lambda shards: isinstance(shards, list) and len(shards) > 0, expected="a list of shards"),
+    "groups": whole_number(0),
 }
 SHARD_FIELDS: Final = {
     "name": Rule(holds=_is_shard_name, expected="the name of a tar file in the folder, or in a folder in it"),
@@ -122,8 +137,9 @@ def count_images(shards: Sequence[Shard], split: Split) -> int:
     return sum(shard.images for shard in shards if shard.split == split)
 
 
-def read_facts(folder: Path) -> tuple[tuple[Shard, ...], LabelKind]:
-    """The shards, which `refuse_other_shards` compares with the files, and what the labels are; the sets are not read.
+def read_facts(folder: Path) -> tuple[tuple[Shard, ...], LabelKind, int]:
+    """The shards, which `refuse_other_shards` compares with the files; what the labels are, whose sets are not read;
+    and the number of groups, 0 if images have none.
 
     Raises:
         Failure: NO_INPUT without an index; DATA for a damaged one, naming the field.
@@ -140,7 +156,7 @@ def read_facts(folder: Path) -> tuple[tuple[Shard, ...], LabelKind]:
         raise _missing_index_failure(folder) from None
     except (OSError, ValueError) as error:
         raise _index_failure(folder, f"{folder / FACTS_FILE}: {error}") from error
-    return shards, labels
+    return shards, labels, facts["groups"]
 
 
 def _refuse_contradictions(shards: Sequence[Shard], labels: LabelKind) -> None:
@@ -174,7 +190,7 @@ def refuse_other_shards(folder: Path, shards: Sequence[Shard]) -> None:
 
 def read_index(folder: Path) -> ShardIndex:
     """Map the index, whose content `refuse_wrong_entries` checks. Raises Failure: as `read_facts`."""
-    shards, labels = read_facts(folder)
+    shards, labels, groups = read_facts(folder)
     count, training = sum(shard.images for shard in shards), count_images(shards, "training")
     if labels.task == MULTI_LABEL:
         sets = _map_array(folder, SETS_FILE, np.dtype(np.uint8), (None, -(-len(labels.classes) // 8)))
@@ -187,6 +203,7 @@ def read_index(folder: Path) -> ShardIndex:
         entries=_map_array(folder, ENTRIES_FILE, ENTRY, (count,)),
         run_starts=_map_array(folder, RUNS_FILE, np.dtype(np.int64), (None,)),
         order=_map_array(folder, ORDER_FILE, order_type, (training,)),
+        groups=_map_array(folder, GROUPS_FILE, np.dtype(np.int64), (training,)) if groups else None,
     )
 
 
@@ -237,6 +254,8 @@ def refuse_wrong_entries(index: ShardIndex) -> None:
         is_there[order[(order >= 0) & (order < training)]] = True
     if not is_there.all():
         raise _index_failure(index.folder, f"{index.folder / ORDER_FILE}: it is no order of {training:,} images")
+    if index.groups is not None and not ((index.groups >= 0) & (index.groups < training)).all():
+        raise _index_failure(index.folder, f"{index.folder / GROUPS_FILE}: these are no groups of {training:,} images")
     starts = index.run_starts
     ends_with_all = len(starts) > 0 and (starts[0], starts[-1]) == (0, count)
     if not (ends_with_all and (np.diff(starts) > 0).all() and np.isin(ends, starts).all()):
@@ -246,15 +265,15 @@ def refuse_wrong_entries(index: ShardIndex) -> None:
 def list_shards(folder: Path) -> list[tuple[str, Split]]:
     """The tar files in this folder and in the folders directly in it: names, relative to it, and splits, in order.
 
-    Those of `list_apple_files` are not among them.
+    Those of `list_left_out` are not among them.
 
     Raises:
         Failure: NO_INPUT if there are none, or only compressed ones.
     """
     try:
         archives = [path for pattern in ("*.tar", "*/*.tar") for path in folder.glob(pattern) if path.is_file()]
-        apple_files = list_apple_files(folder)
-        compressed = [path.name for pattern in ("*.tar.*", "*/*.tar.*", "*.tgz") for path in folder.glob(pattern)]
+        apple_files = list_left_out(folder, APPLE)
+        compressed = [] if archives else list_left_out(folder, COMPRESSED)
     except OSError as error:
         raise files.os_error_failure(error, folder, "read") from error
     names = sorted({path.relative_to(folder).as_posix() for path in archives}.difference(apple_files))
@@ -286,30 +305,42 @@ def only_writer(folder: Path) -> AbstractContextManager[None]:
     return file_lock.only_writer(folder / LOCK_NAME, fix="wait until it has ended, and start the same command again")
 
 
-def write_index(folder: Path, processes: int | None = None, task: str = AUTO) -> ShardIndex:
-    """Write the index of the shards in `folder`, as `index_shards`, unless another process writes there.
+def write_index(
+    folder: Path, processes: int | None = None, task: str = AUTO, say: Callable[[str], None] = lambda line: None
+) -> ShardIndex:
+    """Write the index of the shards in `folder`, as `read_shards`, unless another process writes there.
 
     Raises:
-        Failure: as `index_shards`; OUTPUT for another writer.
+        Failure: as `read_shards`; OUTPUT for another writer.
     """
     list_shards(folder)
     for name in INDEX_FILES:
         files.refuse_unusable_file(folder / name, "index", Path(name).suffix)
     with only_writer(folder):
-        return index_shards(folder, processes, task)
+        index = read_shards(folder, processes, task, say)
+        write_files(index)
+    return index
 
 
-def index_shards(folder: Path, processes: int | None = None, task: str = AUTO) -> ShardIndex:
-    """Read all shards once, one behind the other in each of so many processes, and write their index.
+def read_shards(
+    folder: Path, processes: int | None = None, task: str = AUTO, say: Callable[[str], None] = lambda line: None
+) -> ShardIndex:
+    """Read all shards once, one behind the other in each of so many processes: their index, which is not written.
 
-    Only inside `only_writer`. task: as data.task.
+    task: as data.task. say: takes lines of what is passed over, and of what looks like a mistake.
 
     Raises:
-        Failure: NO_INPUT without shards; DATA for a damaged shard, for images without a label, and as `number_labels`;
-            what writing raises.
+        Failure: NO_INPUT without shards; DATA for a damaged shard, for images without a label, for a group in two
+            splits, and as `number_labels`.
     """
     listed = list_shards(folder)
     parts = list(map_in_processes(partial(_read_shard, folder), [name for name, _ in listed], processes))
+    skipped: Skipped = {}
+    for description, (count, example) in chain.from_iterable(part.skipped.items() for part in parts):
+        before, first = skipped.get(description, (0, example))
+        skipped[description] = before + count, first
+    if skipped:
+        say(f"passed over    {describe_skipped(skipped)}")
     written = sorted({label for part in parts for label in part.labels}, key=str)
     labels, values = number_labels(folder, written, task)
     of_label = dict(zip(written, values.tolist(), strict=True))
@@ -319,7 +350,8 @@ def index_shards(folder: Path, processes: int | None = None, task: str = AUTO) -
     if not any(len(part.entries) for (_, split), part in zip(listed, parts, strict=True) if split == "training"):
         raise Failure(
             "the shards hold no image to train on",
-            found=f"{folder.absolute()}: {', '.join(name for name, _ in listed[:3])}",
+            found=f"{folder.absolute()}: {', '.join(name for name, _ in listed[:3])}"
+            + (f"; passed over: {describe_skipped(skipped)}" if skipped else ""),
             expected="KEY.jpg with KEY.cls, in a shard whose path has no word such as val or test",
             fix="train data pack SOURCE --output DIR makes such shards",
             code=ExitCode.NO_INPUT,
@@ -328,19 +360,73 @@ def index_shards(folder: Path, processes: int | None = None, task: str = AUTO) -
         Shard(name=name, split=split, size=part.size, modified_ns=part.modified_ns, images=len(part.entries))
         for (name, split), part in zip(listed, parts, strict=True)
     )
+    if empty := [shard.name for shard in shards if not shard.images]:
+        say(f"warning: {len(empty):,} shards hold no image: {', '.join(empty[:MAX_LISTED])}")
+    for line in _label_warnings(labels, entries["label"]):
+        say(f"warning: {line}")
     first_entries = np.cumsum([0, *(len(part.entries) for part in parts)])
     runs = [first + cut_into_runs(part.entries["offset"]) for first, part in zip(first_entries, parts, strict=False)]
     run_starts = np.concatenate([*runs, first_entries[-1:]])
-    index = ShardIndex(
+    return ShardIndex(
         folder=folder,
         shards=shards,
         labels=labels,
         entries=entries,
         run_starts=run_starts,
         order=order_training_images(shards, entries, labels),
+        groups=_number_groups(shards, [part.groups for part in parts]),
     )
-    write_files(index)
-    return index
+
+
+def _label_warnings(labels: LabelKind, column: Int64Array) -> Iterator[str]:
+    """What looks like a mistake in the labels of all images."""
+    if labels.task == REGRESSION:
+        return
+    counts = np.bincount(column, minlength=len(labels.classes))
+    if labels.sets is not None:
+        counts = np.unpackbits(labels.sets, axis=1, count=len(labels.classes)).sum(axis=0)
+    if len(empty := np.flatnonzero(counts == 0)):
+        names = ", ".join(labels.classes[number] for number in empty[:MAX_LISTED])
+        first = " The first class has the number 0, so numbers from 1 on leave it empty." if counts[0] == 0 else ""
+        yield f"{len(empty):,} of {len(counts):,} classes have no image: {names}.{first}"
+    if labels.sets is None and len(column) >= MIN_IMAGES and 2 * (len(counts) - len(empty)) > len(column):
+        yield f"{len(counts) - len(empty):,} classes for {len(column):,} images: are the labels captions, or numbers?"
+
+
+def _number_groups(shards: Sequence[Shard], groups: Sequence[Sequence[str | None]]) -> Int64Array | None:
+    """The group of each training image, int64 [n], in the order of the names; None if no image has a group.
+
+    An image without a group is a group by itself.
+
+    Raises:
+        Failure: DATA for a group in two splits.
+    """
+    if not any(groups):
+        return None
+    names: dict[Split, list[str]] = {split: [] for split in SPLITS}
+    for shard, of_shard in zip(shards, groups, strict=True):
+        by_itself = [f"{shard.name}:{row}" for row in range(shard.images)]
+        names[shard.split] += [group or name for group, name in zip(of_shard or by_itself, by_itself, strict=True)]
+    for first, second in combinations(SPLITS, 2):
+        grouping.refuse_leak(names[first], names[second], f"{first} and {second}")
+    return np.unique(names["training"], return_inverse=True)[1]
+
+
+def split_training(index: ShardIndex, data: DataConfig) -> tuple[Int64Array, Int64Array, tuple[str, ...]]:
+    """The training entries that data.val_fraction or data.fold, and data.test_fraction, take: sorted; and notes.
+
+    Raises:
+        Failure: DATA for groups that cannot be kept in one split.
+    """
+    count, has_validation = len(index.order), count_images(index.shards, "validation") > 0
+    if index.groups is None:
+        counts = batches.count_splits(count, data, has_validation=has_validation)
+        validation, test = (np.sort(each.astype(np.int64)) for each in partition.split_order(index.order, data, counts))
+        return validation, test, ()
+    names = [f"{number:012d}" for number in index.groups.tolist()]  # in the order of the names
+    strata = index.labels.strata(index.entries["label"][:count])
+    parts = partition.partition_samples(strata, data, groups=names, has_validation=has_validation)
+    return np.flatnonzero(parts.validation), np.flatnonzero(parts.test), parts.notes
 
 
 def order_training_images(
@@ -356,12 +442,14 @@ def write_files(index: ShardIndex) -> None:
     """Write all files of an index, and remove what a killed writer left. Raises Failure: IO, OUTPUT."""
     for left in file_writer.left_files(index.folder, INDEX_FILES):
         files.remove(left)
-    for name, array in zip(ARRAY_FILES, (index.entries, index.run_starts, index.order), strict=True):
-        _write_array(index.folder / name, array)
-    if index.labels.sets is not None:
-        _write_array(index.folder / SETS_FILE, index.labels.sets)
+    arrays = (index.entries, index.run_starts, index.order, index.labels.sets, index.groups)
+    for path, array in zip(map(index.folder.joinpath, ARRAY_FILES), arrays, strict=True):
+        if array is not None:
+            with files.translate_os_errors(path), file_writer.replace_file(path) as stream:
+                np.save(stream, array)
     facts = {
         "version": VERSION,
+        "groups": 0 if index.groups is None else int(index.groups.max()) + 1,
         "task": index.labels.task,
         "classes": index.labels.classes,
         "shards": [asdict(shard) for shard in index.shards],
@@ -369,124 +457,37 @@ def write_files(index: ShardIndex) -> None:
     files.write_json(index.folder / FACTS_FILE, facts)
 
 
-def _write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    with files.translate_os_errors(path), file_writer.replace_file(path) as stream:
-        np.save(stream, array)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReadShard:
-    """labels: each once, as they are written; the entries have their numbers in this list."""
+    """labels: each once, as they are written; the entries have their numbers in this list.
+
+    groups: of each image; empty if none has one.
+    """
 
     size: int
     modified_ns: int
     entries: Entries
     labels: list[Label]
+    groups: list[str | None]
+    skipped: Skipped
 
 
 def _read_shard(folder: Path, name: str) -> _ReadShard:
     """Raises Failure: DATA, NO_INPUT or IO."""
-    path = folder / name
+    path, skipped, labels = folder / name, Skipped(), dict[Label, int]()
     with files.translate_os_errors(path, "read"), open(path, "rb", buffering=READ_BYTES) as file:
         status = os.fstat(file.fileno())
-        rows, labels = [], dict[Label, int]()
-        for key, image, label in _samples(path, file, status.st_size):
-            if label is None:
-                raise Failure(
-                    f"an image in {path} has no label",
-                    found=key,
-                    expected=f"beside {key}.jpg one of {', '.join(key + suffix for suffix in LABEL_SUFFIXES)}",
-                    fix="write a number or a class name into it, and make the shard again",
-                    code=ExitCode.DATA,
-                )
-            label_number = labels.setdefault(label, len(labels))
-            rows.append((image.offset_data, image.size, _checksum(file, image), label_number))
+        images = read_images(path, file, status.st_size, skipped)
+    groups = [group for *_, group in images]
+    rows = [(*position, labels.setdefault(label, len(labels))) for *position, label, _ in images]
     return _ReadShard(
-        size=status.st_size, modified_ns=status.st_mtime_ns, entries=np.array(rows, ENTRY), labels=[*labels]
+        size=status.st_size,
+        modified_ns=status.st_mtime_ns,
+        entries=np.array(rows, ENTRY),
+        labels=[*labels],
+        groups=groups if any(groups) else [],
+        skipped=skipped,
     )
-
-
-def _samples(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, tarfile.TarInfo, Label | None]]:
-    """Key, image and label of each sample: the members with one key follow each other.
-
-    The key is the name up to the first dot behind the last slash.
-    """
-    current, image, labels = "", None, dict[str, tarfile.TarInfo]()
-    for member in _members(path, file, size):
-        above, _, base = member.name.rpartition("/")
-        stem, dot, suffix = base.partition(".")
-        key, suffix = (f"{above}/{stem}" if above else stem), (dot + suffix).lower()
-        if key != current:
-            if image is not None:
-                yield current, image, _read_label(path, file, labels)
-            current, image, labels = key, None, {}
-        is_image = image is None and suffix.endswith(IMAGE_SUFFIXES)
-        if is_image and member.size > MAX_UINT32:
-            raise _damaged_shard_failure(path, f"{member.name} has {member.size:,} bytes")
-        if is_image:
-            image = member
-        elif suffix in LABEL_SUFFIXES:
-            labels[suffix] = member
-    if image is not None:
-        yield current, image, _read_label(path, file, labels)
-
-
-def _read_label(path: Path, file: BinaryIO, members: Mapping[str, tarfile.TarInfo]) -> Label | None:
-    """The label of a sample, by the first of LABEL_SUFFIXES that has one; the members behind it are not read.
-
-    Raises:
-        Failure: DATA for a member that is too long, and as `parse_label`.
-    """
-    for suffix in LABEL_SUFFIXES:
-        if (member := members.get(suffix)) is None:
-            continue
-        if member.size > MAX_LABEL_BYTES:
-            raise Failure(
-                "a label in a shard is too long to be read",
-                found=f"{path}: {member.name} has {member.size:,} bytes",
-                expected=f"at most {MAX_LABEL_BYTES:,} bytes; beside a KEY.cls no other label is read",
-                fix="write the label alone into KEY.cls, and make the shard again",
-                code=ExitCode.DATA,
-            )
-        file.seek(member.offset_data)
-        text = file.read(member.size).decode("utf-8-sig", errors="replace")
-        try:
-            label = parse_label(suffix, text)
-        except ValueError as error:
-            raise Failure(
-                "a label in a shard cannot be used",
-                found=f"{path}: {member.name}: {error}",
-                expected="one label, or a list of them; a number to predict is finite and fits into 32 bits",
-                fix="correct it or leave the sample out, and make the shard again",
-                code=ExitCode.DATA,
-            ) from error
-        if label is not None:
-            return label
-    return None
-
-
-def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tarfile.TarInfo]:
-    """The regular files of an archive that is whole: its end is marked by a block of zeros."""
-    end = 0
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as archive:
-            for member in archive:
-                end = member.offset_data + -(-member.size // BLOCK) * BLOCK if member.isreg() else member.offset + BLOCK
-                if end > size:
-                    break
-                if member.isreg() and not os.path.basename(member.name).startswith("."):
-                    yield member
-                archive.members = []  # type: ignore[attr-defined]  # or it keeps all of them
-    except (tarfile.TarError, MemoryError, *files.MALFORMED_ERRORS) as error:  # of a header that claims anything
-        raise _damaged_shard_failure(path, str(error)) from error
-    file.seek(min(end, size))
-    if end > size or file.read(BLOCK) != bytes(BLOCK):
-        raise _damaged_shard_failure(path, f"it ends after {size:,} bytes, in the middle")
-
-
-def _checksum(file: BinaryIO, member: tarfile.TarInfo) -> int:
-    file.seek(member.offset_data)
-    return zlib.crc32(file.read(member.size))
 
 
 def _refuse_other_shard(folder: Path, shard: Shard) -> None:
@@ -501,7 +502,7 @@ def _refuse_other_shard(folder: Path, shard: Shard) -> None:
             code=ExitCode.NO_INPUT,
         ) from error
     if not stat.S_ISREG(status.st_mode):
-        raise _damaged_shard_failure(path, "it is not a regular file")
+        raise damaged_shard_failure(path, "it is not a regular file")
     if status.st_size != shard.size or status.st_mtime_ns != shard.modified_ns:
         changed = "size" if status.st_size != shard.size else "time of its last change"
         raise _index_failure(folder, f"{path} has another {changed} than when it was indexed")
@@ -522,14 +523,5 @@ def _index_failure(folder: Path, reason: str) -> Failure:
         "the index does not fit the shards",
         found=reason,
         fix=f"if the shards are right, index them again: train data index {folder}",
-        code=ExitCode.DATA,
-    )
-
-
-def _damaged_shard_failure(path: Path, reason: str) -> Failure:
-    return Failure(
-        "a shard is damaged",
-        found=f"{path}: {reason}",
-        fix="copy it again, or make it again",
         code=ExitCode.DATA,
     )

@@ -7,6 +7,7 @@ of labels. This module does not import torch.
 from __future__ import annotations
 
 import os
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,11 +26,17 @@ from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION
 LABEL_SUFFIXES: Final = (".cls", ".json", ".txt")  # the first that is there counts
 LABEL_KEYS: Final = ("label", "labels", "cls", "class", "target")  # of a .json
 MAX_CLASSES: Final = 1_000_000  # as data.classes
+# From so many classes on, at least one in so many needs an image: else the numbers are those of another list.
+MIN_SPARSE: Final = 1000
+MAX_SPARSITY: Final = 10
 MAX_DIGITS: Final = 20  # of a class number
 MAX_SHOWN: Final = 60  # characters of a label in a message
 REPEATED: Final = object()
 CLASSES_FILE: Final = "classes.txt"  # a class name on each line, for labels that are numbers
+GROUP_KEY: Final = "group"  # of a .json: images of one group (a video, a patient) stay in one split
+NO_NAME_CHARACTERS: Final = frozenset("\0\n\r")
 Label = str | tuple[str, ...]  # as it is written: one, or any number of them
+Annotation = tuple[Label | None, str | None]
 UInt8Array = npt.NDArray[np.uint8]
 
 
@@ -69,40 +76,48 @@ class LabelKind:
         return strata_of_numbers(self.values(column)) if self.task == REGRESSION else column
 
 
-def parse_label(suffix: str, text: str) -> Label | None:
-    """The label in a member with this one of LABEL_SUFFIXES; None if there is none.
+def parse_annotation(suffix: str, text: str) -> Annotation:
+    """The label in a member with this one of LABEL_SUFFIXES, and the group of the image; None for what is not there.
 
     Raises:
-        ValueError: the key of the label is there twice, or its number is not finite or too large.
+        ValueError: the label is empty, or has several lines; its key is there twice; or its number is not finite or too
+            large.
     """
-    return _parse_json(text) if suffix == ".json" else text.strip()
+    label, group = _parse_json(text) if suffix == ".json" else (text.strip(), None)
+    for name in (label,) if isinstance(label, str) else label or ():
+        if not name or not NO_NAME_CHARACTERS.isdisjoint(name):
+            raise ValueError("a label has several lines or a zero byte" if name else "the label is empty")
+    return label, group
 
 
 def _mark_repeated_labels(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these pairs; REPEATED as the value of a label's key that is there twice."""
+    """The object of these pairs; REPEATED as the value of a label's or a group's key that is there twice."""
     content = dict(pairs)
     if len(content) < len(pairs):
         counts = Counter(key for key, _ in pairs)
-        content |= {key: REPEATED for key in LABEL_KEYS if counts[key] > 1}
+        content |= {key: REPEATED for key in (*LABEL_KEYS, GROUP_KEY) if counts[key] > 1}
     return content
 
 
-def _parse_json(text: str) -> Label | None:
+def _parse_json(text: str) -> Annotation:
     try:
         content = parse_json(text, _mark_repeated_labels)
     except ValueError:
-        return None
+        return None, None
     if not isinstance(content, dict):
-        return None
+        return None, None
     key = next((key for key in LABEL_KEYS if key in content), "")
-    value = content.get(key)
-    if value is REPEATED:
-        raise ValueError(f"the key {key!r} is there twice")
+    value, group = content.get(key), content.get(GROUP_KEY)
+    if REPEATED in (value, group):
+        raise ValueError(f"the key {key if value is REPEATED else GROUP_KEY!r} is there twice")
     if isinstance(value, float) and parse_number(str(value)) is None:
         raise ValueError(f"the number of {key!r} is {value}")
-    if isinstance(value, list) and all(isinstance(each, int | str) for each in value):
-        return tuple(sorted({str(each).strip() for each in value}))
-    return str(value).strip() if isinstance(value, int | float | str) else None
+    label: Label | None = str(value).strip() if isinstance(value, int | float | str) else None
+    if isinstance(value, list):
+        if any(type(each) not in (int, str) for each in value):
+            raise ValueError(f"the list of {key!r} is no list of classes: write their names, or the places of the ones")
+        label = tuple(sorted(str(each).strip() for each in value))
+    return label, None if group is None else str(group)
 
 
 def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[LabelKind, Int64Array]:
@@ -117,6 +132,15 @@ def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[Lab
     if task == REGRESSION:
         return _number_numbers(folder, labels)
     texts = sorted({text for label in labels for text in ((label,) if isinstance(label, str) else label)})
+    rows = [label for label in labels if len({*label}) < len(label) or [*labels] == [("0", "1")]]
+    if task == MULTI_LABEL and {*texts} <= {"0", "1"} and rows:
+        raise Failure(
+            "the labels of the shards are rows of 0 and 1",
+            found=_quote(rows[0]),
+            expected="lists of the names or the numbers of the classes that an image has",
+            fix='write the places of the ones: {"labels": [2]} instead of {"labels": [0, 0, 1]}',
+            code=ExitCode.DATA,
+        )
     names, numbers = _number_names(folder, texts)
     if task == MULTI_LABEL:
         members = np.zeros((len(labels), len(names)), bool)
@@ -178,13 +202,14 @@ def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...],
     names, numeric = _read_class_names(folder), [label for label in labels if label.isdecimal()]
     if len(numeric) == len(labels):
         values = {label: int(label) if len(label) < MAX_DIGITS else MAX_CLASSES for label in labels}
-        if names is None and max(values.values(), default=0) >= MAX_CLASSES:
+        largest = max(values.values(), default=0)
+        if names is None and largest >= min(MAX_CLASSES, max(MIN_SPARSE, MAX_SPARSITY * len(values))):
             raise Failure(
                 "a label of the shards is too large for the number of a class",
-                found=_quote(max(labels, key=lambda label: values[label])),
-                expected=f"below {MAX_CLASSES:,}: there is a class for each number",
-                fix=f"number the classes from 0, or write names; to predict numbers: train data index {folder} "
-                "data.task=regression",
+                found=f"{_quote(max(labels, key=lambda label: values[label]))}, and {len(values):,} different numbers",
+                expected=f"below {MAX_CLASSES:,}, and most of the numbers: there is a class for each",
+                fix=f"number the classes from 0, or write names, or a {CLASSES_FILE} with a name for each number; "
+                f"to predict numbers: train data index {folder} data.task=regression",
                 code=ExitCode.DATA,
             )
         spellings = {number: label for label, number in values.items()}
@@ -213,24 +238,27 @@ def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...],
         raise Failure(
             f"a label of the shards is not in {CLASSES_FILE}",
             found=f"{_quote(missing[0])}, and {len(names)} names in {folder / CLASSES_FILE}",
-            fix="write a name for each class, one on each line",
+            fix="write a name for each class, one on each line: the first line is that of 0",
             code=ExitCode.DATA,
         )
     return tuple(names), values
 
 
 def _read_class_names(folder: Path) -> list[str] | None:
-    """Raises Failure: IO."""
+    """Raises Failure: IO; DATA for an empty line, and for a name that is there twice."""
     path = folder / CLASSES_FILE
     if not path.exists():
         return None
     with files.translate_os_errors(path, "read"):
-        text = os.fsdecode(files.read_regular_file(path))
-    names = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    if len(set(names)) < len(names):
+        content = files.read_regular_file(path)
+    lines = os.fsdecode(content.removeprefix(BOM_UTF8)).rstrip("\r\n").split("\n")
+    names = [line.removesuffix("\r") for line in lines]
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1 or not all(map(str.strip, names)):
+        empty = next((number for number, each in enumerate(names, 1) if not each.strip()), None)
         raise Failure(
-            f"{path} has a class twice",
-            found=Counter(names).most_common(1)[0][0],
+            f"{path} has a class twice" if empty is None else f"{path} has an empty line",
+            found=name if empty is None else f"line {empty} of {len(names)}",
             expected="another name for each class, one on each line",
             fix="write names that differ: crane bird, crane machine",
             code=ExitCode.DATA,

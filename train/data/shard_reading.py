@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from train.data.shard_index import BLOCK
+from train.data.shard_members import BLOCK
 from train.data.shard_runs import ShardLayout
 from train.data.splits import SampleIndices
 

@@ -17,10 +17,8 @@ import numpy.typing as npt
 import torch
 
 from entrypoint import ExitCode, Failure, print_message
-from train.config import batches
-from train.config.batches import SplitCounts
 from train.config.schema import DataConfig
-from train.data import decode, partition, shard_index, shard_reading
+from train.data import decode, shard_index, shard_reading
 from train.data.decode import ImageBytes
 from train.data.encoded_images import EncodedImageSource
 from train.data.labels import missing_validation_warnings, number_scale
@@ -28,6 +26,7 @@ from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
 from train.data.shard_index import ShardIndex
 from train.data.shard_labels import LabelKind
+from train.data.shard_members import BLOCK
 from train.data.shard_reading import OPEN_SHARDS, Located, ReadAhead
 from train.data.shard_runs import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout
 from train.data.splits import DataSplits, SampleIndices, SampleSource
@@ -79,7 +78,7 @@ class ShardFiles(Sequence[str]):
         shard, entry = self._locate(index)
         folder, length = self.layout.folder, int(entry["length"])
         try:
-            block = self.ahead.read(index, shard_index.BLOCK + length) or self._read(shard, entry, length)
+            block = self.ahead.read(index, BLOCK + length) or self._read(shard, entry, length)
             is_intact = _is_intact(block, entry)
             if not is_intact and self.layout.copies is not None:
                 block = self._read_original(shard, entry, length)
@@ -88,7 +87,7 @@ class ShardFiles(Sequence[str]):
                     self._remove_damaged_copy(self.layout.copies / shard)
         except OSError as error:
             raise decode.unreadable_image_failure(folder / shard, index, error) from error
-        name, data = _member_name(shard, block), block[shard_index.BLOCK :]
+        name, data = _member_name(shard, block), block[BLOCK:]
         if not is_intact:
             raise Failure(
                 f"image {index} is not what was indexed",
@@ -128,11 +127,11 @@ class ShardFiles(Sequence[str]):
 
 
 def _read_at(handle: int, entry: np.void, length: int) -> bytes:
-    return os.pread(handle, shard_index.BLOCK + length, int(entry["offset"]) - shard_index.BLOCK)
+    return os.pread(handle, BLOCK + length, int(entry["offset"]) - BLOCK)
 
 
 def _is_intact(block: bytes, entry: np.void) -> bool:
-    return zlib.crc32(block[shard_index.BLOCK :]) == int(entry["crc32"])
+    return zlib.crc32(block[BLOCK:]) == int(entry["crc32"])
 
 
 def _member_name(shard: str, block: bytes) -> str:
@@ -186,11 +185,12 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK) -> DataSplits:
     ends = [index.bounds(split)[1] for split in shard_index.SPLITS]
     validation, test = np.arange(ends[0], ends[1]), np.arange(ends[1], ends[2])
     training = RemainingEntries(ends[0])
-    counts = batches.count_splits(ends[0], data, has_validation=len(validation) > 0)
-    if counts.validation or counts.test:
-        training, chosen = _split_training(index, data, counts)
-        validation = chosen[0] if counts.validation else validation
-        test = chosen[1] if counts.test else test
+    chosen, chosen_test, notes = shard_index.split_training(index, data)
+    left_out = np.sort(np.concatenate([chosen, chosen_test]))
+    if len(left_out):
+        training = RemainingEntries(ends[0], left_out=left_out, numbers=left_out - np.arange(len(left_out)))
+        validation = chosen if len(chosen) else validation
+        test = chosen_test if len(chosen_test) else test
     layout = ShardLayout(
         folder=index.folder,
         shards=tuple(shard.name for shard in index.shards),
@@ -215,7 +215,7 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK) -> DataSplits:
     task, classes = index.labels.task, index.labels.classes
     sources = open_source(training, _training_labels(index, training, host)), open_chosen(validation)
     warnings = tuple[str, ...]()
-    if counts.validation:
+    if len(chosen):
         warnings = missing_validation_warnings(task, classes, *(source.labels.numpy() for source in sources))
     return DataSplits(
         training=sources[0],
@@ -223,6 +223,7 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK) -> DataSplits:
         test=open_chosen(test) if len(test) else None,
         classes=classes,
         shape=Shape(channels=COLOR_CHANNELS[data.color], size=height_and_width(data.image_size)),
+        notes=notes,
         warnings=warnings,
         task=task,
         target=_target_scale(index, sources[0]) if task == REGRESSION else None,
@@ -264,16 +265,6 @@ def with_copies(splits: DataSplits, copies: Path) -> DataSplits:
         validation=read_copies(splits.validation),
         test=None if splits.test is None else read_copies(splits.test),
     )
-
-
-def _split_training(
-    index: ShardIndex, data: DataConfig, counts: SplitCounts
-) -> tuple[RemainingEntries, list[Int64Array]]:
-    """The entries to train on, and those for validation and for the test, sorted."""
-    splits = partition.split_order(index.order, data, counts)
-    left_out = np.sort(np.concatenate(splits).astype(np.int64))
-    training = RemainingEntries(len(index.order), left_out=left_out, numbers=left_out - np.arange(len(left_out)))
-    return training, [left_out if len(each) == len(left_out) else np.sort(each.astype(np.int64)) for each in splits]
 
 
 def _training_labels(index: ShardIndex, training: RemainingEntries, host: HostRanks) -> npt.NDArray[Any]:

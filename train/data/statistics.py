@@ -21,7 +21,7 @@ from entrypoint import ExitCode, Failure
 from train.config import resume_rules
 from train.config.load import nearest_name
 from train.config.schema import DataConfig
-from train.data import path_list, registry
+from train.data import path_list, registry, shard_order
 from train.data.arrays import ArraySource
 from train.data.image_folder import ImageFileSource
 from train.data.path_list import PackedPaths
@@ -271,7 +271,8 @@ def data_fingerprint(splits: DataSplits, root: str) -> dict[str, Any]:
 
     A digest covers the labels in their order; of files also the paths below their folder (below `root` in a user's own
     list), so that the folder may move; of arrays also a few samples. It does not cover the content of all samples:
-    reading them takes as long as an epoch. The task and the scale of numbers are there only where they are not those
+    reading them takes as long as an epoch. The digest of the order covers in which shard files the images lie, and that
+    of the weights how much each counts. The task and the scale of numbers are there only where they are not those
     of a classification. The digest `all` does not depend on how files are split.
     """
     sources = {"training": splits.training, "held_out": splits.validation}
@@ -280,6 +281,12 @@ def data_fingerprint(splits: DataSplits, root: str) -> dict[str, Any]:
     digests = {name: _split_digest(source, root) for name, source in sources.items()}
     if every := _undivided_paths([*sources.values()]):
         digests["all"] = _sha256(every.pieces())
+    if isinstance(splits.training, ShardSource):
+        runs = shard_order.training_runs(splits.training.paths.layout)
+        layout = (np.ascontiguousarray(each, "<i8").data for each in (runs.starts, runs.first_of_shard))
+        digests[resume_rules.ORDER_KEY] = _sha256(layout)
+    weights = [] if splits.weights is None else [splits.weights.numpy().astype("<f4").data]
+    digests[resume_rules.WEIGHTS_KEY] = _sha256(weights)
     sizes = {name: len(source.labels) for name, source in sources.items()}
     task: dict[str, Any] = {} if splits.task == CLASSIFICATION else {"task": splits.task}
     task |= {} if splits.target is None else {resume_rules.TARGET_KEY: asdict(splits.target)}
@@ -299,10 +306,10 @@ def refuse_different_data(fingerprint: Mapping[str, Any], name: str, all_gather:
     classes_digest = _sha256(repr(class_name).encode() for class_name in fingerprint["classes"])
     facts = {"classes": (len(fingerprint["classes"]), classes_digest)}
     names = resume_rules.SPLIT_NAMES | {resume_rules.TEST_KEY: "test"}
-    facts |= {
-        f"{name} samples": (fingerprint.get(key, 0), fingerprint[resume_rules.DIGESTS_KEY].get(key))
-        for key, name in names.items()
-    }
+    digests = fingerprint[resume_rules.DIGESTS_KEY]
+    facts |= {f"{name} samples": (fingerprint.get(key, 0), digests.get(key)) for key, name in names.items()}
+    count = fingerprint["training"]
+    facts |= {f"{key} of training samples": (count, digests.get(key)) for key in resume_rules.TRAINING_DIGESTS}
     gathered = all_gather((socket.gethostname(), facts))
     for noun, first in gathered[0][1].items():
         if others := [rank for rank, (_, rank_facts) in enumerate(gathered) if rank_facts[noun] != first]:

@@ -108,6 +108,15 @@ def test_as_many_samples_that_are_others_are_refused(key: str, name: str) -> Non
     assert str(caught.value.found).startswith(f"{name}: {NOW[key]} as before, but others")
 
 
+@pytest.mark.parametrize(("key", "words"), [("order", "in other shard files"), ("weights", "with other weights")])
+def test_the_same_samples_in_another_order_or_with_other_weights_are_refused(key: str, words: str) -> None:
+    before, after = (NOW | {"digests": {**NOW["digests"], key: digest}} for digest in "xy")  # type: ignore[dict-item]
+    with pytest.raises(Failure) as caught:
+        refuse_data_changes(before, after, Path("run"))
+    assert (caught.value.code, words in str(caught.value.found)) == (ExitCode.DATA, True)
+    refuse_data_changes(NOW, after, Path("run"))  # begun before these were compared
+
+
 def test_what_an_older_version_or_a_check_does_not_know_is_not_compared() -> None:
     counts = {key: value for key, value in NOW.items() if key != "digests"}
     refuse_data_changes(counts, NOW, Path("run"))

@@ -70,7 +70,7 @@ def test_as_many_files_that_are_not_the_same_are_others(photos: Path, change: An
 
 def test_another_split_of_the_same_files_is_another_on_both_sides_and_the_same_on_the_whole(photos: Path) -> None:
     one, other = told(photos)["digests"], told(photos, val_fraction=0.5)["digests"]
-    assert {part for part in one if one[part] == other[part]} == {"all"}
+    assert {part for part in one if one[part] == other[part]} == {"all", "weights"}
 
 
 def test_a_side_of_its_own_changes_alone(tmp_path: Path) -> None:
@@ -79,7 +79,11 @@ def test_a_side_of_its_own_changes_alone(tmp_path: Path) -> None:
     before = told(tmp_path)["digests"]
     (tmp_path / "val/ant/000.png").rename(tmp_path / "val/ant/zzz.png")
     now = told(tmp_path)["digests"]
-    assert {side: now[side] == before[side] for side in before} == {"training": True, "held_out": False}
+    assert {side: now[side] == before[side] for side in before} == {
+        "training": True,
+        "held_out": False,
+        "weights": True,
+    }
 
 
 def test_paths_that_a_factory_lists_count_below_the_folder() -> None:
@@ -145,6 +149,12 @@ def test_as_many_samples_in_another_order_are_refused() -> None:
 def test_the_same_classes_in_another_order_are_refused() -> None:
     sets = registry.open_splits(FEW)
     assert "found: classes: 4 on rank 0" in met(sets, replace(sets, classes=sets.classes[::-1]))[0]
+
+
+def test_ranks_whose_samples_count_with_other_weights_are_refused() -> None:
+    sets = registry.open_splits(FEW)
+    said = met(*[replace(sets, weights=torch.full((32,), weight)) for weight in (1.0, 2.0)])
+    assert "weights of training samples: 32 on rank 0" in said[0]
 
 
 def test_very_many_other_ranks_are_counted() -> None:

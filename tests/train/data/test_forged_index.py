@@ -20,7 +20,8 @@ from train.data import registry, shard_index, staging
 
 HUGE = (2**63, 10**30, 10**400)
 WRONG: dict[str, tuple[Any, ...]] = {
-    "version": (None, "2", 3, 2.0, True, [2], *HUGE),
+    "version": (None, "3", 2, 4, 3.0, True, [3], *HUGE),
+    "groups": (None, "0", -1, 1.5, True, [], ["a"], *HUGE),
     "task": (None, "sorting", 1, [], {"a": 1}, ["classification"]),
     "classes": (None, "ab", {"a": 1}, [], ["a", "a"], ["a", 1], [["a"], ["b"]], [None, "b"], 2, ["a"] * 99),
     "shards": (None, [], {}, "a-00.tar", 5, ["a-00.tar"], [[]], [None]),
@@ -263,8 +264,8 @@ LABELS = {
     "300,000,000": ("cls", "300000000", "too large for the number of a class"),
     "5,000 digits": ("cls", "9" * 5000, "too large for the number of a class"),
     "nested": ("json", "[" * 200_000, "has no label"),
-    "a megabyte": ("cls", "x" * (2**20 + 1), "a.cls has 1,048,577 bytes"),
-    "a megabyte of JSON": ("json", '{"label": 1}' + " " * 2**20, "a.json has 1,048,588 bytes"),
+    "a megabyte": ("cls", "x" * (2**20 + 1), "a.cls: it has 1,048,577 bytes"),
+    "a megabyte of JSON": ("json", '{"label": 1}' + " " * 2**20, "a.json: it has 1,048,588 bytes"),
 }
 
 

@@ -189,7 +189,7 @@ def broken_index(folder: Path) -> None:
         (add, 65, "not in the index: a-02.tar"),
         (index_of_others, 65, "another size"),
         (broken_index, 65, "index.npy"),
-        (earlier_version, 65, "index.json: version is 1, not 2"),
+        (earlier_version, 65, "index.json: version is 1, not 3: another version wrote it"),
     ],
 )
 def test_an_index_that_does_not_fit_the_shards_is_refused(folder: Path, change, code: int, says: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from train.config.batches import count_splits
+from train.config.batches import SplitCounts, count_splits
 from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.registry import DataSource, DataSummary, describe_test
@@ -56,13 +56,18 @@ def _summarize(data: DataConfig) -> DataSummary:
     """
     from train.data import shard_index
 
-    shards, labels = shard_index.read_facts(Path(data.root))
+    shards, labels, groups = shard_index.read_facts(Path(data.root))
     training, validation, test = (shard_index.count_images(shards, split) for split in shard_index.SPLITS)
     if validation:
         split_checks.refuse_second_validation_split(data, f"validation shards in {data.root}")
     if test:
         split_checks.refuse_second_test_split(data, f"test shards in {data.root}")
     sizes = count_splits(training, data, has_validation=validation > 0)
+    notes = tuple[str, ...]()
+    if groups:
+        chosen, of_test, notes = shard_index.split_training(shard_index.read_index(Path(data.root)), data)
+        trained = training - len(chosen) - len(of_test)
+        sizes = SplitCounts(training=trained, validation=len(chosen), test=len(of_test))
     validation = validation or sizes.validation
     images = f"{sum(shard.images for shard in shards):,} images, {TASKS[labels.task].describe_outputs(labels.classes)}"
     rest = f"{sizes.training:,} for training, {validation:,} for validation{describe_test(test or sizes.test)}"
@@ -73,6 +78,7 @@ def _summarize(data: DataConfig) -> DataSummary:
         training=sizes.training,
         outputs=len(labels.classes),
         facts=facts if labels.task == CLASSIFICATION else facts | {"task": labels.task},
+        notes=notes,
         task=labels.task,
     )
 
