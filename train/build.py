@@ -44,7 +44,7 @@ from train.models.initial_weights import load_initial_weights
 from train.optim import loss
 from train.optim.ema import EMA
 from train.optim.optimizer import build_optimizer
-from train.optim.schedule import build_schedule, regression_warnings, resolve_learning_rate
+from train.optim.schedule import build_schedule, regression_warnings
 from train.rank_context import RankContext
 from train.run import resume
 from train.state import TrainState
@@ -105,9 +105,8 @@ def build_trainer(
     freezing = build_freezing(config.model, network, steps.per_epoch)
     if freezing is not None and freezing.until is None:
         freezing.freeze_parameters(True)  # the optimizer need not know them
-    optim = resolve_learning_rate(config)
     fused = runtime.accelerator.scaler is None
-    optimizer = build_optimizer(optim, network, runtime.device, fused=fused)
+    optimizer = build_optimizer(config.optim, network, runtime.device, fused=fused)
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
     weight_notes = load_initial_weights(model_config, network, splits.shape, is_new_run=resume_point.step is None)
     runtime.check_initial_weights(network)
@@ -116,7 +115,7 @@ def build_trainer(
     refuse_gpu_decoding(config.data, splits, loader.augmenter, runtime.device)
     criterion = loss.build_task_criterion(config.optim, splits).to(runtime.device)
     trial_model = TrialModel(
-        config=replace(config, model=model_config, optim=optim),
+        config=replace(config, model=model_config),
         classes=num_classes,
         shape=splits.shape,
         criterion=criterion,
@@ -178,7 +177,7 @@ def build_trainer(
         batches=batches,
         micro_batch=micro_batch,
         steps=steps,
-        schedule=build_schedule(optim, steps, batches.global_),
+        schedule=build_schedule(config.optim, steps, batches.global_),
         model=model,
         optimizer=optimizer,
         criterion=criterion,

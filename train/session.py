@@ -29,6 +29,7 @@ from train.evaluation.results import describe_best
 from train.logging.progress import Progress, format_rows, format_summary, pluralize
 from train.logging.trackers import Trackers, load_tracker_classes, start_trackers
 from train.models import registry
+from train.optim.schedule import describe_schedule
 from train.rank_context import RankContext
 from train.run import deadline, exit_file, record, resume
 from train.run.continue_command import (
@@ -93,7 +94,8 @@ def train_on_rank(
     if was_finished:
         progress.say(_finished_before(trainer, notes))
     else:
-        progress.say(join_lines([banner(trainer, variables, previous_notes=notes), ""]))
+        is_auto = config.optim.lr == "auto"
+        progress.say(join_lines([banner(trainer, variables, previous_notes=notes, is_auto=is_auto), ""]))
         if rank_runtime.is_main:
             trackers = start_trackers(tracker_classes, config, folder, environ, progress.say)
             trainer.metrics_logger.trackers = trackers
@@ -147,8 +149,13 @@ def _resume_after_restart(
 # What the console shows
 
 
-def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequence[str] = ()) -> str:
-    """What is about to happen; settings at their defaults are left out. previous_notes: about the start before."""
+def banner(
+    trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequence[str] = (), is_auto: bool = False
+) -> str:
+    """What is about to happen; settings at their defaults are left out.
+
+    previous_notes: about the start before. is_auto: whether optim.lr auto has chosen the learning rate.
+    """
     config, world, rank_runtime = trainer.config, trainer.runtime.world, trainer.runtime
     dataset, steps = trainer.dataset, trainer.steps
     rows: dict[str, object] = {
@@ -161,6 +168,7 @@ def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequ
         "precision": describe_precision(rank_runtime.precision, rank_runtime.device, tf32=config.train.tf32),
         "global batch": trainer.batches,
         "steps": f"{steps.per_epoch} per epoch, {steps.total} in all{_describe_dropped(steps.dropped)}",
+        "learning rate": describe_schedule(trainer.schedule, is_auto=is_auto),
     }
     if config.train.reproducible != TrainConfig().reproducible:
         rows["reproducible"] = checks.describe_reproducibility(config.train)

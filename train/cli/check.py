@@ -97,7 +97,7 @@ def _preview_from_checkpoints(
         try:
             content = _read_checkpoint_state(path)
             data_config = keep_preprocessing(config.data, content["config"].get("data") or {})
-            resume_rules.refuse_config_changes(content["config"], asdict(replace(config, data=data_config)))
+            resume_rules.refuse_config_changes(content["config"], asdict(replace(config, data=data_config)), folder)
             resume_rules.refuse_data_changes(content.get("data"), data, folder)
             return _preview_from_state(config, folder, content, steps)
         except DamagedCheckpointError:
@@ -228,7 +228,7 @@ def describe_plan(
     """
     batch = launch.check_config(config, plan.world.world_size)
     data = registry.find_source(config.data.name).describe(config.data)
-    config = task_keys.with_task_defaults(config, data.task)
+    is_auto, config = config.optim.lr == "auto", task_keys.with_task_defaults(config, data.task)
     steps, folder = launch.count_planned_steps(config, batch, data.training), run_folder(config)
     network_rows, network_notes = _preview_network(config, plan, data, batch, steps, source, note is None)
     rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan)
@@ -239,7 +239,7 @@ def describe_plan(
         rows["steps"] += _describe_repeats(config, steps, batch)
         rows |= {
             "learning rate": schedule.describe_schedule(
-                schedule.build_schedule(schedule.resolve_learning_rate(config), steps, batch.global_)
+                schedule.build_schedule(config.optim, steps, batch.global_), is_auto=is_auto
             )
         }
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}

@@ -28,7 +28,6 @@ from train.models.activation_checkpointing import enable_activation_checkpointin
 from train.models.freezing import build_freezing
 from train.models.initial_weights import load_initial_weights
 from train.optim.optimizer import build_optimizer
-from train.optim.schedule import resolve_learning_rate
 from train.run.folder import run_folder
 
 
@@ -103,7 +102,7 @@ def _build(config: RunConfig, plan: Plan, splits: DataSplits, steps_per_epoch: i
     freezing = build_freezing(model, network, steps_per_epoch)
     if freezing is not None and freezing.until is None:
         freezing.freeze_parameters(True)
-    build_optimizer(resolve_learning_rate(config), network, fused=False)
+    build_optimizer(config.optim, network, fused=False)
     notes = load_initial_weights(model, network, shape, is_new_run=not resumes)
     parameters = registry.count_parameters(network)
     if checks.is_bitwise(config.train):

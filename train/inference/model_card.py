@@ -14,7 +14,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from entrypoint import Failure, redact_words
-from train.config import resume_rules, schema
+from train.config import resume_rules, schema, task_keys
 from train.config.schema import RunConfig
 from train.data import decode
 from train.data.preprocessing import FitName, Preprocessing
@@ -432,7 +432,7 @@ def _training_rows(about: ModelFacts) -> dict[str, str]:
     config, training = about.config, submapping(about.recorded, "training")
     world, steps_per_epoch = about.state.get("world_size"), training.get("steps_per_epoch")
     optim = config.optim
-    resolved = schedule.resolve_learning_rate(config)
+    resolved = task_keys.resolve_learning_rate(config)  # earlier versions recorded `auto`
     learning_rate = schedule.peak_learning_rate(resolved, config.train.global_batch_size)
     rows = {
         "steps": f"{about.step:,}",
