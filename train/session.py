@@ -25,6 +25,7 @@ from train.data.registry import describe_test
 from train.distributed import nccl_trace, runtime, shared_folder
 from train.distributed.device import describe_precision
 from train.distributed.runtime import Runtime
+from train.evaluation.advice import advise
 from train.evaluation.results import describe_best
 from train.logging.progress import Progress, format_rows, format_summary, pluralize
 from train.logging.trackers import Trackers, load_tracker_classes, start_trackers
@@ -255,6 +256,10 @@ def finished_summary(trainer: Trainer, typed: str) -> str:
         lines.append(format_rows({"test": trainer.final_score.describe(config.eval.metric)}))
     if unreadable := trainer.loader.broken.summary:
         lines.append(format_rows({"skipped": unreadable}))
+    if (best := state.best or state.result) is not None:
+        improves, num_classes = state.best_step in (None, state.step), len(trainer.dataset.classes)
+        if advice := advise(config, best, num_classes=num_classes, improves=improves):
+            lines.append(format_rows({"try": advice}))
     if early_stops and state.step < trainer.steps.total:
         lines.append(f"ended early: {'; '.join(stop.description for stop in early_stops)}")
     run = FinishedRun(config=config, steps=trainer.steps, step=state.step, early_stops=early_stops)

@@ -118,6 +118,11 @@ def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, caps
     ]
 
 
+def test_the_summary_of_a_poor_result_says_once_what_to_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run", "data.classes=10", "data.samples=100", "optim.lr=1e-6")
+    assert capsys.readouterr().out.count("\ntry            the result is poor: trained weights") == 1
+
+
 def test_what_was_typed_is_said_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "run", environ={"ENTRYPOINT_TYPED": "train --config my.yaml train.epochs=2"})
     assert "\ncontinue:      train --config my.yaml train.epochs=4\n" in capsys.readouterr().out
