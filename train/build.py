@@ -46,7 +46,7 @@ from train.optim.ema import EMA
 from train.optim.optimizer import build_optimizer
 from train.optim.schedule import build_schedule, regression_warnings
 from train.rank_context import RankContext
-from train.run import resume
+from train.run import record, resume
 from train.state import TrainState
 from train.tasks import TASKS
 from train.trainer import DatasetInfo, Trainer
@@ -109,6 +109,8 @@ def build_trainer(
     optimizer = build_optimizer(config.optim, network, runtime.device, fused=fused)
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
     weight_notes = load_initial_weights(model_config, network, splits.shape, is_new_run=resume_point.step is None)
+    if resume_point.step is None and model_config.weights is not None:
+        weight_notes += tuple(filter(None, [record.describe_divergence(Path(model_config.weights))]))
     runtime.check_initial_weights(network)
 
     loader = _open_loader(config, runtime, splits, heartbeat, host)

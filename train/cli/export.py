@@ -33,8 +33,8 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     folder = Path(arguments.output).resolve()
     sizes = export.export_model(config, checkpoint, folder, formats)
-    for note in (*checkpoint.notes, *notes, *checkpoints.describe_changed_code(checkpoint)):
-        print_message(f"note: {note}", sys.stderr)
+    for line in checkpoints.messages_about(checkpoint, notes):
+        print_message(line, sys.stderr)
     file_list = ", ".join(f"{name} ({files.format_bytes(size)})" for name, size in sizes.items())
     print(
         progress.format_rows(

@@ -37,7 +37,8 @@ class ModelFacts:
 
     tensors: the EMA weights if there are any. state: the checkpoint's state.json. recorded: run.json
     of its run; empty if it is missing. flipped: whether the run measured the mean with mirror images (eval.flip), which
-    no file computes. changed: the settings of the input that are not those with which the run measured.
+    no file computes. changed: the settings of the input that are not those with which the run measured. caution: about
+    weights of a run whose training diverged.
     """
 
     config: RunConfig
@@ -50,6 +51,7 @@ class ModelFacts:
     recorded: Mapping[str, Any]
     flipped: bool = False
     changed: tuple[str, ...] = ()
+    caution: str | None = None
 
     @property
     def precision(self) -> str:
@@ -89,6 +91,7 @@ def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFac
         recorded=_read_run_record(chosen.path),
         flipped=trained.eval.flip,
         changed=checkpoints.input_changes(trained, config),
+        caution=record.describe_divergence(chosen.path),
     )
 
 
@@ -139,6 +142,7 @@ def render_card(about: ModelFacts, folder: str, code: ModelCode, formats: Sequen
         Section(
             title="Model",
             blocks=[
+                *([Paragraph(text=about.caution, caution=True)] if about.caution else []),
                 DescriptionList(rows=_model_rows(about)),
                 *_array_data_caution(about),
                 *_custom_code_caution(about),
