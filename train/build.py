@@ -27,7 +27,7 @@ from train.data.registry import open_splits
 from train.data.sampler import BatchSampler
 from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
 from train.data.workers import WorkerLoader
-from train.data_fit import refuse_unfit_data
+from train.data_fit import image_file_notes, refuse_unfit_data
 from train.distributed import shared_memory, sync_batchnorm
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
@@ -153,6 +153,7 @@ def build_trainer(
     resume_notes += resume.start_over(config, runtime, folder, record_start)
     notes = (
         *splits.notes,
+        *image_file_notes(config.data, splits),
         *loader.notes,
         *(() if copies is None else _start_staging(config.data, loader, host, copies)),
         *weight_notes,

@@ -20,7 +20,7 @@ from train.data.gpu_decoding import refuse_gpu_decoding
 from train.data.image_sizes import other_shapes, with_evaluation_size
 from train.data.shape import Shape
 from train.data.splits import DataSplits, EmptySource
-from train.data_fit import refuse_unfit_data
+from train.data_fit import image_file_notes, refuse_unfit_data
 from train.distributed import device, sync_batchnorm
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.models import registry, weights
@@ -68,12 +68,13 @@ def preview_network(
         from train.logging.trackers import load_tracker_classes  # a second, for Accelerate
 
         load_tracker_classes(config.log.trackers)
+    notes = image_file_notes(config.data, splits)
     if not schema.is_factory(config.model.name):
         # There only shapes are computed, which is fast for large networks too. It knows less than the CPU: for
         # whatever it refuses, the CPU has the last word.
         with suppress(Exception), torch.device("meta"):
-            return _build(config, plan, splits, steps_per_epoch)
-    return _build(config, plan, splits, steps_per_epoch)
+            return _build(config, plan, splits, steps_per_epoch, notes)
+    return _build(config, plan, splits, steps_per_epoch, notes)
 
 
 def splits_to_fetch(shape: Shape, outputs: int) -> DataSplits:
@@ -91,8 +92,10 @@ def _refuse_unfit_data(config: RunConfig, plan: Plan, batch: BatchSizes, splits:
         augmenter.refuse_odd_micro_batch(batch.micro)
 
 
-def _build(config: RunConfig, plan: Plan, splits: DataSplits, steps_per_epoch: int) -> NetworkPreview:
-    """The parts of `build_trainer` that depend on the network, in the same order."""
+def _build(
+    config: RunConfig, plan: Plan, splits: DataSplits, steps_per_epoch: int, notes: tuple[str, ...]
+) -> NetworkPreview:
+    """The parts of `build_trainer` that depend on the network, in the same order. notes: of the data."""
     checkpoints, outputs, shape = run_folder(config) / "checkpoints", len(splits.classes), splits.shape
     resumes = config.checkpoint.resume == "auto" and any(checkpoints.glob("step-*"))
     model = weights.fit_stem(config.model, checkpoints if config.checkpoint.resume == "auto" else None)
@@ -103,7 +106,7 @@ def _build(config: RunConfig, plan: Plan, splits: DataSplits, steps_per_epoch: i
     if freezing is not None and freezing.until is None:
         freezing.freeze_parameters(True)
     build_optimizer(config.optim, network, fused=False)
-    notes = load_initial_weights(model, network, shape, is_new_run=not resumes)
+    load_notes = load_initial_weights(model, network, shape, is_new_run=not resumes)
     parameters = registry.count_parameters(network)
     if checks.is_bitwise(config.train):
         BitwiseReducer(network, plan.world, micro_batches=1)
@@ -112,4 +115,4 @@ def _build(config: RunConfig, plan: Plan, splits: DataSplits, steps_per_epoch: i
         network = sync_batchnorm.convert_sync_batchnorm(network, plan.world.world_size)
     if config.train.activation_checkpointing:
         enable_activation_checkpointing(network, model.name)
-    return NetworkPreview(parameters=parameters, notes=notes)
+    return NetworkPreview(parameters=parameters, notes=(*load_notes, *notes))
