@@ -21,13 +21,13 @@ MODULE = """
 import numpy as np, torch
 from PIL import Image
 class Items:
-    def __init__(self, kind):
-        self.kind = kind
+    def __init__(self, form):
+        self.form = form
     def __len__(self):
         return 80
     def __getitem__(self, row):
         pixels = np.full((8, 8, 3), 3 * row, np.uint8)
-        return MAKE[self.kind](pixels), row % 2
+        return MAKE[self.form](pixels), row % 2
 MAKE = {
     "pictures": Image.fromarray,
     "tensors": lambda pixels: torch.from_numpy(pixels).permute(2, 0, 1) / 255,
@@ -45,8 +45,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]
     """Writes a module with a data set of such items, and returns its data.name."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def write(kind: str) -> str:
-        (tmp_path / "own_items.py").write_text(f"{MODULE}\n\ndef make(data):\n    return Items({kind!r}), None\n")
+    def write(form: str) -> str:
+        (tmp_path / "own_items.py").write_text(f"{MODULE}\n\ndef make(data):\n    return Items({form!r}), None\n")
         sys.modules.pop("own_items", None)
         return "own_items:make"
 
@@ -54,7 +54,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("form", "words"),
     [
         ("pictures", []),
         ("tensors", ["will not take image files: samples of 8 x 8 x 3, as floats", f"fix: {FIX}"]),
@@ -64,12 +64,12 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]
         ("clips", ["will not take image files: clips of 4 frames"]),
     ],
 )
-def test_items_of_ones_own_data_set(own: Callable[[str], str], kind: str, words: list[str]) -> None:
-    data = DataConfig(name=own(kind), image_size=8)
+def test_items_of_ones_own_data_set(own: Callable[[str], str], form: str, words: list[str]) -> None:
+    data = DataConfig(name=own(form), image_size=8)
     notes = image_file_notes(data, registry.open_splits(data))
     assert len(notes) == bool(words)
     assert all(word in notes[0] for word in words)
-    if kind in ("many channels", "clips"):
+    if form in ("many channels", "clips"):
         assert FIX not in notes[0]  # it would not help
 
 

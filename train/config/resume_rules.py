@@ -108,26 +108,24 @@ def refuse_config_changes(saved: Mapping[str, Any], current: Mapping[str, Any], 
     raise Failure(
         "the configuration is not the one that this run began with",
         found=listed,
-        fix=f"to go on with this run, {_describe_undo(differences)}; for a new training set another run.name"
-        f"{_describe_new_run(differences, run)}; or start over with checkpoint.resume=never",
+        fix=_describe_ways_on(differences, run),
         code=ExitCode.DATA,
     )
 
 
-def _describe_undo(differences: Mapping[str, tuple[Any, Any]]) -> str:
-    """The settings to type so that the run resumes, unless they are too long, or no keys of this version."""
+def _describe_ways_on(differences: Mapping[str, tuple[Any, Any]], run: Path) -> str:
+    """The settings to type: for this run, for a new one from its weights unless the network is another, or none."""
     defaults = flatten_config(asdict(RunConfig()))
     settings = [f"{key}={format_value(old)}" for key, (old, _) in differences.items() if key in defaults]
     is_complete = len(settings) == len(differences) and not any(setting.endswith("...") for setting in settings)
-    return f"write {shlex.join(settings)}" if is_complete else "undo the change"
-
-
-def _describe_new_run(differences: Mapping[str, tuple[Any, Any]], run: Path) -> str:
-    """The settings to type for a new run from this run's weights; empty if they are another network's."""
-    if any(key.startswith("model.") for key in differences):
-        return ""
-    redraws = any(key.startswith("data.") or key == "run.seed" for key in differences)
-    return f", from this run's weights: {new_run_settings(run)}" + (f" and {UNSEEN_VALIDATION_FIX}" if redraws else "")
+    undo = f"write {shlex.join(settings)}" if is_complete else "undo the change"
+    sections = {key.partition(".")[0] for key in differences}  # of `run` only the seed is compared
+    unseen = f" and {UNSEEN_VALIDATION_FIX}" if sections & {"data", "run"} else ""
+    weights = "" if "model" in sections else f", from this run's weights: {new_run_settings(run)}{unseen}"
+    return (
+        f"to go on with this run, {undo}; for a new training set another run.name{weights}; "
+        "or start over with checkpoint.resume=never"
+    )
 
 
 def new_run_settings(run: Path) -> str:
