@@ -27,7 +27,7 @@ from train.data.registry import open_splits
 from train.data.sampler import BatchSampler
 from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
 from train.data.workers import WorkerLoader
-from train.data_fit import refuse_unfit_data
+from train.data_fit import image_file_notes, refuse_unfit_data
 from train.distributed import shared_memory
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
@@ -44,7 +44,7 @@ from train.optim import loss
 from train.optim.ema import EMA
 from train.optim.schedule import build_schedule, regression_warnings
 from train.rank_context import RankContext
-from train.run import resume
+from train.run import record, resume
 from train.state import TrainState
 from train.tasks import TASKS
 from train.trainer import DatasetInfo, Trainer
@@ -105,16 +105,18 @@ def build_trainer(
         device=runtime.device,
         fused=runtime.accelerator.scaler is None,
     )
-    network, optimizer, freezing, optim = new.network, new.optimizer, new.freezing, new.optim
+    network, optimizer, freezing = new.network, new.optimizer, new.freezing
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
     is_new_run = resume_point.step is None
     weight_notes = load_initial_weights(new.model, config.data, network, splits, is_new_run=is_new_run)
+    if is_new_run and new.model.weights is not None:
+        weight_notes += tuple(filter(None, [record.describe_divergence(Path(new.model.weights))]))
     runtime.check_initial_weights(network)
 
     loader = _open_loader(config, runtime, splits, heartbeat, host)
     criterion = loss.build_task_criterion(config.optim, splits).to(runtime.device)
     trial_model = TrialModel(
-        config=replace(config, model=new.model, optim=optim),
+        config=replace(config, model=new.model),
         classes=num_classes,
         shape=splits.shape,
         criterion=criterion,
@@ -148,6 +150,7 @@ def build_trainer(
     notes = (
         *splits.notes,
         *filter(None, [describe_text_order(splits.classes)]),
+        *image_file_notes(config.data, splits),
         *loader.notes,
         *(() if copies is None else _start_staging(config.data, loader, host, copies)),
         *weight_notes,
@@ -174,7 +177,7 @@ def build_trainer(
         batches=batches,
         micro_batch=micro_batch,
         steps=steps,
-        schedule=build_schedule(optim, steps, batches.global_),
+        schedule=build_schedule(config.optim, steps, batches.global_),
         model=model,
         optimizer=optimizer,
         criterion=criterion,

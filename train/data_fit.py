@@ -1,17 +1,22 @@
-"""`refuse_unfit_data` refuses a config that asks for what its data does not have, in a start and in `train check`."""
+"""Compares a config with its data, in a start and in `train check`, and says whether image files are such samples."""
 
 from __future__ import annotations
+
+from typing import Final, Literal
 
 import torch
 
 from train.config import checks
 from train.config.batches import BatchSizes
-from train.config.schema import RunConfig
-from train.data import statistics
+from train.config.schema import DataConfig, RunConfig
+from train.data import custom, registry, statistics
 from train.data.augmenter import build_augmenter, refuse_stored_images
+from train.data.custom import DatasetSource
 from train.data.gpu_decoding import refuse_gpu_decoding
+from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import configured_preprocessing, refuse_other_channels
-from train.data.splits import DataSplits
+from train.data.shape import Shape
+from train.data.splits import DataSplits, SampleSource
 from train.evaluation import early_stopping
 from train.evaluation.evaluate import refuse_flips
 from train.optim import loss
@@ -39,3 +44,40 @@ def refuse_unfit_data(
     refuse_gpu_decoding(config.data, splits, augmenter, device, attempt=attempt)
     if not checks.searches_micro_batch(config.train, device.type):  # else it is not known yet
         augmenter.refuse_odd_micro_batch(batches.micro)
+
+
+IMAGE_CHANNELS: Final = (1, 3)  # an image file becomes gray or RGB
+# The origin of samples: files, which we read; PIL images, which we cut and scale; or arrays, which the user made.
+SampleOrigin = Literal["files", "pictures", "arrays"]
+
+
+def sample_origin(data: DataConfig, source: SampleSource) -> SampleOrigin:
+    """The origin of the samples that `source` reads."""
+    if registry.find_source(data.name).channels is not None or isinstance(source, ImageFileSource):
+        return "files"
+    return "pictures" if isinstance(source, DatasetSource) and custom.are_pil_images(source) else "arrays"
+
+
+def describe_image_file_obstacle(shape: Shape, *, bytes_: bool) -> str | None:
+    """Why no image file can become such a sample; None if it can. bytes_: samples are bytes, not floats."""
+    if len(shape.size) != 2:
+        return f"clips of {shape.size[0]} frames"
+    if not bytes_:
+        return f"samples of {shape}, as floats: how they were made from images is known to whoever wrote the data"
+    if shape.channels not in IMAGE_CHANNELS:
+        return f"samples of {shape}; image files become images of 1 or 3 channels"
+    return None
+
+
+def image_file_notes(data: DataConfig, splits: DataSplits) -> tuple[str, ...]:
+    """A note if `train predict` will refuse image files, or read them otherwise than these arrays were made."""
+    if sample_origin(data, splits.training) != "arrays":
+        return ()
+    is_own = registry.find_source(data.name).origin == "factory"
+    way = "let the data set return PIL images" if is_own else "train on the image files: data.name=folder or table"
+    obstacle = describe_image_file_obstacle(splits.shape, bytes_=not splits.floats)
+    if obstacle is None:
+        return (f"`train predict` is right only for image files made into arrays as these were; or {way}",)
+    may_be_images = describe_image_file_obstacle(splits.shape, bytes_=True) is None
+    text = f"`train predict` will not take image files: {obstacle}"
+    return (f"{text}. fix: {way}" if may_be_images else text,)

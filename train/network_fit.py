@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from entrypoint import ExitCode, Failure
 from train.config import schema
 from train.config.batches import BatchSizes, nearest_divisors
-from train.config.schema import ModelConfig, OptimConfig, RunConfig
+from train.config.schema import ModelConfig, RunConfig
 from train.data.image_sizes import other_shapes
 from train.data.shape import Shape
 from train.data.splits import DataSplits
@@ -23,18 +23,16 @@ from train.models import custom, registry, weights
 from train.models.activation_checkpointing import enable_activation_checkpointing
 from train.models.freezing import Freezing, build_freezing
 from train.optim.optimizer import CPU, build_optimizer
-from train.optim.schedule import resolve_learning_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewNetwork:
-    """A network with random weights and its optimizer; model, optim: the sections of the config that decided them."""
+    """A network with random weights and its optimizer; model: the section of the config that decided it."""
 
     network: nn.Module
     optimizer: Optimizer
     freezing: Freezing | None
     model: ModelConfig
-    optim: OptimConfig
 
 
 def build_for_training(
@@ -66,9 +64,8 @@ def build_for_training(
     _refuse_small_micro_batch(config, network, freezing, batches, classes, [splits.shape, *shapes])
     if freezing is not None and freezing.until is None:
         freezing.freeze_parameters(True)  # the optimizer need not know them
-    optim = resolve_learning_rate(config)
-    optimizer = build_optimizer(optim, network, device, fused=fused)
-    return NewNetwork(network=network, optimizer=optimizer, freezing=freezing, model=model, optim=optim)
+    optimizer = build_optimizer(config.optim, network, device, fused=fused)
+    return NewNetwork(network=network, optimizer=optimizer, freezing=freezing, model=model)
 
 
 def adapt_for_training(config: RunConfig, network: nn.Module, world_size: int) -> nn.Module:

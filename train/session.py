@@ -25,10 +25,12 @@ from train.data.registry import describe_test
 from train.distributed import nccl_trace, runtime, shared_folder
 from train.distributed.device import describe_precision
 from train.distributed.runtime import Runtime
+from train.evaluation.advice import advise
 from train.evaluation.results import describe_best
 from train.logging.progress import Progress, format_rows, format_summary, pluralize
 from train.logging.trackers import Trackers, load_tracker_classes, start_trackers
 from train.models import registry
+from train.optim.schedule import describe_schedule
 from train.rank_context import RankContext
 from train.run import deadline, exit_file, record, resume
 from train.run.continue_command import (
@@ -93,7 +95,8 @@ def train_on_rank(
     if was_finished:
         progress.say(_finished_before(trainer, notes))
     else:
-        progress.say(join_lines([banner(trainer, variables, previous_notes=notes), ""]))
+        is_auto = config.optim.lr == "auto"
+        progress.say(join_lines([banner(trainer, variables, previous_notes=notes, is_auto=is_auto), ""]))
         if rank_runtime.is_main:
             trackers = start_trackers(tracker_classes, config, folder, environ, progress.say)
             trainer.metrics_logger.trackers = trackers
@@ -147,8 +150,13 @@ def _resume_after_restart(
 # What the console shows
 
 
-def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequence[str] = ()) -> str:
-    """What is about to happen; settings at their defaults are left out. previous_notes: about the start before."""
+def banner(
+    trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequence[str] = (), is_auto: bool = False
+) -> str:
+    """What is about to happen; settings at their defaults are left out.
+
+    previous_notes: about the start before. is_auto: whether optim.lr auto has chosen the learning rate.
+    """
     config, world, rank_runtime = trainer.config, trainer.runtime.world, trainer.runtime
     dataset, steps = trainer.dataset, trainer.steps
     rows: dict[str, object] = {
@@ -161,6 +169,7 @@ def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequ
         "precision": describe_precision(rank_runtime.precision, rank_runtime.device, tf32=config.train.tf32),
         "global batch": trainer.batches,
         "steps": f"{steps.per_epoch} per epoch, {steps.total} in all{_describe_dropped(steps.dropped)}",
+        "learning rate": describe_schedule(trainer.schedule, is_auto=is_auto),
     }
     if config.train.reproducible != TrainConfig().reproducible:
         rows["reproducible"] = checks.describe_reproducibility(config.train)
@@ -247,6 +256,10 @@ def finished_summary(trainer: Trainer, typed: str) -> str:
         lines.append(format_rows({"test": trainer.final_score.describe(config.eval.metric)}))
     if unreadable := trainer.loader.broken.summary:
         lines.append(format_rows({"skipped": unreadable}))
+    if (best := state.best or state.result) is not None:
+        improves, num_classes = state.best_step in (None, state.step), len(trainer.dataset.classes)
+        if advice := advise(config, best, num_classes=num_classes, improves=improves):
+            lines.append(format_rows({"try": advice}))
     if early_stops and state.step < trainer.steps.total:
         lines.append(f"ended early: {'; '.join(stop.description for stop in early_stops)}")
     run = FinishedRun(config=config, steps=trainer.steps, step=state.step, early_stops=early_stops)

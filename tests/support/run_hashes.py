@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 COMMON = (
-    "train.epochs=2 data.samples=640 data.image_size=8 log.every_steps=2 checkpoint.every_steps=4 eval.every_epochs=1"
+    "train.epochs=2 data.samples=640 data.image_size=8 log.every_steps=2 checkpoint.every_steps=4 eval.every_epochs=1 "
+    "optim.lr=0.1"
 )
 BITWISE = "train.reproducible=bitwise train.micro_batch_size=16 train.global_batch_size=64"
 # Name -> (ranks, settings, settings of a second start that goes on).

@@ -54,8 +54,18 @@ def test_the_banner_says_what_is_about_to_happen(tmp_path: Path, capsys: pytest.
     assert said["global batch"] == "16 = 8 micro x 2 accumulation x 1 rank"
     assert said["data"].startswith("synthetic: 64 training and 16 validation images, 2 classes")
     assert said["steps"] == "4 per epoch, 8 in all"
+    assert said["learning rate"] == "0.01 after 4 steps of warmup, then cosine to 0"
     assert said["output"] == str(tmp_path / "run")
     assert "parameters" in said["model"]
+
+
+def test_the_banner_says_the_rate_that_auto_stands_for_and_the_record_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "run", "optim.lr=auto")
+    said = lines(capsys.readouterr().out)["learning rate"]
+    assert said == "0.00625 (optim.lr: auto) after 4 steps of warmup, then cosine to 0"
+    assert load.load_config(str(tmp_path / "run/config.yaml"), []).optim.lr == 0.00625
 
 
 def test_a_start_keeps_the_listing_of_a_folder_in_the_users_cache(
@@ -106,6 +116,11 @@ def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, caps
         f"predict:       train predict {folder} IMAGES",
         "continue:      train train.epochs=4",
     ]
+
+
+def test_the_summary_of_a_poor_result_says_once_what_to_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run", "data.classes=10", "data.samples=100", "optim.lr=1e-6")
+    assert capsys.readouterr().out.count("\ntry            the result is poor: trained weights") == 1
 
 
 def test_what_was_typed_is_said_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,7 @@ def _preview_from_checkpoints(
         try:
             content = _read_checkpoint_state(path)
             data_config = keep_preprocessing(config.data, content["config"].get("data") or {})
-            resume_rules.refuse_config_changes(content["config"], asdict(replace(config, data=data_config)))
+            resume_rules.refuse_config_changes(content["config"], asdict(replace(config, data=data_config)), folder)
             resume_rules.refuse_data_changes(content.get("data"), data, folder)
             return _preview_from_state(config, folder, content, steps)
         except DamagedCheckpointError:
@@ -221,7 +221,8 @@ def describe_plan(
         config, splits = check_network.open_data(config, data.outputs)
         if data.training is None:
             data = check_network.summarize(config.data, splits)
-    config, train = task_keys.with_task_defaults(config, data.task), config.train
+    is_auto, train = config.optim.lr == "auto", config.train
+    config = task_keys.with_task_defaults(config, data.task)
     assert data.training is not None  # else it was opened
     steps = batches.count_steps(batch, data.training, epochs=train.epochs, max_steps=train.max_steps)
     network_rows = {"model": _format_with_arguments(config.model.name, config.model.args)}
@@ -240,7 +241,7 @@ def describe_plan(
         "steps": f"{steps.per_epoch:,} per epoch, {steps.total:,} in all; {_describe_dropped(steps)}"
         + _describe_repeats(config, steps, batch),
         "learning rate": schedule.describe_schedule(
-            schedule.build_schedule(schedule.resolve_learning_rate(config), steps, batch.global_)
+            schedule.build_schedule(config.optim, steps, batch.global_), is_auto=is_auto
         ),
     }
     folder = run_folder(config)

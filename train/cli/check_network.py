@@ -23,7 +23,7 @@ from train.data.image_sizes import with_evaluation_size
 from train.data.registry import DataSummary
 from train.data.splits import DataSplits, EmptySource
 from train.data.statistics import data_fingerprint
-from train.data_fit import refuse_unfit_data
+from train.data_fit import image_file_notes, refuse_unfit_data
 from train.distributed import device
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.models import weights
@@ -120,4 +120,4 @@ def _build(config: RunConfig, plan: Plan, batch: BatchSizes, splits: DataSplits,
         BitwiseReducer(new.network, plan.world, micro_batches=1)
         refuse_hidden_state(new.network, black_images(2, splits.shape, torch.device("cpu")))
     adapt_for_training(config, new.network, plan.world.world_size)
-    return NetworkPreview(parameters=parameters, notes=notes)
+    return NetworkPreview(parameters=parameters, notes=(*notes, *image_file_notes(config.data, splits)))

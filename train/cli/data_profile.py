@@ -24,6 +24,7 @@ from train import plugin, rng
 from train.config import checks
 from train.config.precisions import PRECISIONS
 from train.config.schema import RunConfig
+from train.config.task_keys import resolve_learning_rate
 from train.data import augment, decoded_cache, in_memory, loader, registry
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
 from train.data.gpu_decoding import GpuDecoder, decoder_for, find_obstacle, for_reading
@@ -42,7 +43,6 @@ from train.models.registry import build_model
 from train.models.weights import fit_preprocessing, fit_stem
 from train.optim import optimizer as optimizers
 from train.optim.loss import build_task_criterion
-from train.optim.schedule import resolve_learning_rate
 
 NOTABLE_SHARE: Final = 0.2  # of the time; a larger share is reported
 BYTES_PER_MB: Final = 1e6
@@ -429,7 +429,7 @@ def _time_step(config: RunConfig, splits: DataSplits, images: Tensor, clock: Cal
     dtype_name = PRECISIONS[choose_precision(config.train.precision, device)].autocast_dtype
     dtype = None if dtype_name is None else getattr(torch, dtype_name)
     model = build_model(fit_stem(config.model), classes=classes, shape=splits.shape, seed=config.run.seed).to(device)
-    optimizer = optimizers.build_optimizer(resolve_learning_rate(config), model, device)
+    optimizer = optimizers.build_optimizer(resolve_learning_rate(config, splits.task), model, device)
     criterion = build_task_criterion(config.optim, splits).to(device)
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
 

@@ -36,8 +36,8 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     sizes = export.export_model(config, checkpoint, folder, formats)
     facts = checkpoints.training_dataset_facts(checkpoint)
     notes += tuple(filter(None, [describe_text_order(facts.classes)])) if facts else ()
-    for note in (*checkpoint.notes, *notes, *checkpoints.describe_changed_code(checkpoint)):
-        print_message(f"note: {note}", sys.stderr)
+    for line in checkpoints.messages_about(checkpoint, notes):
+        print_message(line, sys.stderr)
     file_list = ", ".join(f"{name} ({files.format_bytes(size)})" for name, size in sizes.items())
     print(
         progress.format_rows(

@@ -27,6 +27,7 @@ def handle(arguments: argparse.Namespace, overrides: Sequence[str], environ: Map
         Failure: as a training; USAGE if a launcher has started several processes.
     """
     config = load.load_config(arguments.config, overrides)
+    config = replace(config, optim=replace(config.optim, lr=1.0))  # the sweep sets its own, also where auto has none
     path = Path(arguments.output or f"{config.run.name}-{COMMAND}{SUFFIX}")
     files.refuse_unusable_file(path, OPTION, SUFFIX)
     options = launch.launch_options(arguments, config, environ)

@@ -35,7 +35,7 @@ from entrypoint import (
 )
 from train import files
 from train.checkpoint import store
-from train.config import checks, environment, models
+from train.config import checks, environment, models, task_keys
 from train.config.batches import BatchSizes, StepCounts, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, EvalConfig, RunConfig
 from train.data import download, registry, staging
@@ -58,7 +58,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     checks.refuse_uneven_repeats(config)
     checks.refuse_uneven_readers(config)
     schedule.schedule_arguments(config.optim)
-    schedule.resolve_learning_rate(config)
+    task_keys.resolve_learning_rate(config)
     registry.refuse_inapplicable_keys(config.data)
     refuse_unmounted_data(config.data)
     refuse_impossible_target(config.eval)

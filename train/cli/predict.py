@@ -225,8 +225,8 @@ def _load_from_run(
 
     environ["ENTRYPOINT_DEVICE"] = device
     model = predict.prepare_from_checkpoint(config, checkpoint, environ, len(files))
-    for note in (*checkpoint.notes, *notes, *checkpoints.describe_changed_code(checkpoint)):
-        print_message(f"note: {note}", sys.stderr)
+    for line in checkpoints.messages_about(checkpoint, notes):
+        print_message(line, sys.stderr)
     return model, files
 
 

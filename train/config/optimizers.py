@@ -6,6 +6,7 @@ needs none: optim.name names it as `package.module:Class`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,7 @@ class TorchOptimizer:
     arguments: what optim.args may set. takes_momentum, takes_weight_decay: whether optim.momentum
     and optim.weight_decay have an effect. learning_rate: what optim.lr auto takes for random weights and a global
     batch of 256; None: there is no usual one. scaling: how it grows with the global batch, as optim.lr_scaling.
+    regression_share: how much of it numbers take.
     """
 
     class_name: str
@@ -26,6 +28,7 @@ class TorchOptimizer:
     takes_weight_decay: bool = True
     learning_rate: float | None = None
     scaling: str = "sqrt"
+    regression_share: float = 1.0
 
 
 _COMMON: Final = ("foreach", "maximize", "differentiable")
@@ -68,6 +71,7 @@ _CLASSES: Final = (
         takes_momentum=True,
         learning_rate=0.1,
         scaling="linear",
+        regression_share=0.1,  # the gradient of a squared error has no bound
     ),
 )
 _BY_CLASS: Final = {entry.class_name: entry for entry in _CLASSES}
@@ -82,3 +86,27 @@ OPTIMIZERS: Final[Mapping[str, TorchOptimizer]] = {
 # Trained weights are good already: steps as large as those from random weights would destroy them first.
 FINE_TUNING_SHARE: Final = 0.1
 AUTO_BATCH_SIZE: Final = 256
+
+
+def scale_learning_rate(rate: float, scaling: str, times: float) -> float:
+    """The rate for a global batch so many times as large. scaling: as optim.lr_scaling.
+
+    linear: Goyal et al., Accurate, large minibatch SGD, 2017. sqrt: Krizhevsky, One weird trick, 2014.
+    """
+    return rate * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[scaling]
+
+
+def usual_learning_rate(
+    name: str, scaling: str, global_batch_size: int, *, is_fine_tuning: bool, is_regression: bool
+) -> float | None:
+    """The highest learning rate that optim.lr auto stands for; None for an optimizer without a usual one.
+
+    name, scaling: as optim.name and optim.lr_scaling; `none` is the optimizer's own scaling. docs/training.md names the
+    source of each number.
+    """
+    entry = OPTIMIZERS.get(name)
+    if entry is None or entry.learning_rate is None:
+        return None
+    shares = (FINE_TUNING_SHARE if is_fine_tuning else 1.0, entry.regression_share if is_regression else 1.0)
+    rate, chosen = entry.learning_rate * min(shares), entry.scaling if scaling == "none" else scaling
+    return scale_learning_rate(rate, chosen, global_batch_size / AUTO_BATCH_SIZE)

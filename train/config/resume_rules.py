@@ -12,8 +12,10 @@ from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
 from train.config import checks
+from train.config.load import format_value
+from train.config.optimizers import usual_learning_rate
 from train.config.schema import RunConfig
-from train.tasks import CLASSIFICATION
+from train.tasks import AUTO, CLASSIFICATION
 
 # The keys that may differ between two starts of one run, and why. Any other change makes it a different
 # training.
@@ -72,21 +74,35 @@ def changed_keys(saved: Mapping[str, Any], current: Mapping[str, Any]) -> dict[s
     """`section.key` -> (saved value, current value) for each difference that makes it a different training.
 
     Both are configurations as nested mappings (`dataclasses.asdict`, or the same from JSON). A key that
-    an older version did not have counts as its default.
+    an older version did not have counts as its default, and its `optim.lr: auto` as the rate that it took.
     """
     defaults = flatten_config(asdict(RunConfig()))
-    old, new = defaults | flatten_config(saved), defaults | flatten_config(current)
+    old, new = (_with_learning_rate(defaults | flatten_config(config)) for config in (saved, current))
     fixed = KEYS_FIXED_BY_BITWISE if checks.BITWISE in (old["train.reproducible"], new["train.reproducible"]) else ()
     keys = [key for key in {**new, **old} if key in fixed or not _may_differ(key)]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+
+
+def _with_learning_rate(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with a number for `optim.lr: auto`, which earlier versions recorded: their rule knew no task."""
+    if config["optim.lr"] != AUTO:
+        return config
+    rate = usual_learning_rate(
+        config["optim.name"],
+        config["optim.lr_scaling"],
+        config["train.global_batch_size"],
+        is_fine_tuning=config["model.weights"] is not None,
+        is_regression=False,
+    )
+    return config | {"optim.lr": rate, "optim.lr_scaling": "none"}
 
 
 def _may_differ(key: str) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in KEYS_THAT_MAY_DIFFER)
 
 
-def refuse_config_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Refuse a config that cannot resume the run with the `saved` config.
+def refuse_config_changes(saved: Mapping[str, Any], current: Mapping[str, Any], run: Path) -> None:
+    """Refuse a config that cannot resume the run with the `saved` config. run: its folder.
 
     Raises:
         Failure: DATA, listing the differences.
@@ -98,9 +114,29 @@ def refuse_config_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) 
     raise Failure(
         "the configuration is not the one that this run began with",
         found=listed,
-        fix="undo the change, give the new training another run.name, or start over with checkpoint.resume=never",
+        fix=_describe_ways_on(differences, run),
         code=ExitCode.DATA,
     )
+
+
+def _describe_ways_on(differences: Mapping[str, tuple[Any, Any]], run: Path) -> str:
+    """The settings to type: for this run, for a new one from its weights unless the network is another, or none."""
+    defaults = flatten_config(asdict(RunConfig()))
+    settings = [f"{key}={format_value(old)}" for key, (old, _) in differences.items() if key in defaults]
+    is_complete = len(settings) == len(differences) and not any(setting.endswith("...") for setting in settings)
+    undo = f"write {shlex.join(settings)}" if is_complete else "undo the change"
+    sections = {key.partition(".")[0] for key in differences}  # of `run` only the seed is compared
+    unseen = f" and {UNSEEN_VALIDATION_FIX}" if sections & {"data", "run"} else ""
+    weights = "" if "model" in sections else f", from this run's weights: {new_run_settings(run)}{unseen}"
+    return (
+        f"to go on with this run, {undo}; for a new training set another run.name{weights}; "
+        "or start over with checkpoint.resume=never"
+    )
+
+
+def new_run_settings(run: Path) -> str:
+    """The settings of a new run that begins with the weights of `run`."""
+    return f"{shlex.quote(f'model.weights={run}')} {shlex.quote(f'run.name={run.name}-2')}"
 
 
 def refuse_data_changes(before: Mapping[str, Any] | None, current: Mapping[str, Any], run: Path) -> None:
@@ -141,7 +177,7 @@ def _changed_data_failure(change: str, expected: str, run: Path) -> Failure:
         found=change,
         expected=expected,
         fix="give it the same files; or start over with checkpoint.resume=never; or start a new run from its weights: "
-        f"{shlex.quote(f'model.weights={run}')} and another run.name, and {UNSEEN_VALIDATION_FIX}",
+        f"{new_run_settings(run)}, and {UNSEEN_VALIDATION_FIX}",
         code=ExitCode.DATA,
     )
 

@@ -131,7 +131,7 @@ class OptimConfig:
     """
 
     name: str = "sgd"
-    lr: float | Auto = 0.1
+    lr: float | Auto = "auto"
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     base_batch_size: int = 256
     args: dict[str, Any] = field(default_factory=dict)

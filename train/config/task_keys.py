@@ -1,4 +1,4 @@
-"""Decides the settings that depend on the task: the default of eval.metric, and which keys act on it."""
+"""Decides the settings that depend on the task: the defaults of eval.metric and optim.lr, and which keys act on it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from entrypoint import ExitCode, Failure
-from train.config.schema import RunConfig
+from train.config.optimizers import OPTIMIZERS, usual_learning_rate
+from train.config.schema import OptimConfig, RunConfig
 from train.metrics import DEFAULT_METRIC, METRICS, metrics_of
-from train.tasks import AUTO, TASKS
+from train.tasks import AUTO, CLASSIFICATION, REGRESSION, TASKS
 
 # All keys that act on some tasks only.
 TASK_KEYS: Final = tuple(sorted(set().union(*(task.keys for task in TASKS.values()))))
 
 
 def with_task_defaults(config: RunConfig, task: str) -> RunConfig:
-    """The config of a run of this task: eval.metric is one of the task's, if it was left at its default.
+    """The config of a run of this task: optim.lr is a number, and eval.metric one of the task's if it was not set.
 
     Raises:
-        Failure: USAGE for a metric of another task, and for a key that does nothing for this one.
+        Failure: USAGE for a metric of another task, for a key that does nothing for this one, and as
+            `resolve_learning_rate`.
     """
     _refuse_unused_keys(config, task)
     _refuse_other_loss(config, task)
+    config = replace(config, optim=resolve_learning_rate(config, task))
     name = config.eval.metric
     if task in METRICS[name].tasks:
         return config
@@ -34,6 +37,34 @@ def with_task_defaults(config: RunConfig, task: str) -> RunConfig:
             code=ExitCode.USAGE,
         )
     return replace(config, eval=replace(config.eval, metric=TASKS[task].default_metric))
+
+
+def resolve_learning_rate(config: RunConfig, task: str = CLASSIFICATION) -> OptimConfig:
+    """The section `optim` with the highest learning rate of the run in the place of `lr: auto`.
+
+    A run records it, so that no later rule changes a run that resumes.
+
+    Raises:
+        Failure: USAGE for an optimizer without a usual rate.
+    """
+    optim = config.optim
+    if optim.lr != AUTO:
+        return optim
+    rate = usual_learning_rate(
+        optim.name,
+        optim.lr_scaling,
+        config.train.global_batch_size,
+        is_fine_tuning=config.model.weights is not None,
+        is_regression=task == REGRESSION,
+    )
+    if rate is None:
+        raise Failure(
+            f"optim.lr auto has no rate for optim.name {optim.name}",
+            expected=f"one of {', '.join(name for name, entry in OPTIMIZERS.items() if entry.learning_rate)}",
+            fix="set optim.lr to a number: `train find-lr` suggests one, and earlier versions took optim.lr=0.1",
+            code=ExitCode.USAGE,
+        )
+    return replace(optim, lr=rate, lr_scaling="none")
 
 
 def _refuse_unused_keys(config: RunConfig, task: str) -> None:

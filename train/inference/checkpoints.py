@@ -29,6 +29,7 @@ from train.data.registry import DataSource
 from train.fields import FINITE, TEXTS, check_fields
 from train.files import shorten_name
 from train.logging import progress
+from train.run import record
 from train.run.record import BEST_FILE
 from train.tasks import CLASSIFICATION, REGRESSION, TASKS, TargetScale
 
@@ -189,6 +190,13 @@ def read_state(chosen: ChosenCheckpoint) -> dict[str, Any]:
         return dict(files.parse_json(store.read_verified(chosen.path, chosen.contents, STATE_FILE)))
     except (DamagedCheckpointError, ValueError, TypeError) as reason:
         raise _damaged_failure(chosen.path, f"{STATE_FILE}: {type(reason).__name__} {reason}") from reason
+
+
+def messages_about(chosen: ChosenCheckpoint, notes: Sequence[str]) -> list[str]:
+    """What a command that uses the checkpoint prints. notes: of `load_config`. Raises Failure (DATA)."""
+    caution = record.describe_divergence(chosen.path)
+    notes = (*chosen.notes, *notes, *describe_changed_code(chosen))
+    return [*([f"WARNING: {caution}"] if caution else []), *(f"note: {text}" for text in notes)]
 
 
 def describe_changed_code(chosen: ChosenCheckpoint) -> tuple[str, ...]:

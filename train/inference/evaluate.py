@@ -58,6 +58,7 @@ from train.models import weights as model_weights
 from train.optim.loss import build_task_criterion
 from train.report import saved_evaluation
 from train.report.saved_evaluation import SavedEvaluation
+from train.run import record
 from train.run.record import EVALUATION_FILE
 from train.tasks import CLASSIFICATION, REGRESSION, TASKS
 
@@ -299,6 +300,8 @@ def open_evaluation_data(
     sets = with_evaluation_size(sets, config.eval.image_size)
     refuse_flips(config.eval, sets)
     notes = checkpoints.evaluation_caveats(training_facts, facts, split=split) if training_facts is not None else ()
+    caution = record.describe_divergence(chosen.path)
+    notes = (caution, *notes) if caution else notes
     return EvaluationData(sets=sets, words=facts.measured(split=split), split=split, notes=notes)
 
 

@@ -34,10 +34,11 @@ from train.config.schema import ModelConfig, Rule, RunConfig, one_of
 from train.data import augment
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, parse_preprocessing
 from train.data.shape import Shape
+from train.data_fit import SampleOrigin
 from train.fields import TEXT, TEXTS, check_fields, whole_number
 from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint, parse_thresholds, recorded_task
-from train.inference.inputs import InputSpec, SampleOrigin
+from train.inference.inputs import InputSpec
 from train.inference.model_card import ModelFacts
 from train.models import registry, weights
 from train.tasks import CLASSIFICATION, TargetScale
@@ -64,7 +65,11 @@ FIELDS: Final = {
     "weights.size": whole_number(0),
     "weights.sha256": TEXT,
 }
-OPTIONAL_FIELDS: Final = {"input.trained_size": SIZE, "config.run.seed": whole_number(0, 2**32 - 1)}
+OPTIONAL_FIELDS: Final = {
+    "input.trained_size": SIZE,
+    "checkpoint.caution": TEXT,
+    "config.run.seed": whole_number(0, 2**32 - 1),
+}
 MISSING_FIX: Final = "name the folder that `train export` wrote"
 DAMAGED_FIX: Final = "export it again; nothing of it was used"
 
@@ -73,7 +78,7 @@ DAMAGED_FIX: Final = "export it again; nothing of it was used"
 class ExportedModel:
     """A network on the CPU, in evaluation mode and without gradients, with its input and its classes.
 
-    bytes_, origin, task, target, thresholds: as in `InputSpec`.
+    bytes_, origin, task, target, thresholds: as in `InputSpec`. caution: as in `ModelFacts`.
     """
 
     network: nn.Module
@@ -85,6 +90,7 @@ class ExportedModel:
     target: TargetScale | None = None
     thresholds: tuple[float, ...] | None = None
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING
+    caution: str | None = None
 
     @property
     def input_spec(self) -> InputSpec:
@@ -148,6 +154,7 @@ def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
     input_spec, model = about.input_spec, about.config.model
     tensors = describe_tensors(input_spec)
     preprocessing = input_spec.preprocessing
+    caution = {"caution": about.caution} if about.caution else {}
     around = {
         "subtract": _byte_values(preprocessing.mean),
         "divide": _byte_values(preprocessing.std),
@@ -168,7 +175,7 @@ def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
         },
         "output": tensors["output"],
         "weights": {"file": WEIGHTS_FILE, **asdict(manifest.make_file_entry(weights)), "averaged": about.averaged},
-        "checkpoint": {"run": about.config.run.name, "step": about.step},
+        "checkpoint": {"run": about.config.run.name, "step": about.step, **caution},
         "config": asdict(about.config),
     }
 
@@ -225,7 +232,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         )
         task = recorded_task(description)
         thresholds = parse_thresholds(description.get("thresholds"), len(description["classes"]))
-        preprocessing = _parse_preprocessing(input_)
+        preprocessing, caution = _parse_preprocessing(input_), description.get("checkpoint", {}).get("caution")
         classes, bytes_ = tuple(description["classes"]), input_["numbers"] == "uint8"
         tensors = _read_tensors(
             path, FileEntry(size=description["weights"]["size"], sha256=description["weights"]["sha256"])
@@ -246,6 +253,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         thresholds=thresholds,
         **task,
         preprocessing=preprocessing,
+        caution=caution,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +18,16 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.config.schema import DataConfig, RunConfig
-from train.data import augment, custom, decode, registry
-from train.data.custom import DatasetSource
-from train.data.image_folder import ImageFileSource
+from train.config.schema import RunConfig
+from train.data import augment, decode, registry
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import ImageSize, Shape, height_and_width
-from train.data.splits import DataSplits, EmptySource, SampleSource
+from train.data.splits import DataSplits, EmptySource
+from train.data_fit import SampleOrigin, describe_image_file_obstacle, sample_origin
 from train.inference import checkpoints
 from train.tasks import CLASSIFICATION, MULTI_LABEL, TargetScale
 
 DEFAULT_THRESHOLD: Final = 0.5  # of a label's probability, for weights that no evaluation measured
-IMAGE_CHANNELS: Final = (1, 3)  # an image file becomes gray or RGB
-# The origin of the training's samples: files, which we read; PIL images, which we cut and scale; or arrays,
-# which the user's code made.
-SampleOrigin = Literal["files", "pictures", "arrays"]
 ARRAY_DATA_WARNING: Final = (
     "the training's data were arrays: how they were made of images is known to whoever wrote them. Image files become "
     "{shape} of their central part, in {colours}: the answers hold only where the arrays were made so too"
@@ -114,7 +109,7 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
         classes=classes or sets.classes,
         shape=sets.shape,
         bytes_=first.dtype == torch.uint8,
-        origin=_sample_origin(config.data, sets.training),
+        origin=sample_origin(config.data, sets.training),
         **task,
         preprocessing=configured_preprocessing(config.data),
     )
@@ -129,30 +124,18 @@ def _in_evaluation_size(spec: InputSpec, size: ImageSize | None) -> InputSpec:
     return replace(spec, shape=shape, trained_shape=spec.shape)
 
 
-def _sample_origin(data: DataConfig, source: SampleSource) -> SampleOrigin:
-    if registry.find_source(data.name).channels is not None or isinstance(source, ImageFileSource):
-        return "files"
-    return "pictures" if isinstance(source, DatasetSource) and custom.are_pil_images(source) else "arrays"
-
-
 def refuse_image_files(input_spec: InputSpec) -> None:
     """Refuse a network whose input cannot be made from image files.
 
     Raises:
         Failure: USAGE, with the input that it takes.
     """
-    size, what = input_spec.shape.size, f"samples of {input_spec.shape}"
-    if len(size) != 2:
-        problem = f"clips of {size[0]} frames"
-    elif not input_spec.bytes_:
-        problem = f"{what}, as floats: how they were made from images is known to whoever wrote the data"
-    elif input_spec.shape.channels not in IMAGE_CHANNELS:
-        problem = f"{what}; image files become images of 1 or 3 channels"
-    else:
+    obstacle = describe_image_file_obstacle(input_spec.shape, bytes_=input_spec.bytes_)
+    if obstacle is None:
         return
     raise Failure(
         "this model does not take image files",
-        found=problem,
+        found=obstacle,
         fix="measure it on arrays with `train eval RUN data.root=...`; or hand it on with `train export`, whose "
         "README.md shows how to call it from Python",
         code=ExitCode.USAGE,

@@ -5,30 +5,32 @@ It says what the model was trained on, how good it is, and how to load it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from torch import Tensor
 
 from entrypoint import Failure, redact_words
-from train.config import resume_rules, schema
+from train.config import resume_rules, schema, task_keys
 from train.config.schema import RunConfig
-from train.data import decode
+from train.data import decode, registry
 from train.data.preprocessing import FitName, Preprocessing
 from train.evaluation import results
+from train.evaluation.final_score import FinalScore, read_final_score
 from train.evaluation.results import EvaluationResult
 from train.inference import checkpoints, evaluate, inputs
 from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.inputs import InputSpec
 from train.inference.model_code import ModelCode, path_literal
 from train.logging.progress import pluralize
+from train.metrics import METRICS, metrics_of
 from train.optim import schedule
 from train.report.document import DescriptionList, Paragraph, Report, Section, Table, render_markdown
 from train.run import record
-from train.tasks import MULTI_LABEL, TASKS
+from train.tasks import MULTI_LABEL, REGRESSION, TASKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,8 @@ class ModelFacts:
 
     tensors: the EMA weights if there are any. state: the checkpoint's state.json. recorded: run.json
     of its run; empty if it is missing. flipped: whether the run measured the mean with mirror images (eval.flip), which
-    no file computes. changed: the settings of the input that are not those with which the run measured.
+    no file computes. changed: the settings of the input that are not those with which the run measured. caution: about
+    weights of a run whose training diverged. final: the score of the test split.
     """
 
     config: RunConfig
@@ -50,6 +53,8 @@ class ModelFacts:
     recorded: Mapping[str, Any]
     flipped: bool = False
     changed: tuple[str, ...] = ()
+    caution: str | None = None
+    final: FinalScore | None = None
 
     @property
     def precision(self) -> str:
@@ -65,6 +70,12 @@ class ModelFacts:
     def result(self) -> EvaluationResult | None:
         """The evaluation of exactly this network, for one image as it is, or None."""
         return None if self.changed else self._result("unflipped" if self.flipped else "result")
+
+    @property
+    def test_result(self) -> EvaluationResult | None:
+        """The test split's evaluation of exactly this network, for one image as it is, or None."""
+        final = None if self.changed or self.flipped else self.final
+        return final.result if final is not None and final.step == self.step else None
 
     def _result(self, name: str) -> EvaluationResult | None:
         progress = submapping(self.state, "state")
@@ -89,6 +100,8 @@ def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFac
         recorded=_read_run_record(chosen.path),
         flipped=trained.eval.flip,
         changed=checkpoints.input_changes(trained, config),
+        caution=record.describe_divergence(chosen.path),
+        final=read_final_score(chosen.path.parents[1]) if chosen.path.parent.name == "checkpoints" else None,
     )
 
 
@@ -103,7 +116,6 @@ def _read_run_record(checkpoint: Path) -> Mapping[str, Any]:
     return (record.read_run(checkpoint.parents[1]) if inside else None) or {}
 
 
-LICENSE_TEXT: Final = "Not stated. Whoever trained this model has to say it, and the data may have terms of its own."
 NOT_MEASURED_TEXT: Final = "Not measured at this step. `train eval` measures it again."
 CHANGED_TEXT: Final = "Not measured with this input: the run measured another ({}). `train eval` takes these settings."
 FLIPPED_TEXT: Final = (
@@ -113,18 +125,6 @@ FLIPPED_TEXT: Final = (
 CUSTOM_CODE_TEXT: Final = (
     "Its code is not in this folder, and none is taken from here: have {module}.py beside your own program."
 )
-OWN_CODE_TEXT: Final = (
-    "`model.py` is code, which these lines run: read it first if you do not know who made this folder. `train predict` "
-    "and `load_exported` do not run it."
-)
-TORCH_FILE_TEXT: Final = (
-    "`torch.export.load` may unpickle objects, and a pickle can run any code: load this file only if you know who made "
-    "this folder."
-)
-LOADING_TEXT: Final = (
-    "Beside this folder, with torch, torchvision, safetensors and Pillow. The project that trained it is not needed:"
-)
-IMAGE_TEXT: Final = "The lines read images of 8 bits per channel."
 
 
 def render_card(about: ModelFacts, folder: str, code: ModelCode, formats: Sequence[str] = ()) -> str:
@@ -140,35 +140,65 @@ def render_card(about: ModelFacts, folder: str, code: ModelCode, formats: Sequen
             title="Model",
             blocks=[
                 DescriptionList(rows=_model_rows(about)),
-                *_array_data_caution(about),
-                *_custom_code_caution(about),
+                *(Paragraph(text=text, caution=True) for text in _cautions(about)),
             ],
         ),
         Section(title="Data", blocks=[DescriptionList(rows=_data_rows(about))]),
         Section(title="Training", blocks=[DescriptionList(rows=_training_rows(about))]),
         Section(title="How good it is", blocks=list(_metric_blocks(about))),
         Section(title="Versions", blocks=[DescriptionList(rows=_version_rows(about))]),
-        Section(title="Licence", blocks=[Paragraph(text=LICENSE_TEXT)]),
     ]
     origin = f"Written by train export, from step {about.step:,} of the run {about.config.run.name}."
-    card = render_markdown(Report(title=about.config.run.name, byline=origin, sections=sections))
-    return "\n".join([card, "## How to load it", "", *_loading_sections(about.input_spec, folder, code, formats)])
+    report = Report(title=about.config.run.name, byline=origin, sections=sections)
+    spec = about.input_spec
+    return render_markdown(
+        report,
+        "card.md",
+        head=_hub_metadata(about),
+        loading=loading_example(spec, folder, code),
+        has_own_code="" if code.file is None else "yes",
+        takes_images="yes" if takes_images(spec) else "",
+        torch_file=path_literal(folder, "model.pt2") if "torch" in formats else "",
+        onnx=onnx_example(spec, folder) if "onnx" in formats else "",
+    )
 
 
-def _loading_sections(spec: InputSpec, folder: str, code: ModelCode, formats: Sequence[str]) -> Iterator[str]:
-    """The lines of the card's last section. They stand outside of the report, which would escape the code."""
-    yield f"{LOADING_TEXT}\n"
-    yield f"```python\n{loading_example(spec, folder, code)}```\n"
-    if code.file is not None:
-        yield f"{OWN_CODE_TEXT}\n"
-    if takes_images(spec):
-        yield f"{IMAGE_TEXT}\n"
-    for name in formats:
-        example = OTHER_EXAMPLES[name]
-        yield f"{example.introduction}\n"
-        yield f"```python\n{example.render(spec, folder)}```\n"
-        if example.caution:
-            yield f"{example.caution}\n"
+def _hub_metadata(about: ModelFacts) -> str:
+    """The head of the card in YAML: a hub shows licence, tags and scores from it (huggingface.co/docs/hub/model-cards).
+
+    Nobody has stated a licence. `datasets` are those that a hub has; a folder of one's own is none.
+    """
+    spec, data = about.input_spec, about.config.data
+    medium = "image" if len(spec.shape.size) == 2 else "video"
+    task = f"{medium}-{'regression' if spec.task == REGRESSION else 'classification'}"
+    is_published = schema.DATA_SOURCES.get(data.name, "").startswith("published:")
+    is_own = registry.find_source(data.name).origin == "files" and not is_published
+    dataset = {"type": "imagefolder" if data.name == "folder" else data.name, "name": data.name}
+    dataset |= {"name": Path(data.root).name or data.name} if is_own else {}
+    measured = {"validation": about.result, "test": about.test_result}
+    results: list[dict[str, Any]] = [
+        {
+            "task": {"type": task, "name": spec.task.replace("_", " ")},
+            "dataset": {**dataset, "split": split},
+            "metrics": [
+                {"type": name, "value": value, "name": METRICS[name].label}
+                for name in result.values
+                if (value := result.value(name)) is not None
+            ],
+        }
+        for split, result in measured.items()
+        if result is not None
+    ]
+    head: dict[str, Any] = {
+        "license": "unknown",
+        "library_name": "pytorch",
+        "tags": [task, "pytorch", about.config.model.name],
+        "metrics": [*metrics_of(spec.task)],
+        "datasets": [data.name] if is_published else [],
+        **({} if spec.task == REGRESSION else {"pipeline_tag": task}),
+        **({"model-index": [{"name": about.config.run.name, "results": results}]} if results else {}),
+    }
+    return str(yaml.safe_dump(head, sort_keys=False, allow_unicode=True))
 
 
 def takes_images(spec: InputSpec) -> bool:
@@ -296,20 +326,6 @@ def _image_lines(spec: InputSpec) -> list[str]:
     return ["", *(scaled_size if "scaled_size(" in reading else "").splitlines(), *reading.splitlines()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatExample:
-    """How the card shows a file of one format. render: the lines of Python, from the input and the folder's name."""
-
-    introduction: str
-    render: Callable[[InputSpec, str], str]
-    caution: str = ""
-
-
-def torch_file_example(spec: InputSpec, folder: str) -> str:
-    """Lines of Python that compute the outputs by the file of torch.export."""
-    return f"network = torch.export.load({path_literal(folder, 'model.pt2')}).module()\noutputs = network(images)[0]\n"
-
-
 def onnx_example(spec: InputSpec, folder: str) -> str:
     """Lines of Python that print what the ONNX file says of one image."""
     if takes_images(spec):
@@ -346,19 +362,6 @@ def onnx_example(spec: InputSpec, folder: str) -> str:
 def _numpy_numbers(numbers: Sequence[float]) -> str:
     """One number, or an array of one for each channel, as Python code."""
     return f"{numbers[0]!r}" if len(numbers) == 1 else f"numpy.float32({[*numbers]})"
-
-
-# By the name of a format in `file_formats.FORMATS`.
-OTHER_EXAMPLES: Final[Mapping[str, FormatExample]] = {
-    "torch": FormatExample(
-        introduction="With the file of torch.export, two lines replace those about `network`:",
-        render=torch_file_example,
-        caution=TORCH_FILE_TEXT,
-    ),
-    "onnx": FormatExample(
-        introduction="With the ONNX file, onnxruntime, numpy and Pillow are enough:", render=onnx_example
-    ),
-}
 
 
 def _describe_numbers(spec: InputSpec) -> str:
@@ -403,18 +406,15 @@ def _describe_outputs(spec: InputSpec) -> str:
     return f"one score for each of {pluralize(len(spec.classes), 'class')}"
 
 
-def _array_data_caution(about: ModelFacts) -> Iterator[Paragraph]:
-    """A caution for models trained on arrays; none if image files are refused anyway."""
-    with suppress(Failure):
-        inputs.refuse_image_files(about.input_spec)
-        if text := inputs.array_data_warning(about.input_spec):
-            yield Paragraph(text=f"{text[0].upper()}{text[1:]}.", caution=True)
-
-
-def _custom_code_caution(about: ModelFacts) -> Iterator[Paragraph]:
-    name = about.config.model.name
+def _cautions(about: ModelFacts) -> Iterator[str]:
+    """What a user of the model has to know first: of a run that diverged, of arrays, and of code that is not there."""
+    name, warning = about.config.model.name, inputs.array_data_warning(about.input_spec)
+    if about.caution:
+        yield about.caution
+    if warning and takes_images(about.input_spec):
+        yield f"{warning[0].upper()}{warning[1:]}."
     if schema.is_factory(name):
-        yield Paragraph(text=CUSTOM_CODE_TEXT.format(module=name.partition(":")[0].replace(".", "/")), caution=True)
+        yield CUSTOM_CODE_TEXT.format(module=name.partition(":")[0].replace(".", "/"))
 
 
 def _data_rows(about: ModelFacts) -> dict[str, str]:
@@ -432,7 +432,7 @@ def _training_rows(about: ModelFacts) -> dict[str, str]:
     config, training = about.config, submapping(about.recorded, "training")
     world, steps_per_epoch = about.state.get("world_size"), training.get("steps_per_epoch")
     optim = config.optim
-    resolved = schedule.resolve_learning_rate(config)
+    resolved = task_keys.resolve_learning_rate(config)  # earlier versions recorded `auto`
     learning_rate = schedule.peak_learning_rate(resolved, config.train.global_batch_size)
     rows = {
         "steps": f"{about.step:,}",
@@ -451,6 +451,8 @@ def _training_rows(about: ModelFacts) -> dict[str, str]:
 
 
 def _metric_blocks(about: ModelFacts) -> Iterator[DescriptionList | Table | Paragraph]:
+    if about.test_result is not None and about.final is not None:
+        yield DescriptionList(rows={"test": about.final.describe(about.config.eval.metric)})
     result, run_result, classes = about.result, about.run_result, about.input_spec.classes
     if result is None or run_result is None:
         text = CHANGED_TEXT.format(", ".join(about.changed)) if about.changed else FLIPPED_TEXT

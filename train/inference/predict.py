@@ -115,7 +115,7 @@ def prepare_from_export(
     return InferenceModel(
         network=model.network.to(torch_device),
         spec=model.input_spec,
-        warning=inputs.array_data_warning(model.input_spec),
+        warning=" ".join(filter(None, (model.caution, inputs.array_data_warning(model.input_spec)))) or None,
         draft=model.input_spec.origin != "pictures",
         device=torch_device,
         batch_size=max_batch_size(images, batch_size),

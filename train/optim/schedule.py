@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
 from train.config.batches import StepCounts
-from train.config.optimizers import AUTO_BATCH_SIZE, FINE_TUNING_SHARE, OPTIMIZERS
+from train.config.optimizers import (
+    AUTO_BATCH_SIZE,
+    FINE_TUNING_SHARE,
+    OPTIMIZERS,
+    scale_learning_rate,
+    usual_learning_rate,
+)
 from train.config.schema import FRACTION, OptimConfig, Rule, RunConfig, is_factory
 from train.tasks import REGRESSION
 
@@ -94,38 +100,9 @@ def build_schedule(optim: OptimConfig, counted: StepCounts, global_batch_size: i
 
 
 def peak_learning_rate(optim: OptimConfig, global_batch_size: int) -> float:
-    """The highest learning rate: `lr`, scaled from base_batch_size to the global batch by lr_scaling.
-
-    linear: Goyal et al., Accurate, large minibatch SGD, 2017. sqrt: Krizhevsky, One weird trick, 2014.
-    """
-    assert optim.lr != "auto"  # `resolve_learning_rate` has replaced it
-    times = global_batch_size / optim.base_batch_size
-    return optim.lr * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[optim.lr_scaling]
-
-
-def resolve_learning_rate(config: RunConfig) -> OptimConfig:
-    """The section `optim` with a number for `lr: auto`: the optimizer's usual rate, a tenth of it with model.weights.
-
-    The usual rate is for a global batch of 256. It grows with the batch as is usual for the optimizer, unless
-    optim.lr_scaling says how.
-
-    Raises:
-        Failure: USAGE for an optimizer without a usual rate.
-    """
-    optim = config.optim
-    if optim.lr != "auto":
-        return optim
-    entry = OPTIMIZERS.get(optim.name)
-    if entry is None or entry.learning_rate is None:
-        raise Failure(
-            f"optim.lr auto has no rate for optim.name {optim.name}",
-            expected=f"one of {', '.join(name for name, entry in OPTIMIZERS.items() if entry.learning_rate)}",
-            fix="write the learning rate as a number",
-            code=ExitCode.USAGE,
-        )
-    share = FINE_TUNING_SHARE if config.model.weights else 1.0
-    scaling: Any = entry.scaling if optim.lr_scaling == "none" else optim.lr_scaling
-    return replace(optim, lr=entry.learning_rate * share, lr_scaling=scaling, base_batch_size=AUTO_BATCH_SIZE)
+    """The highest learning rate: `lr`, scaled from base_batch_size to the global batch by lr_scaling."""
+    assert optim.lr != "auto"  # `task_keys.with_task_defaults` has replaced it
+    return scale_learning_rate(optim.lr, optim.lr_scaling, global_batch_size / optim.base_batch_size)
 
 
 def fine_tuning_warnings(config: RunConfig) -> tuple[str, ...]:
@@ -148,16 +125,17 @@ def fine_tuning_warnings(config: RunConfig) -> tuple[str, ...]:
 
 
 def regression_warnings(config: RunConfig, task: str) -> tuple[str, ...]:
-    """A warning if numbers are to be predicted with a learning rate of SGD for classes."""
-    optim, usual = config.optim, OPTIMIZERS["sgd"]
-    if task != REGRESSION or OPTIMIZERS.get(optim.name) is not usual:
+    """A warning if numbers are to be predicted with a learning rate of SGD for classes, above that of auto."""
+    optim, batch, usual = config.optim, config.train.global_batch_size, OPTIMIZERS["sgd"].learning_rate
+    auto = usual_learning_rate("sgd", "none", batch, is_fine_tuning=False, is_regression=True)
+    if task != REGRESSION or OPTIMIZERS.get(optim.name) is not OPTIMIZERS["sgd"] or usual is None or auto is None:
         return ()
-    peak = peak_learning_rate(resolve_learning_rate(config), config.train.global_batch_size)
-    if usual.learning_rate is None or peak < usual.learning_rate:
+    peak = peak_learning_rate(optim, batch)
+    if peak < usual or peak <= auto:
         return ()
     return (
-        f"optim.lr: {optim.lr} is a learning rate for classes; on numbers a training often diverges with it. "
-        "fix: optim.lr=0.01, or optim.name=adamw with optim.lr=auto",
+        f"optim.lr: {optim.lr:g} is a learning rate for classes; on numbers a training often diverges with it. "
+        f"fix: optim.lr=auto, which takes {auto:g}",
     )
 
 
@@ -179,10 +157,11 @@ def schedule_arguments(optim: OptimConfig) -> dict[str, Any]:
     return {**defaults, **optim.schedule_args}
 
 
-def describe_schedule(schedule: Schedule) -> str:
-    """The schedule in words."""
+def describe_schedule(schedule: Schedule, *, is_auto: bool = False) -> str:
+    """The schedule in words. is_auto: whether optim.lr auto has chosen its peak."""
+    auto = " (optim.lr: auto)" if is_auto else ""
     before = f" after {schedule.warmup} step{'' if schedule.warmup == 1 else 's'} of warmup" if schedule.warmup else ""
-    return f"{schedule.peak:g}{before}, then {_describe_curve(schedule)}"
+    return f"{schedule.peak:g}{auto}{before}, then {_describe_curve(schedule)}"
 
 
 def _describe_curve(schedule: Schedule) -> str:

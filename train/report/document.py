@@ -11,11 +11,13 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from entrypoint import to_printable
 from train.report.saved_evaluation import SavedGallery, jpeg_size
 
 DPI: Final = 150  # pixels per inch of a picture
@@ -138,16 +140,22 @@ MARKDOWN_LEADING: Final = re.compile(r"^(\s*(?:\d+(?=[.)]\s))?)([-+=.)])")
 
 def render_html(report: Report) -> str:
     """Render the complete page: it contains its pictures and needs no network."""
-    return _render("report.html", report, printable)
+    return _render("report.html", report, to_printable)
 
 
-def render_markdown(report: Report) -> str:
-    """Render the complete text; its pictures are files in the same folder."""
-    return _render("report.md", report, lambda text: Markup(escape_markdown(text)))
+def render_markdown(report: Report, template: str = "report.md", **verbatim: str) -> str:
+    """Render the complete text; its pictures are files in the same folder. verbatim: what is not escaped, by name."""
+    values = {name: Markup(text) for name, text in verbatim.items()}
+    return _render(template, report, lambda text: Markup(escape_markdown(text)), values)
 
 
-def _render(template: str, report: Report, clean: Callable[[str], str]) -> str:
-    """clean: applied to every text that the template shows. What is no Markup then, jinja2 escapes for HTML."""
+def _render(
+    template: str, report: Report, clean: Callable[[str], str], values: Mapping[str, Markup] = MappingProxyType({})
+) -> str:
+    """values: for the template, beside the report.
+
+    clean: applied to every text that the template shows. What is no Markup then, jinja2 escapes for HTML.
+    """
 
     def finalize(value: Any) -> Any:
         return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -181,23 +189,17 @@ def _render(template: str, report: Report, clean: Callable[[str], str]) -> str:
         "MAX_TINY_PIXELS": MAX_TINY_PIXELS,
         "MAX_SMALL_PICTURE_PIXELS": MAX_SMALL_PICTURE_PIXELS,
     }
-    return environment.get_template(template).render(report=report)
-
-
-def printable(text: str) -> str:
-    """Replace each unprintable character by the replacement character."""
-    encodable = text.encode("utf-8", "replace").decode()
-    return "".join(character if character.isprintable() else "\ufffd" for character in encodable)
+    return environment.get_template(template).render(report=report, **values)
 
 
 def breakable_path(path: str) -> Markup:
     """A path in HTML, which a browser may break after each slash."""
-    return Markup("/<wbr>").join(printable(part) for part in path.split("/"))
+    return Markup("/<wbr>").join(to_printable(part) for part in path.split("/"))
 
 
 def escape_markdown(text: str) -> str:
     """Escape text for Markdown."""
-    escaped = MARKDOWN_SPECIAL.sub(r"\\\1", printable(text))
+    escaped = MARKDOWN_SPECIAL.sub(r"\\\1", to_printable(text))
     escaped = MARKDOWN_LEADING.sub(r"\1\\\2", escaped)
     return re.sub(r"(https?|www)([:.])", "\\1\u200b\\2", escaped)
 

@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from PIL import Image
 
+from entrypoint import to_printable
 from train.files import read_regular_file
 from train.metrics import METRICS, NOT_MEASURED
 from train.report import read
@@ -107,7 +108,7 @@ def encode_png(figure: Figure) -> bytes:
 
 def shorten_middle(name: str, max_letters: int = MAX_NAME_LETTERS) -> str:
     """Shorten a name to its beginning and its end, where names of runs differ."""
-    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
+    printable = "".join(letter if letter.isprintable() else "?" for letter in to_printable(name))
     half = max_letters // 2
     return printable if len(printable) <= max_letters else f"{printable[: max_letters - half - 1]}…{printable[-half:]}"
 

@@ -357,6 +357,18 @@ def last_training_exit(starts: Sequence[StartRecord], exit_record: ExitRecord | 
     )
 
 
+def describe_divergence(path: Path) -> str | None:
+    """A caution about the weights of a run that diverged; None for others. path: the run, or its checkpoint."""
+    run_folder = path.parents[1] if path.parent.name == "checkpoints" else path
+    ending = last_training_exit(read_starts(run_folder), exit_file.read_exit(run_folder))
+    if ending is None or ending.code != ExitCode.DIVERGED:
+        return None
+    return (
+        f"this run ended with exit code {int(ExitCode.DIVERGED)}: {ending.cause}. Its weights may be useless, those of "
+        "earlier checkpoints too. fix: train again under another run.name, with a smaller optim.lr"
+    )
+
+
 def read_starts(run_folder: Path) -> list[dict[str, Any]]:
     """Return all starts so far, oldest first."""
     starts = (read_run(run_folder) or {}).get("starts", [])

@@ -185,7 +185,7 @@ def _choose_step(
     notes += [f"skipped a damaged checkpoint: {reason}" for reason in checkpoint.skipped]
     _, metadata = format.load_checkpoint(checkpoint, groups=())
     with _refuse_malformed(checkpoint.path):
-        resume_rules.refuse_config_changes(metadata["config"], asdict(config))
+        resume_rules.refuse_config_changes(metadata["config"], asdict(config), folder.parent)
         early_stopping.refuse_run_past_end(metadata, config, steps)
     record_start(checkpoint.step)
     return checkpoint.step, notes

@@ -86,8 +86,12 @@ def test_a_missing_data_folder_is_missing_input(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ([], "0.1 after 31 steps of warmup, then cosine to 0"),
-        (["optim.schedule=constant", "optim.warmup_epochs=0.5"], "0.1 after 16 steps of warmup, then constant"),
+        ([], "0.1 (optim.lr: auto) after 31 steps of warmup, then cosine to 0"),
+        (
+            ["optim.schedule=constant", "optim.warmup_epochs=0.5"],
+            "0.1 (optim.lr: auto) after 16 steps of warmup, then constant",
+        ),
+        (["optim.lr=0.2"], "0.2 after 31 steps of warmup"),
         (["optim.name=adamw", "optim.lr=3e-4"], "adamw, weight decay 0.0005\n"),
         (["train.precision=bf16"], "precision      bf16\n"),
         (["train.max_steps=7"], "31 per epoch, 7 in all"),

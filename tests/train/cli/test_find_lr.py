@@ -13,6 +13,7 @@ from jobs import TINY, forget_accelerate
 from train import __main__ as front
 from train.cli import learning_rate_finder
 from train.cli.learning_rate_finder import MAX_RATE, MIN_RATE, NUM_STEPS, GrowingRate, LossCurve, has_diverged
+from train.config.load import keep_last_overrides
 
 RATES = [GrowingRate(name="growing", peak=MAX_RATE, warmup=0, total=NUM_STEPS, args={})(step) for step in range(100)]
 
@@ -30,11 +31,15 @@ def fall(at: float) -> list[float]:
 
 def find(capsys: pytest.CaptureFixture[str], *settings: str) -> str:
     forget_accelerate()
-    words = ["find-lr", "--device", "cpu", *TINY, "run.name=tiny", "optim.lr=0.1", *settings]
-    words = [word for word in words if word != "optim.lr=0.01"]
+    words = keep_last_overrides([*TINY, "run.name=tiny", "optim.lr=0.1", *settings])
+    words = ["find-lr", "--device", "cpu", *words]
     assert front.run_command(words, {}) == 0
     forget_accelerate()
     return capsys.readouterr().out
+
+
+def test_an_optimizer_without_a_usual_rate_is_swept_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "suggestion     " in find(capsys, "optim.lr=auto", "optim.name=ASGD")
 
 
 def test_the_rates_grow_by_the_same_factor_in_each_step() -> None:

@@ -76,7 +76,7 @@ def test_a_changed_configuration_would_be_refused_with_the_difference_and_the_fi
     found = stands(saved(tmp_path), "optim.lr=0.5")
     assert found.refused
     assert found.message.startswith("would be refused (65): the configuration is not the one that this run began with")
-    assert "found: optim.lr: 0.1 -> 0.5; fix: undo the change" in found.message
+    assert "found: optim.lr: 0.1 -> 0.5; fix: to go on with this run, write optim.lr=0.1;" in found.message
 
 
 def test_other_data_would_be_refused_as_far_as_it_is_known(tmp_path: Path) -> None:

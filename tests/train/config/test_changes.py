@@ -16,8 +16,9 @@ from train.config.schema import RunConfig
 
 
 def config(**values: Any) -> dict[str, Any]:
-    """The quickstart, with `section__key=value` replaced."""
+    """The quickstart as a run records it, with `section__key=value` replaced."""
     made = asdict(RunConfig())
+    made["optim"]["lr"] = 0.1
     for name, value in values.items():
         section, key = name.split("__")
         made[section][key] = value
@@ -81,10 +82,61 @@ def test_the_micro_batch_stays_where_the_bits_must() -> None:
 
 def test_the_difference_is_listed_with_both_values() -> None:
     with pytest.raises(Failure) as caught:
-        refuse_config_changes(config(), config(optim__lr=0.2, model__name="resnet18"))
+        refuse_config_changes(config(), config(optim__lr=0.2, model__name="resnet18"), Path("runs/a"))
     assert caught.value.code == ExitCode.DATA
     assert caught.value.found == 'model.name: "small_cnn" -> "resnet18"; optim.lr: 0.1 -> 0.2'
+    assert "write model.name=small_cnn optim.lr=0.1;" in caught.value.fix
+    assert "model.weights" not in caught.value.fix  # they are another network's
     assert "checkpoint.resume=never" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "undo", "redraws"),
+    [
+        ({"optim__lr": 0.2}, "optim.lr=0.1", False),
+        ({"optim__args": {"nesterov": True}}, "'optim.args={}'", False),
+        ({"train__clip_grad_norm": 1.0}, "train.clip_grad_norm=null", False),
+        ({"data__image_size": [32, 64]}, "data.image_size=32", True),
+        ({"run__seed": 3}, "run.seed=0", True),
+    ],
+    ids=str,
+)
+def test_a_changed_setting_is_refused_with_every_way_on_ready_to_type(
+    changes: dict[str, Any], undo: str, redraws: bool
+) -> None:
+    with pytest.raises(Failure) as caught:
+        refuse_config_changes(config(), config(**changes), Path("runs/my pets"))
+    assert f"to go on with this run, write {undo};" in caught.value.fix
+    assert "'model.weights=runs/my pets' 'run.name=my pets-2'" in caught.value.fix
+    assert ("that it was not trained on" in caught.value.fix) is redraws
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [{"optim": {"lookahead": 5}}, {"optim": {"class_weights": [1.5] * 100}}],
+    ids=["of-a-later-version", "long"],
+)
+def test_what_cannot_be_typed_is_only_asked_for(saved: dict[str, Any]) -> None:
+    with pytest.raises(Failure, match=r"the configuration is not the one") as caught:
+        refuse_config_changes(saved, config(), Path("runs/a"))
+    assert "to go on with this run, undo the change;" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("saved", "differs"),
+    [
+        ({}, {}),
+        ({"optim__lr_scaling": "sqrt"}, {}),
+        ({"optim__name": "adamw"}, {"optim.name": ("adamw", "sgd"), "optim.lr": (0.001, 0.1)}),
+        ({"train__global_batch_size": 32}, {"train.global_batch_size": (32, 256), "optim.lr": (0.0125, 0.1)}),
+        ({"model__weights": "w.pth"}, {"model.weights": ("w.pth", None), "optim.lr": (0.010000000000000002, 0.1)}),
+    ],
+    ids=str,
+)
+def test_the_word_auto_of_an_older_version_is_compared_as_the_rate_that_it_stood_for(
+    saved: dict[str, Any], differs: dict[str, Any]
+) -> None:
+    assert changed_keys(config(optim__lr="auto", **saved), config()) == differs
 
 
 def test_other_data_is_refused_with_every_way_on_ready_to_type() -> None:
@@ -92,7 +144,7 @@ def test_other_data_is_refused_with_every_way_on_ready_to_type() -> None:
         refuse_data_changes({"training": 65}, {"training": 64}, Path("runs/my pets"))
     assert (caught.value.found, caught.value.expected) == ("training: 64", "training: 65")
     assert "checkpoint.resume=never" in caught.value.fix
-    assert "'model.weights=runs/my pets' and another run.name" in caught.value.fix
+    assert "'model.weights=runs/my pets' 'run.name=my pets-2'" in caught.value.fix
     assert "data.root/val" in caught.value.fix
 
 
@@ -126,7 +178,9 @@ def test_what_an_older_version_or_a_check_does_not_know_is_not_compared() -> Non
 
 def test_the_same_configuration_passes_through_json() -> None:
     refuse_config_changes(
-        json.loads(json.dumps(config(optim__args={"betas": (0.9, 0.99)}))), config(optim__args={"betas": (0.9, 0.99)})
+        json.loads(json.dumps(config(optim__args={"betas": (0.9, 0.99)}))),
+        config(optim__args={"betas": (0.9, 0.99)}),
+        Path("runs/a"),
     )
 
 

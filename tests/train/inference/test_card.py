@@ -10,15 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard, ModelCardData
 from PIL import ExifTags, Image
 
-from train.config.schema import ModelConfig, OptimConfig, RunConfig, RunSection, TrainConfig
+from train.config.schema import DataConfig, ModelConfig, OptimConfig, RunConfig, RunSection, TrainConfig
 from train.data.preprocessing import Preprocessing
 from train.data.shape import Shape
+from train.evaluation.final_score import FinalScore
+from train.evaluation.results import EvaluationResult
 from train.inference import file_formats, inputs, model_card
 from train.inference.inputs import InputSpec
 from train.inference.model_card import ModelFacts
 from train.inference.model_code import ModelCode
+from train.tasks import TargetScale
 
 RESULT = {"accuracy": 0.875, "loss": 0.5, "samples": 16, "macro_f1": 0.8125, "recall": [0.75, None]}
 TOLD: dict[str, Any] = {
@@ -91,6 +95,70 @@ def test_the_learning_rate_is_the_highest_that_it_was_trained_with(scaling: Any,
     assert rows(replace(ABOUT, config=scaled))["optimizer"] == f"sgd, learning rate {said}, {optim.schedule}"
 
 
+def head(about: ModelFacts) -> ModelCardData:
+    """What a hub reads, by its own program."""
+    return ModelCard(card(about)).data  # type: ignore[no-any-return]
+
+
+def test_a_hub_reads_licence_tags_and_scores_in_the_head() -> None:
+    data = head(ABOUT)
+    assert (data.license, data.library_name, data.pipeline_tag) == ("unknown", "pytorch", "image-classification")
+    assert data.tags == ["image-classification", "pytorch", "small_cnn"]
+    assert "accuracy" in data.metrics
+    assert data.datasets == []  # a hub does not have this data
+    assert data.model_name == "cats"
+    scores = {score.metric_type: (score.metric_value, score.dataset_split) for score in data.eval_results or ()}
+    assert scores["accuracy"] == (0.875, "validation")
+    assert scores["macro_f1"] == (0.8125, "validation")
+
+
+def test_the_head_names_published_data_and_the_folder_of_others() -> None:
+    def of(**data: Any) -> ModelCardData:
+        return head(replace(ABOUT, config=replace(ABOUT.config, data=DataConfig(**data))))
+
+    assert of(name="cifar10").datasets == ["cifar10"]
+    own = of(name="folder", root="/secret/place/pets")
+    assert {(score.dataset_type, score.dataset_name) for score in own.eval_results or ()} == {("imagefolder", "pets")}
+    assert "/secret" not in card(replace(ABOUT, config=replace(ABOUT.config, data=DataConfig(root="/secret/pets"))))
+    hostile = of(name="table", root="a: b\n---\nlicense: mit")
+    assert (hostile.license, (hostile.eval_results or [])[0].dataset_name) == ("unknown", "a: b\n---\nlicense: mit")
+
+
+@pytest.mark.parametrize(
+    ("task", "size", "tag", "pipeline"),
+    [
+        ("multi_label", (8, 8), "image-classification", "image-classification"),
+        ("regression", (8, 8), "image-regression", None),
+        ("classification", (4, 8, 8), "video-classification", "video-classification"),
+    ],
+)
+def test_the_head_names_the_task_as_a_hub_does(
+    task: str, size: tuple[int, ...], tag: str, pipeline: str | None
+) -> None:
+    spec = replace(ABOUT.input_spec, task=task, shape=Shape(channels=3, size=size))
+    spec = replace(spec, target=TargetScale(mean=0.0, std=1.0) if task == "regression" else None)
+    data = head(replace(ABOUT, input_spec=spec, step=41))
+    assert (data.tags[0], data.pipeline_tag) == (tag, pipeline)  # type: ignore[index]
+    assert data.eval_results is None  # these weights were not measured
+
+
+def test_the_score_of_the_test_split_is_told_where_it_is_of_these_weights() -> None:
+    final = FinalScore(
+        step=40, trained_steps=80, checkpoint="", result=EvaluationResult.from_json(RESULT | {"accuracy": 0.8})
+    )
+    measured = replace(ABOUT, final=final)
+    assert "80.00%" in rows(measured)["test"]
+    scores = {(score.dataset_split, score.metric_value) for score in head(measured).eval_results or ()}
+    assert {("test", 0.8), ("validation", 0.875)} <= scores
+    for other in (replace(measured, step=41), replace(measured, flipped=True), replace(measured, changed=("a",))):
+        assert "test" not in rows(other)
+        assert all(score.dataset_split != "test" for score in head(other).eval_results or ())
+
+
+def test_a_diverged_run_is_named_first() -> None:
+    assert "> **Caution:** this run ended" in card(replace(ABOUT, caution="this run ended with exit code 90"))
+
+
 def test_the_licence_is_said_to_be_open() -> None:
     assert "## Licence\n\nNot stated." in card(ABOUT)
 
@@ -111,7 +179,7 @@ def test_a_class_name_is_text_and_breaks_no_table() -> None:
     odd = replace(ABOUT.input_spec, classes=("a|b\n# c", "<img>"))
     lines = card(replace(ABOUT, input_spec=odd)).splitlines()
     assert "# c" not in lines
-    assert "| a\\|b\ufffd\\# c | 75.0% |" in lines
+    assert "| a\\|b\\\\n\\# c | 75.0% |" in lines
     assert not any("<img>" in line for line in lines)
 
 

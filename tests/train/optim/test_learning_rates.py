@@ -1,17 +1,17 @@
-"""`optim.lr: auto` takes the optimizer's usual rate, and a tenth of it for trained weights."""
+"""`optim.lr: auto` takes the optimizer's usual rate, and a tenth of it for trained weights or for numbers."""
 
 from __future__ import annotations
 
 import pytest
 
 from entrypoint import Failure
-from train.config import load
+from train.config import load, task_keys
 from train.config.schema import RunConfig
 from train.optim import schedule
 
 
 def config(*settings: str) -> RunConfig:
-    return load.load_config(None, ["optim.lr=auto", *settings])
+    return load.load_config(None, [*settings])
 
 
 @pytest.mark.parametrize(
@@ -30,48 +30,74 @@ def config(*settings: str) -> RunConfig:
 )
 def test_auto_is_the_usual_rate_of_the_optimizer(settings: tuple[str, ...], peak: float) -> None:
     chosen = config(*settings)
-    optim = schedule.resolve_learning_rate(chosen)
+    optim = task_keys.resolve_learning_rate(chosen)
     assert schedule.peak_learning_rate(optim, chosen.train.global_batch_size) == pytest.approx(peak)
+    assert (optim.lr, optim.lr_scaling) == (pytest.approx(peak), "none")  # what a run records is what it trains with
+
+
+@pytest.mark.parametrize(
+    ("settings", "peak"),
+    [
+        ((), 0.01),
+        (("model.weights=w.pth",), 0.01),
+        (("train.global_batch_size=32",), 0.00125),
+        (("optim.name=SGD",), 0.01),
+        (("optim.name=adamw",), 1e-3),
+        (("optim.name=adamw", "model.weights=w.pth"), 1e-4),
+    ],
+    ids=str,
+)
+def test_numbers_take_a_tenth_with_sgd(settings: tuple[str, ...], peak: float) -> None:
+    assert task_keys.resolve_learning_rate(config(*settings), "regression").lr == pytest.approx(peak)
+    labels = task_keys.resolve_learning_rate(config(*settings), "multi_label")
+    assert labels == task_keys.resolve_learning_rate(config(*settings))
+
+
+def test_the_quickstart_trains_with_the_bits_of_the_former_default() -> None:
+    assert task_keys.resolve_learning_rate(RunConfig()).lr == 0.1
 
 
 def test_a_number_stays_as_it_is() -> None:
     chosen = load.load_config(None, ["optim.lr=0.3", "model.weights=w.pth"])
-    assert schedule.resolve_learning_rate(chosen) is chosen.optim
+    assert task_keys.resolve_learning_rate(chosen, "regression") is chosen.optim
 
 
 @pytest.mark.parametrize(
     ("settings", "task", "warns"),
     [
-        ((), "regression", True),
-        (("optim.lr=auto",), "regression", True),
-        (("optim.lr=auto", "train.global_batch_size=32"), "regression", False),
+        (("optim.lr=0.1",), "regression", True),
+        (("optim.lr=0.0125", "optim.lr_scaling=linear", "train.global_batch_size=2048"), "regression", True),
+        ((), "regression", False),
+        (("train.global_batch_size=8192",), "regression", False),
         (("optim.lr=0.01",), "regression", False),
         (("optim.name=adamw", "optim.lr=auto"), "regression", False),
-        ((), "classification", False),
+        (("optim.lr=0.1",), "classification", False),
     ],
     ids=str,
 )
 def test_a_rate_of_sgd_for_classes_is_named_where_numbers_are_predicted(
     settings: tuple[str, ...], task: str, warns: bool
 ) -> None:
-    said = schedule.regression_warnings(load.load_config(None, [*settings]), task)
-    assert (len(said) == 1 and "optim.lr=0.01" in said[0]) is warns
+    chosen = task_keys.with_task_defaults(load.load_config(None, [*settings]), task)
+    said = schedule.regression_warnings(chosen, task)
+    assert (len(said) == 1 and "fix: optim.lr=auto" in said[0]) is warns
 
 
 @pytest.mark.parametrize("name", ["Rprop", "ASGD", "mine:Optimizer"])
 def test_an_optimizer_without_a_usual_rate_needs_a_number(name: str) -> None:
     with pytest.raises(Failure, match=f"no rate for optim.name {name}") as caught:
-        schedule.resolve_learning_rate(config(f"optim.name={name}"))
+        task_keys.resolve_learning_rate(config(f"optim.name={name}"))
     assert caught.value.code == 64
+    assert "optim.lr=0.1" in caught.value.fix  # a run that was begun with the former default goes on
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["model.weights=w.pth"], ["optim.lr: 0.1 is a learning rate for random weights"]),
+        (["model.weights=w.pth", "optim.lr=0.1"], ["optim.lr: 0.1 is a learning rate for random weights"]),
         (["model.weights=w.pth", "optim.name=adamw", "optim.lr=1e-3"], ["a tenth (0.0001 for a global batch of 256)"]),
         (["model.weights=w.pth", "optim.lr=0.01"], []),
-        (["model.weights=w.pth", "optim.lr=auto"], []),
+        (["model.weights=w.pth"], []),
         (["optim.lr=0.5"], []),
         (["model.freeze=backbone"], ["freezes random weights"]),
         (["model.freeze=backbone", "model.name=mine:make"], []),

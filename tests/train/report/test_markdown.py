@@ -17,7 +17,7 @@ from train.report.document import (
 def test_a_table_stays_a_table() -> None:
     table = Table(head=["class", "images"], rows=[["a|b\n<b>", "3"]])
     shown = render_markdown(Report(title="t", sections=[Section(title="s", blocks=[table])], byline="now"))
-    assert "| class | images |\n| --- | ---: |\n| a\\|b\ufffd\\<b\\> | 3 |" in shown
+    assert "| class | images |\n| --- | ---: |\n| a\\|b\\\\n\\<b\\> | 3 |" in shown
 
 
 def test_pictures_are_named_and_cautions_seen() -> None:

@@ -46,6 +46,26 @@ def test_a_changed_configuration_is_refused_with_the_difference(run: Path) -> No
     assert "optim.lr" in str(failure.found)
 
 
+def test_a_run_that_was_begun_with_the_former_default_of_the_rate_is_told_how_to_go_on(tmp_path: Path) -> None:
+    trained(tmp_path, "optim.lr=0.1")
+    failure = refused(tmp_path, "optim.lr=auto")
+    assert (failure.code, failure.found) == (ExitCode.DATA, "optim.lr: 0.1 -> 0.00625")
+    assert "write optim.lr=0.1;" in failure.fix
+    with built(tmp_path, "optim.lr=0.1", "train.epochs=4") as trainer:
+        assert trainer.state.step == 8
+
+
+@pytest.mark.parametrize(("setting", "rate"), [("optim.lr=auto", 0.00625), ("optim.name=adamw", 0.00025)])
+def test_a_run_records_the_rate_that_auto_stands_for_and_resumes_with_either(
+    tmp_path: Path, setting: str, rate: float
+) -> None:
+    assert trained(tmp_path, "optim.lr=auto", setting).config.optim.lr == rate
+    for again in ("optim.lr=auto", f"optim.lr={rate}"):
+        with built(tmp_path, setting, again, "train.epochs=4") as trainer:
+            assert (trainer.state.step, trainer.schedule.peak) == (8, rate)
+    assert refused(tmp_path, setting, "optim.lr=0.01").found == f"optim.lr: {rate} -> 0.01"
+
+
 def test_a_run_that_was_to_do_more_is_not_taken_for_finished(tmp_path: Path) -> None:
     watch = StopSignals()
     with built(tmp_path, "train.epochs=9", signals=watch) as trainer, pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,53 @@
+"""After a poor result one line says what to try."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.config import load
+from train.evaluation.advice import advise
+from train.evaluation.results import EvaluationResult
+
+WEIGHTS = "trained weights (docs/fine-tuning.md)"
+BALANCE = "optim.class_weights=balanced or data.sampling=balanced"
+EPOCHS = "more epochs (as below)"
+RATE = "another optim.lr (`train find-lr` suggests one)"
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "settings", "improves", "ways"),
+    [
+        ("classification", {"accuracy": 0.54, "balanced_accuracy": 0.54}, [], True, [WEIGHTS, EPOCHS]),
+        ("classification", {"accuracy": 0.9, "balanced_accuracy": 0.2}, [], False, [WEIGHTS, BALANCE]),
+        ("classification", {"accuracy": 0.9, "balanced_accuracy": 0.2}, ["data.sampling=balanced"], False, [WEIGHTS]),
+        ("classification", {"accuracy": 0.1, "balanced_accuracy": 0.1}, ["model.weights=w.pth"], False, [RATE]),
+        ("multi_label", {"map": 0.4}, [], False, [WEIGHTS]),
+        ("regression", {"r2": -3.0}, ["model.weights=w.pth"], True, [EPOCHS]),
+        ("regression", {"r2": 0.2}, ["model.weights=w.pth"], False, [RATE]),
+    ],
+    ids=str,
+)
+def test_a_poor_result_is_followed_by_what_may_help(
+    task: str, values: dict[str, float], settings: list[str], improves: bool, ways: list[str]
+) -> None:
+    result = EvaluationResult(samples=100, values=values, task=task)
+    advice = advise(load.load_config(None, settings), result, num_classes=10, improves=improves)
+    assert advice == f"the result is poor: {'; '.join(ways)}"
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "num_classes"),
+    [
+        ("classification", {"accuracy": 0.55, "balanced_accuracy": 0.551}, 10),
+        ("classification", {"accuracy": 0.8, "balanced_accuracy": 0.8}, 2),
+        ("classification", {"accuracy": 1.0, "balanced_accuracy": 1.0}, 1),
+        ("classification", {"accuracy": 0.1}, 10),  # of an older version
+        ("multi_label", {"map": 0.6}, 4),
+        ("regression", {"r2": 0.5}, 1),
+        ("regression", {"r2": float("nan")}, 1),
+    ],
+    ids=str,
+)
+def test_another_result_is_followed_by_nothing(task: str, values: dict[str, float], num_classes: int) -> None:
+    result = EvaluationResult(samples=100, values=values, task=task)
+    assert advise(load.load_config(None, []), result, num_classes=num_classes, improves=True) is None

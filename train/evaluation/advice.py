@@ -1,0 +1,33 @@
+"""This module says after a poor result what a user may try next, in one line."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from train.config.schema import RunConfig
+from train.evaluation.results import WEAK_CLASS_DIFFERENCE, EvaluationResult
+from train.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
+
+# A score that came less far from guessing to a perfect one is poor.
+POOR_SHARE: Final = 0.5
+SCORES: Final = {CLASSIFICATION: "balanced_accuracy", MULTI_LABEL: "map", REGRESSION: "r2"}
+
+
+def advise(config: RunConfig, result: EvaluationResult, *, num_classes: int, improves: bool) -> str | None:
+    """What to try after a poor result; None after another one.
+
+    improves: whether the last evaluation was the best so far.
+    """
+    score = result.value(SCORES[result.task])
+    guess = 1 / num_classes if result.task == CLASSIFICATION else 0.0
+    if score is None or score >= guess + POOR_SHARE * (1 - guess):
+        return None
+    is_balanced = (config.optim.class_weights, config.data.sampling) != ("none", "uniform")
+    misses_rare = result.task == CLASSIFICATION and (result.value("accuracy") or 0.0) - score > WEAK_CLASS_DIFFERENCE
+    ways = {
+        "trained weights (docs/fine-tuning.md)": config.model.weights is None,
+        "optim.class_weights=balanced or data.sampling=balanced": misses_rare and not is_balanced,
+        "more epochs (as below)": improves,
+    }
+    chosen = [way for way, may_help in ways.items() if may_help] or ["another optim.lr (`train find-lr` suggests one)"]
+    return f"the result is poor: {'; '.join(chosen)}"
