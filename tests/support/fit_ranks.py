@@ -27,7 +27,7 @@ def run(folder: Path, rank: int, world: int, *rooms: str) -> None:
     """Write what this rank came to."""
     memory = Pretended(room=int(rooms[rank]))
     batch_size.get_device_memory = lambda device: memory
-    config = load.load_config(None, ["model.args.width=4", "data.image_size=8", "data.classes=2"])
+    config = load.load_config(None, ["model.args.width=4", "data.image_size=8", "data.classes=2", "optim.lr=0.1"])
     engine: Any = SimpleNamespace(autocast=nullcontext, scaler=None, gradient_accumulation_steps=1)
     runtime = Runtime(
         world=replace(ALONE, rank=rank, world_size=world),

@@ -75,7 +75,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def build(name: str, **keys: object) -> torch.optim.Optimizer:
-    return optimizer.build_optimizer(OptimConfig(name=f"users_optimizer:{name}", **keys), NET)  # type: ignore[arg-type]
+    return optimizer.build_optimizer(OptimConfig(name=f"users_optimizer:{name}", **{"lr": 0.1, **keys}), NET)  # type: ignore[arg-type]
 
 
 def test_the_config_sets_what_the_class_takes(module: Path) -> None:

@@ -78,37 +78,44 @@ def test_hooks_and_a_profiler_see_each_step() -> None:
 
 
 def test_momentum_is_not_given_to_another_that_has_one() -> None:
-    assert optimizer.build_optimizer(OptimConfig(name="RMSprop", momentum=0.9), NET).param_groups[0]["momentum"] == 0
     assert (
-        optimizer.build_optimizer(OptimConfig(name="RMSprop", args={"momentum": 0.5}), NET).param_groups[0]["momentum"]
+        optimizer.build_optimizer(OptimConfig(lr=0.1, name="RMSprop", momentum=0.9), NET).param_groups[0]["momentum"]
+        == 0
+    )
+    assert (
+        optimizer.build_optimizer(OptimConfig(lr=0.1, name="RMSprop", args={"momentum": 0.5}), NET).param_groups[0][
+            "momentum"
+        ]
         == 0.5
     )
 
 
 def test_weight_decay_is_for_all_parameters_unless_told() -> None:
-    groups = optimizer.build_optimizer(OptimConfig(weight_decay=0.1), NET).param_groups
+    groups = optimizer.build_optimizer(OptimConfig(lr=0.1, weight_decay=0.1), NET).param_groups
     assert [(group["weight_decay"], len(group["params"])) for group in groups] == [(0.1, 4)]
 
 
 def test_biases_and_norms_may_be_left_without_weight_decay() -> None:
-    groups = optimizer.build_optimizer(OptimConfig(weight_decay=0.1, weight_decay_on="weights"), NET).param_groups
+    groups = optimizer.build_optimizer(
+        OptimConfig(lr=0.1, weight_decay=0.1, weight_decay_on="weights"), NET
+    ).param_groups
     assert [(group["weight_decay"], len(group["params"])) for group in groups] == [(0.1, 1), (0.0, 3)]
 
 
 def test_frozen_parameters_are_left_out() -> None:
     net = nn.Linear(3, 2)
     net.bias.requires_grad_(False)
-    assert [len(group["params"]) for group in optimizer.build_optimizer(OptimConfig(), net).param_groups] == [1]
+    assert [len(group["params"]) for group in optimizer.build_optimizer(OptimConfig(lr=0.1), net).param_groups] == [1]
 
 
 def test_a_rate_is_set_in_every_group() -> None:
-    made = optimizer.build_optimizer(OptimConfig(weight_decay_on="weights"), NET)
+    made = optimizer.build_optimizer(OptimConfig(lr=0.1, weight_decay_on="weights"), NET)
     optimizer.set_learning_rate(made, 0.7)
     assert [group["lr"] for group in made.param_groups] == [0.7, 0.7]
 
 
 def test_a_rate_that_is_a_tensor_is_set_in_place() -> None:
-    made = optimizer.build_optimizer(OptimConfig(name="Adam"), NET)
+    made = optimizer.build_optimizer(OptimConfig(lr=0.1, name="Adam"), NET)
     made.param_groups[0]["lr"] = rate = torch.tensor(0.1)
     optimizer.set_learning_rate(made, 0.7)
     assert rate.item() == pytest.approx(0.7)
@@ -116,7 +123,7 @@ def test_a_rate_that_is_a_tensor_is_set_in_place() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_one_kernel_updates_all_parameters(name: str) -> None:
-    assert optimizer.build_optimizer(OptimConfig(name=name), NET).param_groups[0]["fused"]
+    assert optimizer.build_optimizer(OptimConfig(lr=0.1, name=name), NET).param_groups[0]["fused"]
 
 
 OWN_KERNELS = [{"foreach": True}, {"fused": False}, {"dampening": 0.5, "foreach": False}]
@@ -124,7 +131,7 @@ OWN_KERNELS = [{"foreach": True}, {"fused": False}, {"dampening": 0.5, "foreach"
 
 @pytest.mark.parametrize("args", OWN_KERNELS, ids=str)
 def test_kernels_that_the_config_asks_for_stay(args: dict[str, object]) -> None:
-    made = optimizer.build_optimizer(OptimConfig(args=args), NET).param_groups[0]
+    made = optimizer.build_optimizer(OptimConfig(lr=0.1, args=args), NET).param_groups[0]
     assert {name: made[name] for name in args} == args
     assert not made["fused"]
 
@@ -166,6 +173,6 @@ BAD = {
 @pytest.mark.parametrize(("name", "args", "named"), BAD.values(), ids=BAD.keys())
 def test_arguments_that_do_not_fit_are_refused_by_name(name: str, args: dict[str, object], named: str) -> None:
     with pytest.raises(Failure, match=rf"optim\.args do not fit {name}") as caught:
-        optimizer.build_optimizer(OptimConfig(name=name, args=args), NET)
+        optimizer.build_optimizer(OptimConfig(lr=0.1, name=name, args=args), NET)
     assert caught.value.code == 64
     assert named in str(caught.value)
