@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, shell_command
 from train import files, plugin
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
@@ -84,7 +84,9 @@ def split_arguments(words: Sequence[str]) -> tuple[str, list[str]]:
     Raises Failure (USAGE).
     """
     if not words or ("=" in words[0] and not Path(words[0]).exists()):
-        fix = "write `train eval RUN/checkpoints/step-N`, or the run's folder, and settings after it"
+        fix = (
+            f"write `{shell_command('train eval RUN/checkpoints/step-N')}`, or the run's folder, and settings after it"
+        )
         raise Failure("`train eval` needs a checkpoint", found=" ".join(words) or None, fix=fix, code=ExitCode.USAGE)
     return words[0], list(words[1:])
 
@@ -303,7 +305,8 @@ def _no_checkpoint_failure(name: str, problem: str) -> Failure:
         f"{name} is not a checkpoint",
         found=problem,
         expected="RUN/checkpoints/step-N, or a run's folder",
-        fix="`train where --config FILE` prints the folder of a run",
+        fix=files.did_you_mean(Path(name))
+        + f"`{shell_command('train where --config FILE')}` prints the folder of a run",
         code=ExitCode.NO_INPUT,
     )
 
@@ -313,7 +316,8 @@ def _exported_model_failure(name: str) -> Failure:
         f"{name} is an exported model, not a run",
         found=f"{EXPORT_FILE} in it, and no checkpoint",
         expected="RUN/checkpoints/step-N, or a run's folder",
-        fix=f"name the run that it was exported from; or see what it says of images: train predict {name} IMAGES",
+        fix="name the run that it was exported from; or see what it says of images: "
+        + shell_command("train predict", name, "IMAGES"),
         code=ExitCode.NO_INPUT,
     )
 

@@ -17,19 +17,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, shell_command
 from train.config.schema import DataConfig, RunConfig
 from train.data import augment, custom, decode, registry
 from train.data.custom import DatasetSource
 from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
-from train.data.shape import ImageSize, Shape, height_and_width
+from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.data.splits import DataSplits, EmptySource, SampleSource
 from train.inference import checkpoints
 from train.tasks import CLASSIFICATION, MULTI_LABEL, TargetScale
 
 DEFAULT_THRESHOLD: Final = 0.5  # of a label's probability, for weights that no evaluation measured
-IMAGE_CHANNELS: Final = (1, 3)  # an image file becomes gray or RGB
 # The origin of the training's samples: files, which we read; PIL images, which we cut and scale; or arrays,
 # which the user's code made.
 SampleOrigin = Literal["files", "pictures", "arrays"]
@@ -146,15 +145,15 @@ def refuse_image_files(input_spec: InputSpec) -> None:
         problem = f"clips of {size[0]} frames"
     elif not input_spec.bytes_:
         problem = f"{what}, as floats: how they were made from images is known to whoever wrote the data"
-    elif input_spec.shape.channels not in IMAGE_CHANNELS:
+    elif input_spec.shape.channels not in COLOR_CHANNELS.values():
         problem = f"{what}; image files become images of 1 or 3 channels"
     else:
         return
     raise Failure(
         "this model does not take image files",
         found=problem,
-        fix="measure it on arrays with `train eval RUN data.root=...`; or hand it on with `train export`, whose "
-        "README.md shows how to call it from Python",
+        fix=f"measure it on arrays with `{shell_command('train eval RUN data.root=...')}`; or hand it on with "
+        f"`{shell_command('train export RUN --output DIR')}`, whose README.md shows how to call it from Python",
         code=ExitCode.USAGE,
     )
 
