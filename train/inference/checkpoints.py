@@ -15,14 +15,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from entrypoint import ExitCode, Failure, shell_command
+from entrypoint import ExitCode, Failure, has_variable, shell_command
 from train import files, plugin
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
 from train.checkpoint.store import STATE_FILE
 from train.config import load, resume_rules
 from train.config.models import EXPORT_FILE
-from train.config.schema import DataConfig, Rule, RunConfig, one_of
+from train.config.schema import DataConfig, Rule, RunConfig, RunSection, one_of
 from train.data import class_folders, registry
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSource
@@ -182,6 +182,11 @@ def load_training_config(chosen: ChosenCheckpoint, words: Sequence[str] = ()) ->
     saved = read_state(chosen).get("config")
     if not isinstance(saved, dict):
         raise _damaged_failure(chosen.path, f"{STATE_FILE} has no configuration")
+    run = saved.get("run")
+    if isinstance(run, dict) and has_variable(
+        str(run.get("output_dir"))
+    ):  # of an older version, which took it as it is
+        saved = saved | {"run": run | {"output_dir": RunSection().output_dir}}
     return load.build_config(load.YamlDocument(value=saved, lines={}), f"{STATE_FILE} of {chosen.path.name}", words)
 
 
