@@ -634,8 +634,6 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
 
 def _suggest_number(text: str, default: Any, *, is_integer: bool) -> str:
     value = resolve_scalar(text)
-    if text.endswith("%") and not is_integer and isinstance(share := resolve_scalar(text[:-1]), (int, float)):
-        return f"write {share / 100:g}"
     if isinstance(value, (int, float)):
         return f"write it without quotes: {text}"
     if DECIMAL_COMMA.fullmatch(text) and not is_integer:
@@ -875,6 +873,12 @@ def parse_value(hint: Any, value: Any, default: Any, at: KeyLocation) -> Any:
         if plain is None and isinstance(value, (bool, int, str)):
             plain = _value_of_other_tool(str(at), value)
         plain = _read_list(hint, value, str(at)) if plain is None else plain
+        if (
+            isinstance(value, str)
+            and value.endswith("%")
+            and isinstance(percent := resolve_scalar(value[:-1]), (int, float))
+        ):
+            plain = schema.suggest_value(str(at), percent)  # a share, where the key is one
         fix = FIXES_FOR_OTHER_TOOLS["pretrained"] if str(at) == "model.weights" else suggest_fix(hint, value, default)
         raise_invalid_value(at, value, describe_type(hint), fix if plain is None else at.wants(plain))
     if expected := schema.rule_violation(str(at), fitted):
