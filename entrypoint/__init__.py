@@ -9,16 +9,21 @@ from entrypoint import file_writer, gauges, network
 from entrypoint.children import die_with_parent
 from entrypoint.console import (
     PrintableText,
+    config_words,
     dump_json,
     join_lines,
+    pip_command,
     print_message,
     protect_output_streams,
+    remember_typed_words,
+    shell_command,
     to_printable,
+    typed_program,
     write_styled,
 )
 from entrypoint.doctor.preflight import run_preflight
 from entrypoint.doctor.reading import filesystem_type, free_memory_mib
-from entrypoint.errors import ExitCode, Failure, resource_limit_failure
+from entrypoint.errors import ExitCode, Failure, refuse_lost_output, resource_limit_failure
 from entrypoint.files import open_regular_file, parse_json, read_json, read_json_object, read_regular_file
 from entrypoint.hang import HangTimeouts, SupervisionPolicy
 from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S, TRACE_SIGNAL, Heartbeat, attach_heartbeat
@@ -27,7 +32,14 @@ from entrypoint.launch import run_plan
 from entrypoint.machine import num_usable_cores
 from entrypoint.monitor_ranks import ProcessMeter
 from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
-from entrypoint.options import LaunchOptions, StrictArgumentParser, add_launch_arguments, parse_launch_options
+from entrypoint.options import (
+    LaunchOptions,
+    StrictArgumentParser,
+    add_launch_arguments,
+    expand_path,
+    has_variable,
+    parse_launch_options,
+)
 from entrypoint.plan import NO_DRIVER_SOURCE, Plan, find_device, make_plan
 from entrypoint.preload import preload_mapped_files
 from entrypoint.redaction import redact, redact_value, redact_words
@@ -52,13 +64,16 @@ __all__ = [
     "World",
     "add_launch_arguments",
     "attach_heartbeat",
+    "config_words",
     "die_with_parent",
     "dump_json",
+    "expand_path",
     "file_writer",
     "filesystem_type",
     "find_device",
     "free_memory_mib",
     "gauges",
+    "has_variable",
     "is_ephemeral_path",
     "job_info_from_environ",
     "join_lines",
@@ -68,6 +83,7 @@ __all__ = [
     "open_regular_file",
     "parse_json",
     "parse_launch_options",
+    "pip_command",
     "preload_mapped_files",
     "print_message",
     "protect_output_streams",
@@ -77,11 +93,15 @@ __all__ = [
     "redact",
     "redact_value",
     "redact_words",
+    "refuse_lost_output",
+    "remember_typed_words",
     "resource_limit_failure",
     "run_plan",
     "run_preflight",
+    "shell_command",
     "start_daemon_thread",
     "to_printable",
+    "typed_program",
     "unmounted_path_failure",
     "world_from_environ",
     "write_styled",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,9 +27,17 @@ from entrypoint import (
     resource_limit_failure,
     run_plan,
 )
-from entrypoint.console import join_lines, terminal_columns, use_color, write_styled
+from entrypoint.console import (
+    join_lines,
+    remember_typed_words,
+    shell_command,
+    terminal_columns,
+    typed_program,
+    use_color,
+    write_styled,
+)
 from entrypoint.doctor import context, examine, report
-from entrypoint.errors import ExitCode
+from entrypoint.errors import ExitCode, refuse_lost_output
 
 UNKNOWN: Final = "not known yet"  # until ranks start
 DEFAULT_COLUMNS: Final = 80  # for a terminal that does not report its width
@@ -91,9 +100,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments: argparse.Namespace | None = None
     protect_output_streams(os.environ)
+    remember_typed_words(
+        typed_program(sys.argv[0], sys.orig_argv[0], os.environ.get("PATH", ""), isolated=bool(sys.flags.isolated))
+    )
     try:
         arguments = build_parser().parse_args(argv)
-        return _COMMANDS[arguments.command](arguments, os.environ)
+        code = _COMMANDS[arguments.command](arguments, os.environ)
+        if arguments.command != "run":
+            refuse_lost_output()
+        return code
     except Failure as failure:
         if arguments is not None and getattr(arguments, "json", False):
             print(json.dumps({"error": failure.as_json()}))
@@ -141,9 +156,25 @@ def launch_argv(arguments: argparse.Namespace) -> list[str]:
 def _run_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
-        raise Failure("no command to run", fix="entrypoint run -- python script.py", code=ExitCode.USAGE)
+        fix = shell_command("entrypoint run -- python script.py")
+        raise Failure("no command to run", fix=fix, code=ExitCode.USAGE)
     planned = make_plan(environ, parse_launch_options(arguments, environ))
+    program = [_find_own_program(program[0], environ), *program[1:]]
     return run_plan(planned, program, environ, log_dir=Path(arguments.logs), foreign=True)
+
+
+def _find_own_program(name: str, environ: Mapping[str, str]) -> str:
+    """The program beside this one, where `python` is not the user's own activated one, or PATH lacks the program.
+
+    Who types .venv/bin/entrypoint has not changed PATH, and its Python has no torch.
+    """
+    on_path, own = shutil.which(name, path=environ.get("PATH")), os.path.join(os.path.dirname(sys.executable), name)
+    activated = environ.get("VIRTUAL_ENV", "/nowhere") + os.sep
+    is_python = name in ("python", "python3") and on_path != own and not (on_path or "").startswith(activated)
+    if os.sep in name or not os.access(own, os.X_OK) or not (is_python or on_path is None):
+        return name
+    print_message(f"note: {name} is {own}, beside entrypoint; in PATH it is {on_path or 'not there'}", sys.stderr)
+    return own
 
 
 def _job_script_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from entrypoint.console import shell_command
 from entrypoint.errors import ExitCode, Failure, resource_limit_failure
 from entrypoint.gauges import RESOURCES_VARIABLE, ResourcePage
 from entrypoint.heartbeat import HEARTBEAT_VARIABLE, HeartbeatChannel
@@ -114,7 +115,8 @@ def start_rank(
         raise resource_limit_failure(error) or Failure(
             f"the command cannot be started: {error}",
             found=" ".join(command),
-            fix="give a program that is in PATH, or python and a script: entrypoint run -- python script.py",
+            fix="give a program that is in PATH, or python and a script: "
+            + shell_command("entrypoint run -- python script.py"),
             code=ExitCode.NO_INPUT,
         ) from error
     return Child(world=world, process=process, tee=tee, heartbeat=heartbeat, resources=resources)

@@ -14,8 +14,9 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TextIO
 from unicodedata import combining, east_asian_width
@@ -23,6 +24,8 @@ from unicodedata import combining, east_asian_width
 MIN_FOLD_COLUMNS: Final = 40  # on a narrower terminal nothing is folded
 # A label and the gap before its value: `output         runs/small`.
 NAMED_VALUE_PATTERN: Final = re.compile(r" {0,2}\S(?:.{0,15}\S)? {2,}(?=\S)")
+# A command to copy: the terminal wraps it, and a line break of ours would be pasted with it.
+COMMAND_PATTERN: Final = re.compile(r"(?:(?:report|predict|evaluate|continue|train on them|next): |use {5}\S)")
 # An option of a help text and the gap before its explanation: `  --config FILE   a YAML file`.
 HELP_ENTRY_PATTERN: Final = re.compile(r" *\S(?:.*?\S)? {2,}(?=\S)")
 MIN_EXPLANATION_COLUMNS: Final = 24  # with less room, an explanation goes below its option
@@ -77,6 +80,62 @@ def escape_output(text: str) -> str:
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return "\\n" if code == 10 else f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+_typed_words: list[str] = []  # the command line of the user, which `remember_typed_words` keeps
+
+
+def typed_program(program: str, python: str, path: str, *, isolated: bool) -> list[str]:
+    """The words by which a user started this program; one that is found on `path` (PATH) goes by its name.
+
+    program: sys.argv[0]. python: sys.orig_argv[0]. isolated: Python was started with -I, as the image's commands and
+    entrypoint.isolated do, and no user does.
+    """
+    folder, name = os.path.split(program)
+    folders = path.split(os.pathsep)
+    if name == "__main__.py":
+        name = os.path.basename(folder)
+        candidates = [*(os.path.join(entry, name) for entry in folders), os.path.join(os.path.dirname(python), name)]
+        command = next((each for each in candidates if isolated and os.access(each, os.X_OK)), None)
+        if command is None:
+            return [python, "-m", name]
+        folder, program = os.path.split(command)[0], command
+    return [name if os.path.isabs(program) and folder in folders else program]
+
+
+def remember_typed_words(words: Iterable[str]) -> None:
+    """Keep the command line that the user typed, for `shell_command`."""
+    _typed_words[:] = words
+
+
+def shell_command(command: str, *words: object, same_config: bool = False) -> str:
+    """A command of ours such as `train data index`, and further words, as the user's shell takes them.
+
+    Who has typed .venv/bin/train or python -m train gets commands that begin so. same_config: add the --config and the
+    settings that were typed.
+    """
+    program, *others = command.split(" ")
+    if _typed_words[1:2] == ["-m"]:
+        start = [*_typed_words[:2], program]
+    else:
+        start = [os.path.join(*(os.path.dirname(word) for word in _typed_words[:1]), program)]
+    return shlex.join([*start, *others, *map(str, words), *(config_words(_typed_words) if same_config else ())])
+
+
+def pip_command(*packages: str) -> str:
+    """The command that installs packages where this program finds them, for the end of a sentence."""
+    if os.path.exists("/opt/image.json"):  # only our image has it
+        return f"pip install {' '.join(packages)} with a folder bound to /opt/extra (docs/image.md, One more package)"
+    return shlex.join([sys.executable, "-m", "pip", "install", *packages])
+
+
+def config_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line that make the configuration: --config FILE, and section.key=value."""
+    return [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if before == "--config" or word.startswith("--config") or ("=" in word and word[0] != "-")
+    ]
 
 
 def use_color(terminal: bool, environ: Mapping[str, str]) -> bool:
@@ -164,11 +223,16 @@ def fold_complete_lines(data: bytes, columns: int | None, *, begun: bool, color:
 
 def _fold_line(line: str, columns: int) -> list[str]:
     """Fold one line at spaces only, so that a path can be copied."""
-    body = line.lstrip(" ")
-    if _display_width(line) <= columns or body.startswith(PREFORMATTED_PREFIXES) or "\x1b" in line or "\t" in line:
+    body, is_command = line.lstrip(" "), COMMAND_PATTERN.match(line)
+    is_preformatted = is_command or body.startswith(PREFORMATTED_PREFIXES) or "\x1b" in line or "\t" in line
+    if _display_width(line) <= columns or is_preformatted:
         return [line]
     label = NAMED_VALUE_PATTERN.match(line)
     start = label.end() if label else len(line) - len(body)
+    if body.startswith("fix: ") and "; or " in line:  # each way on lines of its own
+        first, *others = line.split("; or ")
+        ways = [first, *(f"{' ' * (start + len('fix: '))}or {way}" for way in others)]
+        return [part for way in ways for part in _fold_line(way, columns)]
     if "  " in line[start:]:  # a table
         return [line]
     return _fill_lines(line[:start], line[start:].split(" "), " " * (start if label else start + 2), columns)
@@ -251,6 +315,12 @@ class NonFailingStream:
         if isinstance(error, BrokenPipeError):
             with suppress(OSError), open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
+def count_lost_output() -> None:
+    """Count text for stdout that was lost on another way than through sys.stdout."""
+    if isinstance(sys.stdout, NonFailingStream):
+        sys.stdout.lost += 1
 
 
 def protect_output_streams(environ: Mapping[str, str]) -> None:

@@ -7,6 +7,8 @@ translated into a Failure that names the limit to raise.
 from __future__ import annotations
 
 import errno
+import os
+import sys
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import partial
@@ -161,3 +163,15 @@ def resource_limit_failure(error: BaseException) -> Failure | None:
         return None
     what, fix = LIMIT_FAILURES[limit]
     return Failure(what, found=str(error).strip().partition("\n")[0], fix=fix, code=ExitCode.RESOURCE)
+
+
+def refuse_lost_output() -> None:
+    """Raise if text for stdout was lost, as on a full disk. A reader that has left (`| head`) wants no more of it.
+
+    Raises:
+        Failure: IO.
+    """
+    sys.stdout.flush()
+    if getattr(sys.stdout, "lost", 0) and not os.path.samestat(os.fstat(1), os.stat(os.devnull)):
+        what, fix = "the lines could not all be written to stdout", "free space on that disk, and start again"
+        raise Failure(what, fix=fix, code=ExitCode.IO)

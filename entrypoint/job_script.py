@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from entrypoint import job_templates
+from entrypoint.console import shell_command
 from entrypoint.errors import ExitCode, Failure
 
 FUNCTIONS_FILE: Final = os.path.join(os.path.dirname(__file__), "job_functions.sh")
@@ -184,7 +185,7 @@ def write_job_script(arguments: argparse.Namespace) -> str:
     if (nodes > 1 and shape.nodes == 1) or (gpus > 1 and shape.gpus_per_node == 1):
         raise Failure(
             f"{name} does not fit --nodes {nodes} --gpus-per-node {gpus}",
-            fix=f"entrypoint job-script {'multinode' if nodes > 1 else 'multigpu'} ...",
+            fix=shell_command("entrypoint job-script", "multinode" if nodes > 1 else "multigpu") + ", and your options",
             code=ExitCode.USAGE,
         )
     cpus_per_gpu = _parse_count(arguments, "cpus_per_gpu") or CPUS_PER_GPU

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from entrypoint import driver_errors
+from entrypoint.console import pip_command
 from entrypoint.errors import ExitCode, Failure
 
 StrPath = str | os.PathLike[str]  # importing pathlib would take a tenth of `entrypoint show`
@@ -332,7 +333,7 @@ def import_pynvml() -> Any:
         raise Failure(
             "GPUs cannot be counted: the package nvidia-ml-py (module pynvml) cannot be loaded",
             found=f"{type(error).__name__}: {error}, in {sys.executable}",
-            fix=f"{sys.executable} -m pip install nvidia-ml-py; or to compute without GPUs: --device cpu",
+            fix=f"{pip_command('nvidia-ml-py')}; or to compute without GPUs: --device cpu",
             code=ExitCode.NODE,
         ) from error
     return pynvml

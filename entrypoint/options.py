@@ -6,13 +6,14 @@ The command line wins over the variables, and those win over the file.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, NoReturn, get_args
 
 from entrypoint.console import print_help_text
-from entrypoint.errors import ExitCode, Failure
+from entrypoint.errors import ExitCode, Failure, refuse_lost_output
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
@@ -30,6 +31,35 @@ class LaunchOptions:
     port_range: tuple[int, int] | None = None
 
 
+PATH_METAVARS: Final = ("FILE", "FILE.csv", "DIR", "FOLDER", "RUN")
+
+
+def has_variable(path: str) -> bool:
+    """Whether a path has what only a shell replaces: a variable, or ~ for the home folder."""
+    return "$" in path or path.startswith("~")
+
+
+def expand_path(path: str) -> tuple[str, list[str]]:
+    """(the path as a shell would write it, the variables in it that are not set or empty)."""
+    names = re.findall(r"\$\{?([A-Za-z_]\w*)", path, re.ASCII)
+    unset = [name for name in names if os.path.expandvars(f"${name}") in ("", f"${name}")]
+    return os.path.expanduser(os.path.expandvars(path)), unset
+
+
+def refuse_variables(word: str, path: str) -> None:
+    """Refuse an option's path that no shell has expanded: it would be a folder called $SCRATCH or ~.
+
+    Raises:
+        Failure: USAGE, with the path to write.
+    """
+    expanded, unset = expand_path(path)
+    if has_variable(path):
+        fix = f"write {expanded}, or leave out the quotes" if expanded != path else "write the path itself"
+        fix = f"write the path itself: {', '.join(unset)} is not set here" if unset else fix
+        what = "only a shell replaces ~ and $ in a path, and none did"
+        raise Failure(what, found=word, fix=fix, code=ExitCode.USAGE)
+
+
 class StoreOnce(argparse.Action):
     """Stores the value of an option, and refuses the option if it is given twice: argparse would take the last one."""
 
@@ -42,7 +72,7 @@ class StoreOnce(argparse.Action):
     ) -> None:
         """Store the value. Raises Failure (USAGE), naming both."""
         words = vars(namespace).setdefault("option_words", {})
-        word = f"{option_string} {values}"
+        word = f"{option_string or self.metavar} {values}"
         if option_string is not None and self.dest in words:
             raise Failure(
                 f"{option_string} is given twice",
@@ -51,6 +81,8 @@ class StoreOnce(argparse.Action):
                 code=ExitCode.USAGE,
             )
         words[self.dest] = word
+        if isinstance(values, str) and self.metavar in PATH_METAVARS and not os.path.lexists(values):
+            refuse_variables(word, values)
         setattr(namespace, self.dest, values)
 
 
@@ -61,6 +93,11 @@ class StrictArgumentParser(argparse.ArgumentParser):
         super().__init__(**options)
         for action in (None, "store"):
             self.register("action", action, StoreOnce)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """As argparse's, after --help. Raises Failure (IO) if the help could not be written."""
+        refuse_lost_output()
+        super().exit(status, message)
 
     def print_help(self, file: Any = None) -> None:
         """Print the help with examples and descriptions folded to the terminal's width."""

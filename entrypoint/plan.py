@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import Literal
 
 from entrypoint import pmi
+from entrypoint.console import shell_command
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers import detect_allocation, per_node, per_rank, slurm
 from entrypoint.launchers.allocation import Allocation
@@ -236,7 +237,8 @@ def _no_gpu_failure(machine: Machine, environ: Mapping[str, str], promises: Sequ
     fix = (
         f"start the container with `{flags[machine.container]}`"
         if machine.container in flags
-        else "see whether `nvidia-smi` lists a GPU: if not, the driver is missing (`entrypoint doctor` tells more)"
+        else "see whether `nvidia-smi` lists a GPU: if not, the driver is missing "
+        f"(`{shell_command('entrypoint doctor')}` tells more)"
     )
     if machine.container == "none" and "SLURM_JOB_ID" in environ and not _requests_gpus_of_enroot(environ):
         fix = f"under srun --container-image (pyxis) export {ENROOT_GPU_VARIABLES} before srun; else {fix}"

@@ -140,14 +140,8 @@ def _read_error_files(errors: Path) -> list[dict[str, Any]]:
     return reports
 
 
-# What a scheduler or a person sends to stop a run. HUP (a closed terminal) is passed on as TERM.
-FORWARDED_SIGNALS = {
-    signal.SIGTERM: signal.SIGTERM,
-    signal.SIGINT: signal.SIGINT,
-    signal.SIGUSR1: signal.SIGUSR1,
-    signal.SIGUSR2: signal.SIGUSR2,
-    signal.SIGHUP: signal.SIGTERM,
-}
+# What a scheduler or a person sends to stop a run. HUP (a closed terminal) reaches a foreign command as TERM.
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 # Signals from a terminal, which stay ignored if the caller ignores them, as nohup and a script's
 # `train &` do. TERM and USR are always handled: a job script that ignores them itself still needs
 # the checkpoint.
@@ -236,7 +230,7 @@ class Supervision:
 
     def forward(self, signum: int) -> None:
         """Forward a request to stop to every rank."""
-        self.stop_signal = FORWARDED_SIGNALS[signal.Signals(signum)]
+        self.stop_signal = signal.SIGTERM if self.foreign and signum == signal.SIGHUP else signum
         if self.kill_at is None and self.hang and self.console.is_terminal:
             self.console.say(f"stopping: {self.hang.policy.promise[0]}; Ctrl-C once more ends it at once")
         self.kill_at = self.kill_at or time.monotonic() + self.save_timeout_s

@@ -19,6 +19,7 @@ from typing import IO
 
 from entrypoint.console import (
     color_labels,
+    count_lost_output,
     escape_output,
     fold_complete_lines,
     fold_text,
@@ -58,6 +59,7 @@ class Console:
         self._track_open_line(descriptor, data)
         while view and descriptor not in self._closed:
             if not _accepts_write(descriptor, deadline - time.monotonic()):
+                self._lose(descriptor)
                 return
             try:
                 view = view[os.write(descriptor, view[: select.PIPE_BUF]) :]
@@ -65,8 +67,13 @@ class Console:
                 continue
             except OSError as error:
                 if error.errno not in (errno.EPIPE, errno.EBADF, errno.EIO):
+                    self._lose(descriptor)
                     return  # a full disk may have room again later
                 self._closed.add(descriptor)
+
+    def _lose(self, descriptor: int) -> None:
+        if descriptor == self.out:
+            count_lost_output()
 
     def relay(self, descriptor: int, data: bytes) -> None:
         """Write a rank's output, folded and coloured if `folds` is set."""

@@ -396,6 +396,36 @@ def test_only_front_doors_read_the_environment_and_print() -> None:
     assert wrong == []
 
 
+COMMAND = re.compile(
+    r"\b(train (check|where|find-lr|eval|predict|export|data \w+|weights fetch|bench|report)|"
+    r"entrypoint (doctor|run|show|job-script))\b"
+)
+NAMED_BY_TASK = (  # these name a command, and are no line to type, or come from a process that knows no typed one
+    "entrypoint/world.py",
+    "entrypoint/tee.py",
+    "entrypoint/exchange.py",
+    "train/distributed/allreduce_check.py",
+)
+
+
+def is_fix(node: ast.AST) -> bool:
+    targets = [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
+    return (isinstance(node, ast.keyword) and node.arg == "fix") or any(
+        name.lower().endswith("fix") for name in targets
+    )
+
+
+def test_a_command_in_a_fix_is_written_by_the_function_that_knows_how_it_was_typed() -> None:
+    wrong = []
+    for path in MODULES:
+        for node in filter(is_fix, nodes(path)) if name_of(path) not in NAMED_BY_TASK else ():
+            calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
+            right = {part for call in calls if ast.unparse(call.func) == "shell_command" for part in ast.walk(call)}
+            texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and part not in right]
+            wrong += [f"{name_of(path)}:{text.lineno}" for text in texts if COMMAND.search(str(text.value))]
+    assert wrong == []
+
+
 def readme_commands() -> list[str]:
     """The command lines in the README's shell blocks."""
     blocks = re.findall(r"```(?:sh|bash|console)\n(.*?)```", (ROOT / "README.md").read_text(), re.S)

@@ -77,6 +77,17 @@ def test_a_signal_that_comes_again_and_again_changes_nothing(tmp_path: Path) -> 
     assert run.ending.step == run.committed()
 
 
+def test_a_closed_terminal_is_called_a_hang_up(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, OMP_NUM_THREADS="1") as process:
+        run = until_step_2_is_saved(tmp_path)
+        process.send_signal(signal.SIGHUP)
+        code, said = ended(process)
+    assert code == 75, said
+    assert "stopped by SIGHUP at step" in said
+    assert run.ending is not None
+    assert run.ending.cause == "SIGHUP"
+
+
 def test_after_a_kill_in_the_last_save_the_next_start_says_what_was_too_short(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, **STUCK) as process:
         run = until_step_2_is_saved(tmp_path)

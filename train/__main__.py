@@ -7,10 +7,13 @@ import difflib
 import importlib
 import os
 import platform
+import shlex
 import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 from entrypoint import (
     ExitCode,
@@ -18,13 +21,20 @@ from entrypoint import (
     add_launch_arguments,
     print_message,
     protect_output_streams,
+    redact_words,
+    refuse_lost_output,
+    remember_typed_words,
     resource_limit_failure,
+    shell_command,
+    typed_program,
 )
 from train.cli import check, data, evaluate, find_lr, launch
 from train.cli import run as training
 from train.cli.launch import TrainArgumentParser
-from train.config.load import drop_key, suggest_config_option
-from train.run import continue_command, time_limit
+from train.config import load
+from train.config.load import drop_key, suggest_config_option, suggest_setting
+from train.run import time_limit
+from train.run.continue_command import TYPED_COMMAND_VARIABLE
 from train.run.record import installed_version
 
 EXIT_CODES = "; ".join(f"{int(code)} {code.meaning}" for code in ExitCode)
@@ -54,15 +64,45 @@ The code of train check tells of configuration and data alone: with a WARNING th
 """
 
 
-def build_parser() -> TrainArgumentParser:
-    """Build the parser of the command line."""
+# The options that only some commands have, by their attribute. All others belong to every command.
+OPTION_COMMANDS: Final[Mapping[str, Sequence[str]]] = {
+    "json": ("eval", "data check", "data profile"),
+    "all": ("eval",),
+    "output": ("data show", "data pack", find_lr.COMMAND),
+    "size": ("data pack",),
+    "quality": ("data pack",),
+    "profile_lines": ("train",),
+}
+# (what follows the command, what it does), for the page of `train COMMAND --help`. `eval` has a parser of its own.
+HELP: Final = {
+    "check": ("", "Validate a config, and show the plan. Nothing is started or written."),
+    "where": ("", "Print the run's folder, for job scripts."),
+    find_lr.COMMAND: ("[--output FILE.png]", "Train 100 steps with a growing learning rate, and suggest one."),
+    "data": ("{check|profile|show|fetch|pack|index}", "Inspect, download, draw and pack a data set."),
+    "data check": ("[--json]", "Read every sample once: broken files, sizes, duplicates across the split."),
+    "data profile": ("[--json]", "Find what limits a training here: reading, augmenting, copying or the step."),
+    "data show": ("[--output FILE.png]", "Draw training images as the network gets them."),
+    "data fetch": ("", "Bring a published data set into data.root, verified."),
+    "data pack": ("[SOURCE] --output DIR [--size PIXELS [--quality Q]]", "Pack image files into tar shards."),
+    "data index": ("[FOLDER]", "List what lies in tar shards that another program wrote."),
+}
+
+
+def build_parser(command: str = "") -> TrainArgumentParser:
+    """Build the parser of the command line. command: whose page --help shows; empty: that of all commands."""
+    form, description = HELP.get(command, ("", ""))
+    usage = f"train {command} {form + ' ' if form else ''}[--config FILE] [options] [section.key=value ...]"
+    lines = [line for line in EXAMPLES.splitlines() if line.startswith(f"  train {command} ")]
     parser = TrainArgumentParser(
-        prog="train",
-        usage="train [check | where | find-lr | eval RUN | predict RUN IMAGES... | export RUN --output DIR | "
+        prog=f"train {command}".strip(),
+        usage=usage
+        if command
+        else "train [check | where | find-lr | eval RUN | predict RUN IMAGES... | export RUN --output DIR | "
         "data {check|profile|show|fetch|pack|index} | weights fetch NAME | bench NAME | report RUN...] "
         "[--config FILE] [options] [section.key=value ...]",
-        description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
-        epilog=EXAMPLES,
+        description=description
+        or "Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
+        epilog="\n".join(["examples:", *lines]) if command else EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -94,15 +134,21 @@ def build_parser() -> TrainArgumentParser:
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
     add_launch_arguments(parser)
     parser.set_defaults(split="validation", per_image=None, report=False, explain=False)  # options of `train eval`
+    for action in parser._actions if command else ():
+        if command not in OPTION_COMMANDS.get(action.dest, (command,)):
+            action.help = argparse.SUPPRESS
     return parser
 
 
 def main() -> int:
     """The console command; returns the exit code."""
     protect_output_streams(os.environ)
-    if sys.argv[1:2] == [] or sys.argv[1] not in COMMAND_MODULES:
-        command = continue_command.typed_command(sys.argv, os.environ.get("PATH"), isolated=bool(sys.flags.isolated))
-        os.environ[continue_command.TYPED_COMMAND_VARIABLE] = command
+    program = typed_program(
+        sys.argv[0], sys.orig_argv[0], os.environ.get("PATH", ""), isolated=bool(sys.flags.isolated)
+    )
+    typed = [*program, *redact_words(sys.argv[1:])]
+    remember_typed_words(typed)
+    os.environ[TYPED_COMMAND_VARIABLE] = shlex.join(typed)
     try:
         launch.handle_stop_signals(launch.stop_handler(sys.argv[1:]))
         return run_command(sys.argv[1:], os.environ)
@@ -114,32 +160,29 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run one command line and return its exit code. Every failure is printed here, once."""
     try:
         if argv and argv[0] in COMMAND_MODULES:
-            return int(importlib.import_module(COMMAND_MODULES[argv[0]]).handle(argv[1:], environ))
+            code = int(importlib.import_module(COMMAND_MODULES[argv[0]]).handle(argv[1:], environ))
+            refuse_lost_output()
+            return code
+        if argv and not argv[0].startswith("-"):
+            split_command(argv)  # before an option of another command is blamed
         own = list(argv[:1]) == [evaluate.COMMAND]
-        arguments = evaluate.parse_arguments(argv[1:]) if own else build_parser().parse_intermixed_args(argv)
+        page = next((name for name in (" ".join(argv[:2]), " ".join(argv[:1])) if name in HELP), "")
+        arguments = evaluate.parse_arguments(argv[1:]) if own else build_parser(page).parse_intermixed_args(argv)
         if arguments.version:
             print(describe_versions())
+            refuse_lost_output()
             return 0
         command, overrides = split_command(arguments.words)
         if arguments.time_limit is not None:
             time_limit.parse_time_limit(arguments.time_limit)  # `check` and `where` refuse a bad value too
-        if arguments.json and command not in JSON_COMMANDS:
-            what = f"--json belongs to {' and '.join(f'`train {name}`' for name in JSON_COMMANDS)}"
-            raise Failure(what, fix="leave --json out", code=ExitCode.USAGE)
-        if arguments.all and command != evaluate.COMMAND:
-            raise Failure("--all belongs to `train eval`", fix="leave --all out", code=ExitCode.USAGE)
-        if arguments.output is not None and command not in ("data", find_lr.COMMAND):
-            raise Failure(
-                f"--output belongs to `train data show`, `train data pack` and `train {find_lr.COMMAND}`",
-                fix="leave --output out",
-                code=ExitCode.USAGE,
-            )
-        if (arguments.size, arguments.quality) != (None, None) and command != "data":
-            raise Failure("--size and --quality belong to `train data pack`", fix="leave them out", code=ExitCode.USAGE)
-        if arguments.profile_lines and command != "train":
-            raise Failure("--profile-lines belongs to a training", fix="leave it out", code=ExitCode.USAGE)
+        refuse_options_of_others(arguments, " ".join([command, *overrides[:1]]) if command == "data" else command)
+        if arguments.config and not overrides and os.path.isfile(arguments.config):
+            load.refuse_empty_file(Path(arguments.config))
         report_overruled_settings(arguments, overrides)
-        return COMMANDS[command](arguments, overrides, with_local_rank(environ, arguments.local_rank))
+        code = COMMANDS[command](arguments, overrides, with_local_rank(environ, arguments.local_rank))
+        if command != "train":  # which never ends for its console
+            refuse_lost_output()
+        return code
     except (Failure, KeyboardInterrupt) as error:
         return print_failure(error)
     except Exception as error:
@@ -148,6 +191,19 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             return int(failure.code)
         traceback.print_exc()
         return int(ExitCode.BUG)
+
+
+def refuse_options_of_others(arguments: argparse.Namespace, command: str) -> None:
+    """Refuse an option that the command does not have.
+
+    Raises:
+        Failure: USAGE, with the commands that have it.
+    """
+    for name, commands in OPTION_COMMANDS.items():
+        if getattr(arguments, name) not in (None, False) and command not in commands:
+            option, listed = f"--{name.replace('_', '-')}", [f"`train {each}`" for each in commands]
+            owners = "a training" if commands == ("train",) else " and ".join(listed)
+            raise Failure(f"{option} belongs to {owners}", fix=f"leave {option} out", code=ExitCode.USAGE)
 
 
 def print_failure(error: Failure | KeyboardInterrupt) -> int:
@@ -173,10 +229,14 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
         return "train", list(words)
     name = words[0]
     if name in COMMAND_MODULES:
-        raise Failure(f"`{name}` comes after options", fix=f"write it first: train {name} ...", code=ExitCode.USAGE)
+        raise Failure(
+            f"`{name}` comes after options", fix=f"write it first: {shell_command('train', name)}", code=ExitCode.USAGE
+        )
     if name not in COMMANDS:
         raise Failure(
-            f"`{name}` is neither a command nor section.key=value", fix=_suggest_command(name), code=ExitCode.USAGE
+            f"`{name}` is neither a command nor section.key=value",
+            fix=_suggest_command(name, words[1:]),
+            code=ExitCode.USAGE,
         )
     return name, list(words[1:])
 
@@ -190,14 +250,30 @@ def report_overruled_settings(arguments: argparse.Namespace, overrides: Sequence
             print_message(f"note: `{option}` wins over `{settings[0]}`", sys.stderr)
 
 
-def _suggest_command(name: str) -> str:
-    """The fix for a word that is neither a command nor an override."""
+# What other tools, or other programs of this project, call a command.
+OTHER_COMMANDS: Final = {
+    **{name: f"entrypoint {name}" for name in ("doctor", "show", "job-script")},
+    **dict.fromkeys(("evaluate", "test", "val", "validate"), "train eval RUN"),
+    **dict.fromkeys(("infer", "inference", "classify"), "train predict RUN IMAGES"),
+    **dict.fromkeys(("fit", "run", "resume", "start", "continue"), "train --config FILE"),
+    **dict.fromkeys(("plot", "compare", "curves"), "train report RUN"),
+    **dict.fromkeys(("lr-find", "lr_find", "find_lr", "tune"), "train find-lr --config FILE"),
+    **dict.fromkeys(("download", "fetch"), "train data fetch data.name=NAME"),
+}
+
+
+def _suggest_command(name: str, following: Sequence[str]) -> str:
+    """The fix for a word that is neither a command nor an override. following: the words after it."""
     if file := suggest_config_option(name):
         return file
+    if name.lower() in OTHER_COMMANDS:
+        return f"write `{shell_command(OTHER_COMMANDS[name.lower()])}`"
     close = difflib.get_close_matches(name, [*COMMANDS, *COMMAND_MODULES], 1)
     if not close:
-        return "write section.key=value, and a file as --config FILE"
-    return "leave it out: `train --config FILE` trains" if close == ["train"] else f"write `train {close[0]}`"
+        return suggest_setting(name, following) or "write section.key=value, and a file as --config FILE"
+    if close == ["train"]:
+        return f"leave it out: `{shell_command('train --config FILE')}` trains"
+    return f"write `{shell_command('train', close[0])}`"
 
 
 def with_local_rank(environ: Mapping[str, str], argument: str | None) -> Mapping[str, str]:
@@ -240,7 +316,6 @@ COMMAND_MODULES = {
     "report": "train.cli.report",
     "weights": "train.cli.weights",
 }
-JSON_COMMANDS = ("eval", "data")  # the commands that know --json
 
 if __name__ == "__main__":
     sys.exit(main())

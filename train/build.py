@@ -21,13 +21,14 @@ from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, RunConfig
 from train.data import shard_order, shards, staging, statistics
 from train.data.class_folders import describe_text_order
+from train.data.image_folder import ImageFileSource
 from train.data.image_sizes import with_evaluation_size
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
-from train.data.registry import open_splits
+from train.data.registry import find_source, open_splits
 from train.data.sampler import BatchSampler
 from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
 from train.data.workers import WorkerLoader
-from train.data_fit import image_file_notes, refuse_unfit_data
+from train.data_fit import describe_image_file_obstacle, image_file_notes, refuse_unfit_data
 from train.distributed import shared_memory
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
@@ -47,7 +48,7 @@ from train.rank_context import RankContext
 from train.run import record, resume
 from train.state import TrainState
 from train.tasks import TASKS
-from train.trainer import DatasetInfo, Trainer
+from train.trainer import IMAGES_TO_NAME, DatasetInfo, Trainer
 
 COMPILING: Final = "compiling the model; this takes a minute or more, unless an earlier start has kept its code"
 
@@ -240,7 +241,17 @@ def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits, h
         fingerprint=fingerprint,
         task=splits.task,
         target=splits.target,
+        image=_image_to_predict(config, splits),
     )
+
+
+def _image_to_predict(config: RunConfig, splits: DataSplits) -> str | None:
+    source = splits.validation if len(splits.validation.labels) else splits.training
+    if isinstance(source, ImageFileSource):
+        return str(source.image(0))
+    is_drawn = find_source(config.data.name).origin == "computed"
+    obstacle = describe_image_file_obstacle(splits.shape, bytes_=not splits.floats)
+    return None if is_drawn or obstacle else IMAGES_TO_NAME
 
 
 def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 import torch
 
@@ -15,7 +15,7 @@ from train.data.custom import DatasetSource
 from train.data.gpu_decoding import refuse_gpu_decoding
 from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import configured_preprocessing, refuse_other_channels
-from train.data.shape import Shape
+from train.data.shape import COLOR_CHANNELS, Shape
 from train.data.splits import DataSplits, SampleSource
 from train.evaluation import early_stopping
 from train.evaluation.evaluate import refuse_flips
@@ -46,7 +46,6 @@ def refuse_unfit_data(
         augmenter.refuse_odd_micro_batch(batches.micro)
 
 
-IMAGE_CHANNELS: Final = (1, 3)  # an image file becomes gray or RGB
 # The origin of samples: files, which we read; PIL images, which we cut and scale; or arrays, which the user made.
 SampleOrigin = Literal["files", "pictures", "arrays"]
 
@@ -64,7 +63,7 @@ def describe_image_file_obstacle(shape: Shape, *, bytes_: bool) -> str | None:
         return f"clips of {shape.size[0]} frames"
     if not bytes_:
         return f"samples of {shape}, as floats: how they were made from images is known to whoever wrote the data"
-    if shape.channels not in IMAGE_CHANNELS:
+    if shape.channels not in COLOR_CHANNELS.values():
         return f"samples of {shape}; image files become images of 1 or 3 channels"
     return None
 

@@ -6,10 +6,12 @@ Large content is written with O_DIRECT where the file system allows it, past the
 
 from __future__ import annotations
 
+import difflib
 import errno
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
@@ -303,6 +305,18 @@ def _other_file_fix(option: str, suffix: str) -> str:
 
 
 MAX_NAME_CHARACTERS: Final = 40  # of a name in a line
+
+
+def did_you_mean(path: Path) -> str:
+    """`write PATH; or `, with the existing path whose first missing part is most similar; empty if none is."""
+    with suppress(OSError):
+        existing = next(folder for folder in path.absolute().parents if folder.is_dir())
+        missing, *below = path.absolute().relative_to(existing).parts
+        names = {name.lower(): name for name in os.listdir(existing)}
+        for close in difflib.get_close_matches(missing.lower(), names, 3):
+            if os.path.exists(near := existing.joinpath(names[close], *below)):
+                return f"write {shlex.quote(os.path.relpath(near) if not path.is_absolute() else str(near))}; or "
+    return ""
 
 
 def one_line(text: str) -> str:

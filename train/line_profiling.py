@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, pip_command
 from train import files, plugin
 from train.config import schema
 from train.config.schema import RunConfig
@@ -63,7 +63,7 @@ def load() -> Any:
         raise Failure(
             f"{OPTION} needs the package line_profiler, which cannot be loaded",
             found=f"{type(error).__name__}: {error}",
-            fix=f"use the image, which has it; or pip install line_profiler; or leave {OPTION} out",
+            fix=f"use the image, which has it; or {pip_command('line_profiler')}; or leave {OPTION} out",
             code=ExitCode.USAGE,
         ) from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, replace
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from entrypoint import TRACE_SIGNAL, ExitCode, gauges, join_lines, preload_mapped_files
+from entrypoint import TRACE_SIGNAL, ExitCode, gauges, join_lines, preload_mapped_files, shell_command
 from train import files
 from train.batch_size import MicroBatchCache
 from train.build import build_trainer
@@ -33,13 +32,8 @@ from train.models import registry
 from train.optim.schedule import describe_schedule
 from train.rank_context import RankContext
 from train.run import deadline, exit_file, record, resume
-from train.run.continue_command import (
-    TYPED_COMMAND_VARIABLE,
-    FinishedRun,
-    continue_command,
-    program_of,
-)
-from train.trainer import Trainer
+from train.run.continue_command import TYPED_COMMAND_VARIABLE, FinishedRun, continue_command, words_for_own_code
+from train.trainer import IMAGES_TO_NAME, Trainer
 
 
 def train_on_rank(
@@ -263,11 +257,12 @@ def finished_summary(trainer: Trainer, typed: str) -> str:
     if early_stops and state.step < trainer.steps.total:
         lines.append(f"ended early: {'; '.join(stop.description for stop in early_stops)}")
     run = FinishedRun(config=config, steps=trainer.steps, step=state.step, early_stops=early_stops)
-    program = program_of(typed)
-    folder = shlex.quote(str(trainer.folder))
+    own_code = words_for_own_code(config, typed)
+    image = trainer.dataset.image or (IMAGES_TO_NAME if own_code else None)
     commands = {
-        "report:": f"{program} report {folder}",
-        "predict:": f"{program} predict {folder} IMAGES",
+        "report:": shell_command("train report", trainer.folder),
+        **({"predict:": shell_command("train predict", trainer.folder, image, *own_code)} if image else {}),
+        **({} if image else {"evaluate:": shell_command("train eval", trainer.folder, *own_code)}),
         "continue:": continue_command(run, typed),
     }
     return join_lines([*lines, format_rows(commands)])

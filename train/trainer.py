@@ -88,11 +88,15 @@ def no_images() -> torch.Tensor:
     return torch.empty(0)
 
 
+IMAGES_TO_NAME: Final = "IMAGES"  # stands in a command for image files that only the user knows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetInfo:
     """num_training, num_validation, num_test: images. fingerprint: a resumed run must have the same.
 
-    task, target: as in `DataSplits`.
+    task, target: as in `DataSplits`. image: for `train predict`: a file of the data, or IMAGES_TO_NAME; None if the
+    model takes no image files, or the data is drawn.
     """
 
     classes: tuple[str, ...]
@@ -102,6 +106,7 @@ class DatasetInfo:
     fingerprint: Mapping[str, Any]
     task: str = CLASSIFICATION
     target: TargetScale | None = None
+    image: str | None = None
 
     @property
     def description(self) -> str:

@@ -9,6 +9,7 @@ import argparse
 import atexit
 import gc
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -28,6 +29,7 @@ from entrypoint import (
     attach_heartbeat,
     print_message,
     protect_output_streams,
+    remember_typed_words,
     resource_limit_failure,
     world_from_environ,
 )
@@ -38,6 +40,7 @@ from train.inference import checkpoints
 from train.inference.checkpoints import ChosenCheckpoint
 from train.rank_context import RankContext
 from train.run import exit_file
+from train.run.continue_command import TYPED_COMMAND_VARIABLE
 from train.run.folder import run_folder
 from train.run.lock import RunLock
 from train.run.stop import StopSignals
@@ -55,6 +58,7 @@ def main() -> NoReturn:
     evaluates instead of training.
     """
     protect_output_streams(os.environ)
+    remember_typed_words(shlex.split(os.environ.get(TYPED_COMMAND_VARIABLE, "")))
     sys.unraisablehook = hide_half_built_iterator
     signals = StopSignals()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from entrypoint.console import shell_command
 from entrypoint.doctor import fabric, full, gpu, host, network, paths, variables
 from entrypoint.doctor.context import CheckContext, Finding, ok, warn
 from entrypoint.doctor.runner import Check, run_check, run_checks
@@ -55,4 +56,4 @@ def _check_plan(context: CheckContext, plans: list[Plan]) -> list[Finding]:
 
 def _warning_finding(warning: str) -> Finding:
     text, _, fix = warning.partition(" fix: ")
-    return warn("plan", text, fix or "see `entrypoint show`")
+    return warn("plan", text, fix or f"see `{shell_command('entrypoint show')}`")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import pmi
+from entrypoint.console import shell_command
 from entrypoint.doctor import fabric, reading
 from entrypoint.doctor.context import CheckContext, Finding, fail, ok, warn
 from entrypoint.errors import ExitCode
@@ -27,7 +28,9 @@ ALL_RANKS_TIMEOUT_S = 60.0  # for the ranks, from importing torch to the last al
 PAIR_TIMEOUT_S = 30.0
 _GRACE_S = 15.0  # for the parent, in addition
 _FINDING_NAME = "all-reduce"
-_RUN_BY_HAND_FIX = "start it by hand to see all of it: entrypoint run -- python -P -m train.distributed.allreduce_check"
+_RUN_BY_HAND_FIX = "start it by hand to see all of it: " + shell_command(
+    "entrypoint run -- python -P -m train.distributed.allreduce_check"
+)
 _TRANSPORT_FIX = "see the finding `fabric`, and launch/fabric for the settings of each network"
 _HANG_FIX = "NCCL_P2P_DISABLE=1 takes another way; for good: switch off IOMMU or ACS in the BIOS"
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from entrypoint.console import shell_command
 from entrypoint.doctor.context import CheckContext, Finding, fail, failure_finding, warn
 from entrypoint.errors import Failure
 from entrypoint.threads import start_daemon_thread
@@ -26,7 +27,9 @@ HANG_CAUSES = {
 def timeout_findings(name: str, limit_s: float) -> list[Finding]:
     """The finding for a check that timed out; a training would wait for the same thing."""
     text = f"no answer within {limit_s:g} s: {HANG_CAUSES.get(name, 'something hangs')}"
-    return [fail(name, text, "run `entrypoint doctor` once more; if it stays so, take another node")]
+    return [
+        fail(name, text, f"run `{shell_command('entrypoint doctor')}` once more; if it stays so, take another node")
+    ]
 
 
 def run_checks(

@@ -7,11 +7,24 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from entrypoint import ExitCode, Failure
-from entrypoint.console import NonFailingStream, dump_json, escape_output, join_lines, print_message
+from entrypoint.console import (
+    NonFailingStream,
+    config_words,
+    dump_json,
+    escape_output,
+    fold_text,
+    join_lines,
+    print_message,
+    remember_typed_words,
+    shell_command,
+    typed_program,
+)
 
 
 class Broken(io.StringIO):
@@ -139,3 +152,75 @@ def test_json_has_no_character_that_controls_a_terminal_and_means_the_same() -> 
 def test_a_failure_is_one_line_for_each_fact() -> None:
     failure = Failure("no\nERROR[1] x", found="a\nb", fix="c\x1b", also=["d\ne"], code=ExitCode.DATA)
     assert str(failure) == "ERROR[65] no\\nERROR[1] x\n  found: a\\nb\n  fix: c\\x1b\n  also: d\\ne"
+
+
+def test_on_a_terminal_each_way_of_a_fix_has_a_line_of_its_own() -> None:
+    fix = "set data.root to the folder of the classes; or name a table of labels; or train on drawn images"
+    text = str(Failure("nothing is there", fix=fix, code=ExitCode.DATA))
+    assert fold_text(text, 60).splitlines() == [
+        "ERROR[65] nothing is there",
+        "  fix: set data.root to the folder of the classes",
+        "       or name a table of labels",
+        "       or train on drawn images",
+    ]
+    assert fold_text(text, None) == text  # without one, a fact stays on one line for grep
+
+
+@pytest.mark.parametrize("label", ["report:", "predict:", "continue:", "evaluate:", "train on them:", "next:"])
+def test_a_command_to_copy_is_not_folded(label: str) -> None:
+    line = f"{label:<14} /my/environment/bin/train predict runs/photos 'my photos/a cat.jpg' --config 'my cfg.yaml'"
+    assert fold_text(line, 60) == line
+
+
+PATH = "/usr/bin:/opt/venv/bin"
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("/opt/venv/bin/train", ["train"]),
+        ("/my/.venv/bin/train", ["/my/.venv/bin/train"]),
+        (".venv/bin/train", [".venv/bin/train"]),
+        ("/my/checkout/train/__main__.py", ["python3", "-m", "train"]),
+    ],
+)
+def test_a_program_is_named_as_it_was_typed(program: str, words: list[str]) -> None:
+    assert typed_program(program, "python3", PATH, isolated=False) == words
+
+
+def test_what_a_command_of_ours_started_goes_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "train").touch(0o755)
+    module = "/any/where/train/__main__.py"
+    assert typed_program(module, "/usr/bin/python", str(tmp_path), isolated=True) == ["train"]
+    assert typed_program(module, str(tmp_path / "python"), "/nowhere", isolated=True) == [str(tmp_path / "train")]
+
+
+@pytest.fixture
+def typed() -> Iterator[Callable[..., None]]:
+    """Pretend that the user typed these words."""
+    yield lambda *words: remember_typed_words(words)
+    remember_typed_words(())
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("train",), "train data index 'my shards'"),
+        ((".venv/bin/train", "data", "check"), ".venv/bin/train data index 'my shards'"),
+        (("/my env/bin/entrypoint",), "'/my env/bin/train' data index 'my shards'"),
+        (("python3", "-m", "entrypoint"), "python3 -m train data index 'my shards'"),
+    ],
+)
+def test_a_command_begins_as_the_typed_one(words: tuple[str, ...], command: str, typed: Callable[..., None]) -> None:
+    typed(*words)
+    assert shell_command("train data index", "my shards") == command
+
+
+def test_a_command_on_the_same_data_repeats_what_was_typed_of_it(typed: Callable[..., None]) -> None:
+    typed("train", "--device", "cpu", "--config", "my cfg.yaml", "data.root=a (b)", "--time-limit=5")
+    command = shell_command("train data check", same_config=True)
+    assert command == "train data check --config 'my cfg.yaml' 'data.root=a (b)'"
+
+
+def test_the_words_of_a_configuration_are_known_by_their_form() -> None:
+    assert config_words(["train", "--config=a.yaml", "x.y=1", "--json"]) == ["--config=a.yaml", "x.y=1"]

@@ -54,7 +54,7 @@ MODES = {
 
 def column(table: Path, name: str) -> list[str]:
     """A column of a CSV file."""
-    with table.open(newline="") as file:
+    with table.open(newline="", encoding="utf-8-sig") as file:
         return [row[name] for row in csv.DictReader(file)]
 
 

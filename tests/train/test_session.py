@@ -113,7 +113,7 @@ def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, caps
     folder = tmp_path / "run"
     assert text.splitlines()[-3:] == [
         f"report:        train report {folder}",
-        f"predict:       train predict {folder} IMAGES",
+        f"evaluate:      train eval {folder}",
         "continue:      train train.epochs=4",
     ]
 

@@ -305,7 +305,7 @@ def test_the_test_split_is_measured_at_the_end_and_again(
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as text:
+    with file.open(newline="", encoding="utf-8-sig") as text:
         return list(csv.DictReader(text))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, Plan, make_plan, run_plan
+from entrypoint import ExitCode, Failure, Plan, make_plan, run_plan, shell_command
 from train.bench.estimates import exact
 from train.bench.measurements import Measurement, Row, Series, Target, reported_row
 from train.bench.processes import BenchOptions, module_command, supervision_policy
@@ -101,7 +101,7 @@ def _exchange(options: BenchOptions, plan: Plan) -> Mapping[str, Any] | None:
         raise Failure(
             "the ranks did not exchange their numbers",
             found=f"exit code {code}",
-            fix="the lines above say why; look at the network with `entrypoint show`",
+            fix=f"the lines above say why; look at the network with `{shell_command('entrypoint show')}`",
             code=ExitCode(code) if code in set(ExitCode) else ExitCode.PEER,
         )
     return json.loads(result.read_text()) if result.exists() else None

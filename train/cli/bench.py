@@ -71,7 +71,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     names = argv[0].split(",") if argv else []
     if moved := [name for name in names if name in CHECKOUT_BENCHES]:
         what = f"`train bench {moved[0]}` compares with other programs, whose scripts are not installed"
-        fix = f"in a checkout of the project: python -m bench {argv[0]}, or make bench"
+        fix = f"in a checkout of the project: .venv/bin/python -m bench {argv[0]}, or make bench"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
     return run_command(TRAIN_BENCH, argv, environ)
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Final, TextIO
 
-from entrypoint import ExitCode, Failure, print_message
+from entrypoint import ExitCode, Failure, print_message, shell_command
 from train.cli import launch, shards
 from train.config import environment, load
 from train.config.batches import compute_batch_sizes
@@ -55,14 +55,8 @@ def run_command(
     name, *overrides = words or [""]
     if name not in COMMAND_NAMES:
         what = f"`train data {name}` is no command" if name else "`train data` needs a command"
-        fix = f"use one of: {', '.join(f'train data {command}' for command in COMMAND_NAMES)}"
+        fix = f"use one of: {', '.join(shell_command(f'train data {command}') for command in COMMAND_NAMES)}"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
-    if as_json and name not in JSON_COMMANDS:
-        raise Failure(f"`train data {name}` has no --json", fix="leave --json out", code=ExitCode.USAGE)
-    if output is not None and name not in ("show", "pack"):
-        raise Failure("--output belongs to `train data show` and `pack`", fix="leave --output out", code=ExitCode.USAGE)
-    if (size, quality) != (None, None) and name != "pack":
-        raise Failure("--size and --quality belong to `train data pack`", fix="leave them out", code=ExitCode.USAGE)
     source = overrides.pop(0) if name in shards.COMMANDS and overrides and "=" not in overrides[0] else None
     config = load.load_config(file, overrides)
     if source is not None:
@@ -70,7 +64,7 @@ def run_command(
     if name == "index":
         return shards.index_shards(config), None
     if name == "pack":
-        return shards.pack_shards(config, output, size, quality, console), None
+        return shards.pack_shards(config, output, size, quality, console, file=file, overrides=overrides), None
     if name == "show":
         return show_samples(config, file, output)
     if name == "profile":
@@ -128,7 +122,6 @@ DATA_COMMANDS: Final[Mapping[str, Callable[[RunConfig, str | None, bool, TextIO]
     "fetch": fetch_data,
 }
 COMMAND_NAMES: Final = (*DATA_COMMANDS, "profile", "show", *shards.COMMANDS)
-JSON_COMMANDS: Final = ("check", "profile")
 
 
 def handle(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -7,7 +7,6 @@ where the user says.
 from __future__ import annotations
 
 import argparse
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, add_launch_arguments, make_plan, print_message
+from entrypoint import ExitCode, Failure, add_launch_arguments, make_plan, print_message, shell_command
 from train import files
 from train.cli import launch
 from train.cli.launch import TrainArgumentParser
@@ -109,7 +108,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start ranks that measure a checkpoint; they write nothing to the run's folder."""
     if arguments.explain and not arguments.report:
-        fix = "add --report; or for pictures in a folder: train predict RUN IMAGES --explain DIR"
+        fix = "add --report; or for pictures in a folder: " + shell_command("train predict RUN IMAGES --explain DIR")
         raise Failure("--explain adds heat maps to the images of --report", fix=fix, code=ExitCode.USAGE)
     target, overrides = checkpoints.split_arguments(words)
     checkpoint = checkpoints.choose_checkpoint(target)
@@ -146,5 +145,5 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
         if code in (ExitCode.OK, ExitCode.STOPPED):  # otherwise the error names the logs
             files.remove(folder)
     if arguments.report and code == ExitCode.OK and plan.world.rank == 0:
-        print_message(f"next: train report {shlex.quote(str(run_folder))}", sys.stderr)
+        print_message(f"next: {shell_command('train report', run_folder)}", sys.stderr)
     return code

@@ -7,7 +7,8 @@ the ranks are started.
 from __future__ import annotations
 
 import argparse
-import shlex
+import difflib
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +31,13 @@ from entrypoint import (
     parse_launch_options,
     run_plan,
     run_preflight,
+    shell_command,
     unmounted_path_failure,
     write_styled,
 )
 from train import files
 from train.checkpoint import store
-from train.config import checks, environment, models, task_keys
+from train.config import checks, environment, load, models, task_keys
 from train.config.batches import BatchSizes, StepCounts, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, EvalConfig, RunConfig
 from train.data import download, registry, staging
@@ -128,17 +130,27 @@ def refuse_missing_weights(config: RunConfig) -> None:
             f"the weights {path} are not in the folder {models.WEIGHTS_FOLDER}",
             found=f"no {models.weights_file_stem(path)}.safetensors, and no .pth of that name, "
             f"in {Path(models.WEIGHTS_FOLDER).absolute()}",
-            fix=f"run `train weights fetch {shlex.quote(path)}` where there is a network (without one it says which "
-            "file to bring), or name a file",
+            fix=f"run `{shell_command('train weights fetch', path)}` where there is a network (without one it says "
+            "which file to bring), or name a file",
             code=ExitCode.NO_INPUT,
         )
+    fix = f"{files.did_you_mean(Path(path))}correct model.weights, or leave it out: then weights start at random"
+    if models.is_weights_name(config.model.name) and re.search(WEIGHTS_WORDS, path, re.IGNORECASE):
+        fetch = shell_command("train weights fetch", config.model.name)
+        fix = f"run `{fetch}` where there is a network, and set model.weights={config.model.name}"
+    elif re.search(WEIGHTS_WORDS, path, re.IGNORECASE):
+        fix = f"{config.model.name} has no published weights: set model.name to one of torchvision's or timm's models"
     missing = Failure(
         f"there is nothing at model.weights {path}",
         found=f"looked from {Path.cwd()}",
-        fix="correct model.weights, or leave it out: then weights start at random",
+        fix=fix,
         code=ExitCode.NO_INPUT,
     )
     raise unmounted_path_failure("model.weights", Path(path)) or missing
+
+
+# What other tools take for "the published weights of this model".
+WEIGHTS_WORDS: Final = r"^(true|yes|default|auto|pretrained)$|imagenet[^/]*$|_weights\.\w+$"
 
 
 def count_planned_steps(config: RunConfig, batch: BatchSizes, samples: int | None) -> StepCounts | None:
@@ -155,13 +167,28 @@ def count_planned_steps(config: RunConfig, batch: BatchSizes, samples: int | Non
 class TrainArgumentParser(StrictArgumentParser):
     """An argparse parser whose errors are Failures; argparse itself would exit with code 2."""
 
+    words: Sequence[str] = ()
+
+    def parse_intermixed_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """As argparse's. The words are kept for the fix of an error."""
+        self.words = list(args or ())
+        return super().parse_intermixed_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Raise a Failure (USAGE)."""
-        fix = f"see `{self.prog} --help`; settings are written without dashes: section.key=value"
+        fix = f"see `{shell_command(self.prog)} --help`; settings are written without dashes: section.key=value"
+        if unknown := re.search(r"unrecognized arguments: (-+([\w.-]+)\S*)", message):
+            following = self.words[[*self.words, unknown[1]].index(unknown[1]) + 1 :]
+            name = unknown[2].replace("-", "_")
+            close = difflib.get_close_matches(f"--{unknown[2]}", self._option_string_actions, 1, 0.75)
+            setting = load.FIXES_FOR_OTHER_TOOLS.get(name) or load.suggest_setting(unknown[1], following)
+            fix = f"write {close[0]}" if close else setting or fix
         raise Failure(f"command line: {message}", fix=fix, code=ExitCode.USAGE)
 
 
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
 
 # What a command has not done yet when a signal stops it. The ranks of a training save and report it themselves.
@@ -204,9 +231,9 @@ def ignore_stop_signals() -> None:
 
 
 def handle_stop_signals(handler: Callable[[int, FrameType | None], object]) -> None:
-    """Let `handler` handle stop signals, except Ctrl-C if the caller ignores it (`train &` in a script)."""
+    """Let `handler` handle stop signals, except a terminal's that the caller ignores (`nohup`, `train &`)."""
     for signum in STOP_SIGNALS:
-        if signum != signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN:
+        if signum not in (signal.SIGINT, signal.SIGHUP) or signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, handler)
 
 

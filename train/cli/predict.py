@@ -24,7 +24,7 @@ from train.cli.launch import TrainArgumentParser
 from train.config import environment, load, schema
 from train.config.models import EXPORT_FILE
 from train.data import class_folders
-from train.files import refuse_unusable_file, write_named_file
+from train.files import did_you_mean, refuse_unusable_file, write_named_file
 from train.inference import checkpoints, csv_table
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from train.inference.prediction import Prediction
 
 
+PLACEHOLDER_FIX: Final = "write your own image files or folders in the place of IMAGES"
 SETTING_PATTERN: Final = re.compile(r"[a-z_]+(\.[a-z_]+)+=.*", re.DOTALL)
 
 
@@ -57,7 +58,8 @@ def find_images(words: Sequence[str], unread: Counter[str] | None = None) -> lis
 
 def _images_at(path: Path, unread: Counter[str] | None) -> list[Path]:
     if not os.path.exists(path):
-        raise _missing_input(f"{path} does not exist", "correct the path (in a container: mount the folder)")
+        fix = f"{did_you_mean(path)}correct the path (in a container: mount the folder)"
+        raise _missing_input(f"{path} does not exist", PLACEHOLDER_FIX if str(path) == "IMAGES" else fix)
     if not os.path.isdir(path):
         return [path]
     _refuse_unreadable_folder(path)
@@ -65,8 +67,10 @@ def _images_at(path: Path, unread: Counter[str] | None) -> list[Path]:
     images = list(class_folders.image_files(path, unread))
     if not images:
         fix = f"name a folder with images ({' '.join(class_folders.IMAGE_SUFFIXES)}), or the files themselves"
-        raise Failure(
-            f"{path} holds no image", found=class_folders.describe_unread_files(unread), fix=fix, code=ExitCode.NO_INPUT
+        unread_files = class_folders.describe_unread_files(unread)
+        is_convertible = any(suffix in class_folders.UNSUPPORTED_IMAGE_SUFFIXES for suffix in unread or ())
+        raise _missing_input(
+            f"{path} holds no image", class_folders.CONVERT_FIX if is_convertible else fix, found=unread_files
         )
     return images
 
@@ -79,8 +83,8 @@ def _refuse_unreadable_folder(folder: Path) -> None:
         raise _missing_input(f"{folder} cannot be read: {error.strerror}", "let this user read it") from error
 
 
-def _missing_input(what: str, fix: str) -> Failure:
-    return Failure(what, fix=fix, code=ExitCode.NO_INPUT)
+def _missing_input(what: str, fix: str, found: str | None = None) -> Failure:
+    return Failure(what, found=found, fix=fix, code=ExitCode.NO_INPUT)
 
 
 EXAMPLES: Final = """examples:
@@ -124,12 +128,12 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             return int(ExitCode.OK)
         for prediction in predictions:
             _print_prediction(prediction, as_json=arguments.json)
-            if _count_lost_writes():
+            if getattr(sys.stdout, "lost", 0):
                 break
     finally:
         if note := class_folders.describe_unread_files(unread):
             print_message(f"note: {note}", sys.stderr)
-    return _finish_stdout()
+    return int(ExitCode.OK)
 
 
 def _table_file(arguments: argparse.Namespace) -> Path | None:
@@ -185,26 +189,6 @@ def _print_prediction(prediction: Prediction, *, as_json: bool) -> None:
     else:
         line = prediction.as_text().encode(encoding, "backslashreplace").decode(encoding)
     sys.stdout.write(f"{line}\n")
-
-
-def _count_lost_writes() -> int:
-    """The number of failed writes to stdout, which NonFailingStream drops and counts."""
-    return int(getattr(sys.stdout, "lost", 0))
-
-
-def _finish_stdout() -> int:
-    """Flush stdout and return OK, also if a pipe's reader has closed it (`| head`).
-
-    It is then /dev/null.
-
-    Raises:
-        Failure: IO if lines are missing, as on a full disk.
-    """
-    sys.stdout.flush()
-    if _count_lost_writes() and not os.path.samestat(os.fstat(1), os.stat(os.devnull)):
-        what, fix = "the lines could not all be written to stdout", "free space on that disk, and start again"
-        raise Failure(what, fix=fix, code=ExitCode.IO)
-    return int(ExitCode.OK)
 
 
 def _load_from_run(

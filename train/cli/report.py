@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, print_message
+from entrypoint import ExitCode, Failure, print_message, shell_command
 from train.cli.launch import TrainArgumentParser
 from train.logging.progress import format_rows
 
@@ -30,7 +30,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Write the report and print its path."""
     arguments = build_parser().parse_args(argv)
     if not arguments.runs:
-        fix = "write `train report RUN`, the folder of a run, several of them, or a bench.json"
+        fix = f"write `{shell_command('train report RUN')}`, the folder of a run, several of them, or a bench.json"
         raise Failure("`train report` needs a run", fix=fix, code=ExitCode.USAGE)
     from train.report import read
     from train.report.page import (  # matplotlib, which takes a second to import

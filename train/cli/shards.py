@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from entrypoint import ExitCode, Failure, join_lines, print_message
+from entrypoint import ExitCode, Failure, join_lines, print_message, shell_command
 from train import files
-from train.config.schema import RunConfig
+from train.config import load
+from train.config.schema import DataConfig, RunConfig
+from train.data import registry
 from train.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -31,8 +34,21 @@ def index_shards(config: RunConfig) -> str:
     return join_lines(lines)
 
 
-def pack_shards(config: RunConfig, output: str | None, size: int | None, quality: int | None, console: TextIO) -> str:
-    """Pack the images of the config's data into shards. Raises Failure: as `packing.pack_images`; USAGE."""
+def pack_shards(
+    config: RunConfig,
+    output: str | None,
+    size: int | None,
+    quality: int | None,
+    console: TextIO,
+    *,
+    file: str | None = None,
+    overrides: Sequence[str] = (),
+) -> str:
+    """Pack the images of the config's data into shards. file, overrides: what the config is from.
+
+    Raises:
+        Failure: as `packing.pack_images`; USAGE.
+    """
     from train.data import packing  # torch
 
     if output is None:
@@ -59,7 +75,18 @@ def pack_shards(config: RunConfig, output: str | None, size: int | None, quality
     index = packing.pack_images(
         config.data, Path(output), scaling=scaling, say=lambda line: print_message(line, console)
     )
-    return join_lines([_describe(index), f"train on them:  train data.name=shards data.root={output}"])
+    packed = [f"data.{key}={value}" for key, value in (("name", "shards"), ("root", output))]
+    settings = load.keep_last_overrides([*overrides, *_reset_unused_keys(config.data), *packed])
+    command = shell_command("train", *(["--config", file] if file else []), *settings)
+    return join_lines([_describe(index), f"train on them:  {command}"])
+
+
+def _reset_unused_keys(data: DataConfig) -> list[str]:
+    """Settings that take back what the config sets for its own source, and what shards refuse."""
+    default = DataConfig()
+    names = [key.removeprefix("data.") for key in sorted(registry.unused_keys(replace(data, name="shards")))]
+    changed = [name for name in names if getattr(data, name) != getattr(default, name)]
+    return [f"data.{name}={load.format_value(getattr(default, name))}" for name in changed]
 
 
 def with_source(config: RunConfig, command: str, source: str) -> RunConfig:

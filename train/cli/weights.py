@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, join_lines, print_message
+from entrypoint import ExitCode, Failure, join_lines, print_message, shell_command
 from train.cli.launch import TrainArgumentParser
 from train.config import schema
 from train.config.models import WEIGHTS_FOLDER
@@ -37,7 +37,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     record = published.record
     found_by_name = folder.resolve() == Path(WEIGHTS_FOLDER).resolve()
     setting = record.name if found_by_name else os.fspath(path)
-    use = f"use     train model.name={record.model} model.weights={setting}"
+    use = f"use     {shell_command('train', f'model.name={record.model}', f'model.weights={setting}')}"
     print_message(join_lines([f"weights {record}", f"in      {path}", use]), sys.stdout)
     return 0
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, pip_command
 from train.config import augmentations, schema
 from train.config.batches import nearest_multiples
 from train.config.load import nearest_name
@@ -223,8 +223,7 @@ def refuse_missing_trackers(trackers: Sequence[str]) -> None:
         raise Failure(
             f"log.trackers: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
             found=f"the packages of {sys.prefix}",
-            fix=f"pip install {' '.join(missing)} into a folder bound to /opt/extra, or into your own image "
-            "(docs/image.md, One more package); or leave it out of log.trackers",
+            fix=f"{pip_command(*missing)}; or leave it out of log.trackers",
             code=ExitCode.USAGE,
         )
 

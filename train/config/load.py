@@ -15,8 +15,10 @@ import re
 import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import EACCES
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -24,6 +26,7 @@ from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, g
 import yaml
 
 from entrypoint import ExitCode, Failure, redact, redact_value, unmounted_path_failure
+from train import files
 from train.config import schema
 from train.config.schema import RunConfig
 
@@ -116,7 +119,7 @@ def read_yaml_file(path: Path) -> YamlDocument:
             return parse_yaml(file.read(MAX_YAML_BYTES + 1).decode("utf-8-sig"), str(path))
     except FileNotFoundError as error:
         near = _find_other_suffix(path)
-        fix = f"write --config {shlex.quote(str(near))}" if near else _MISSING_CONFIG_FIX
+        fix = f"write --config {shlex.quote(str(near))}" if near else f"{files.did_you_mean(path)}{_MISSING_CONFIG_FIX}"
         missing = Failure(
             f"--config {path} does not exist", found=f"looked in {Path.cwd()}", fix=fix, code=ExitCode.NO_INPUT
         )
@@ -129,6 +132,13 @@ def read_yaml_file(path: Path) -> YamlDocument:
         raise Failure(f"--config {path} is not UTF-8 text", fix=fix, code=ExitCode.USAGE) from error
 
 
+def refuse_empty_file(path: Path) -> None:
+    """Refuse a file without a setting, which would train the quickstart: it was not saved, perhaps."""
+    if read_yaml_file(path).value is None:
+        fix = "write settings into it, such as `data: {name: folder, root: photos}`, or leave --config out"
+        raise Failure(f"--config {path} holds no setting", fix=fix, code=ExitCode.USAGE)
+
+
 def parse_yaml(text: str, name: str) -> YamlDocument:
     """Parse `text`. `name` is the source that errors name, such as the file's path."""
     if len(text.encode("utf-8", "surrogatepass")) > MAX_YAML_BYTES:
@@ -138,9 +148,13 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
         root = Yaml12Loader(text, name).get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise_yaml_error(
-            f"not valid YAML: {error.problem}", mark, fix=f"mend {_describe_error_lines(mark)}: {YAML_SYNTAX_HINT}"
-        )
+        lines = {each.line for each in (error.context_mark, error.problem_mark) if each}
+        quoted = next(filter(None, (_quote_text_on_line(text, line) for line in lines)), None)
+        fix = quoted or f"mend {_describe_error_lines(mark)}: {YAML_SYNTAX_HINT}"
+        if name.startswith("`") and "\n" not in name:  # `model.args.mode=@x` on the command line
+            key, _, value = name.strip("`").partition("=")
+            fix = f"close brackets and quotes; or for text write {shlex.quote(f'{key}={_quote_yaml(value)}')}"
+        raise_yaml_error(f"not valid YAML: {error.problem}", mark, fix=fix)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         what = f"{name}, line {line}: the character {chr(int(error.character))!a} is not allowed in YAML"
@@ -227,6 +241,34 @@ def raise_yaml_error(what: str, mark: Any, fix: str | None = None) -> NoReturn:
     raise Failure(f"{describe_mark(mark)}: {what}", fix=fix, code=ExitCode.USAGE)
 
 
+def _quote_text_on_line(text: str, number: int) -> str | None:
+    """The fix that puts the text of a key on this line in quotes, if that mends the line."""
+    lines = text.split("\n")
+    match = (
+        re.fullmatch(r"([\s-]*(\w+):\s+)([^{].{,500}?)(\s+#.*)?", lines[number].rstrip())
+        if number < len(lines)
+        else None
+    )
+    if match is None or match[2] not in {key.rpartition(".")[2] for key in text_keys()}:
+        return None
+    quoted = f"{match[1]}{_quote_yaml(match[3])}"
+    if not _is_yaml([*lines[:number], quoted]) or _is_yaml(lines[: number + 1]):
+        return None
+    return f"write line {number + 1} as `{quoted.strip()}`"
+
+
+def _quote_yaml(text: str) -> str:
+    return "'" + text.strip("'\"").replace("'", "''") + "'"
+
+
+def _is_yaml(lines: Sequence[str]) -> bool:
+    try:
+        yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return False
+    return True
+
+
 def _describe_error_lines(mark: yaml.Mark | None) -> str:
     """The lines that may hold the mistake. The parser notices an unclosed bracket only on a later line."""
     if mark is None:
@@ -251,25 +293,53 @@ class Override:
     value: Any
     text: str
 
-    @property
-    def plain(self) -> Any:
-        """The value for a key of type text: the characters after `=`, unless they are in quotes."""
-        raw = self.text.partition("=")[2].strip()
-        return self.value if raw[:1] in ("'", '"') else raw
 
-
-def parse_override(text: str) -> Override:
-    """Parse one `section.key=value` argument.
+def parse_override(text: str, following: Sequence[str] = ()) -> Override:
+    """Parse one `section.key=value` argument. following: those after it, for the fix.
 
     Raises:
         Failure: USAGE, naming the argument.
     """
     left, equals, right = text.partition("=")
     keys = tuple(left.split("."))
-    if not equals or not all(keys):
-        fix = suggest_config_option(text) or "write e.g. optim.lr=0.1"
+    is_split = equals and not right and following and "=" not in following[0]  # `train.epochs= 5`
+    if not equals or not all(keys) or left[0] in "+~" or is_split:
+        fix = suggest_config_option(text) or suggest_setting(text, following) or "write e.g. optim.lr=0.1"
         raise Failure(f"`{text}` is not section.key=value", fix=fix, code=ExitCode.USAGE)
+    if left in text_keys():
+        return Override(keys=keys, value=_read_text(right.strip(), text), text=text)
     return Override(keys=keys, value=parse_yaml(right, f"`{text}`").value, text=text)
+
+
+@cache
+def text_keys() -> frozenset[str]:
+    """The keys whose value is text, which is taken as it is typed: YAML would read `a: b` as a mapping."""
+    return frozenset(key for key, hint in key_paths(RunConfig).items() if hint in (str, str | None))
+
+
+def _read_text(raw: str, override: str) -> str | None:
+    """Text as it is, also where YAML would read more in it; in quotes, what is in them."""
+    if raw.startswith("!!"):  # a tag, which may ask for a Python object
+        return parse_yaml(raw, f"`{override}`").value  # type: ignore[no-any-return]
+    if raw[:1] in ("'", '"'):
+        with suppress(Failure):
+            value = parse_yaml(raw, raw).value
+            return value if isinstance(value, str) else raw
+    return None if resolve_scalar(raw) is None else raw
+
+
+def suggest_setting(text: str, following: Sequence[str]) -> str | None:
+    """The fix for `train.epochs 5`, `train.epochs: 5`, `train.epochs = 5` and Hydra's `+train.epochs=5`."""
+    name, rest = re.fullmatch(r"[+~-]*([\w.-]*)[:=\s]*(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    above, _, leaf = name.replace("-", "_").rpartition(".")
+    key = f"{above}.{leaf}" if f"{above}.{leaf}" in key_paths(RunConfig) else nearest_key(leaf, above, ())
+    if key is None:
+        return None
+    if text.startswith("~"):
+        return f"leave it out: {key} has its default without it"
+    words = [word for word in (rest, *following) if word.strip("=: ")]
+    value = words[0].lstrip("=: ") if words and "=" not in words[0].lstrip("=") else "VALUE"
+    return f"write {shlex.quote(f'{key}={value}')}"
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
@@ -279,7 +349,8 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
         Failure: USAGE, naming the argument, or both arguments.
     """
     parsed: list[Override] = []
-    for override in map(parse_override, texts):
+    for number, text in enumerate(texts, start=1):
+        override = parse_override(text, texts[number:])
         key = ".".join(override.keys)
         if before := next((other for other in parsed if drop_key(other.text, key) != other.text), None):
             section = min(before.keys, override.keys, key=len)
@@ -455,11 +526,20 @@ ARGUMENTS_WRITTEN_AS_KEYS = {
     "stochastic_depth_prob": "model.args",
 }
 # Values of other tools for a key of ours.
-VALUES_OF_OTHER_TOOLS: Final = {
+VALUES_OF_OTHER_TOOLS: Final[Mapping[str, Mapping[Any, Any]]] = {
     "model.freeze": {True: "backbone", "all": "backbone", False: "none"},
+    "eval.metric": dict.fromkeys(("f1", "f1_score", "f1_macro", "macro-f1"), "macro_f1")
+    | dict.fromkeys(("acc", "val_acc", "val_accuracy", "top1", "acc1"), "accuracy")
+    | {"top5": "top5_accuracy", "acc5": "top5_accuracy", "val_loss": "loss", "mean_average_precision": "map"},
+    "optim.schedule": dict.fromkeys(("cosineannealinglr", "cosine_annealing", "cos"), "cosine")
+    | dict.fromkeys(("multistep", "multi_step", "multisteplr", "steplr"), "step")
+    | {"onecyclelr": "one_cycle", "none": "constant", "poly": "linear", "polynomial": "linear"},
     "train.precision": {16: "fp16", 32: "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "no": "fp32",
                         "float32": "fp32", "amp": "auto", "mixed": "auto", "16-mixed": "fp16", "bf16-mixed": "bf16"},
 }  # fmt: skip
+PLATEAU_FIX: Final = (
+    "write optim.schedule: cosine, which needs no validation; eval.early_stop ends a run that no longer improves"
+)
 _PRECISION_FIX = "write train.precision: bf16, fp16 or fp32; auto takes bf16 on GPUs that have it"
 _ACCUMULATION_FIX = (
     "set train.global_batch_size and train.micro_batch_size: the accumulation is global / (micro x ranks), so that it "
@@ -587,12 +667,12 @@ def nearest_key(key: str, section: str, siblings: Iterable[str]) -> str | None:
     return elsewhere[close] if close else None
 
 
-def key_paths(section_type: Any, above: str = "") -> list[str]:
-    """Every `section.key` below a dataclass."""
-    paths = []
+def key_paths(section_type: Any, above: str = "") -> dict[str, Any]:
+    """The type of every `section.key` below a dataclass."""
+    hints: dict[str, Any] = {}
     for name, hint in get_type_hints(section_type).items():
-        paths += key_paths(hint, f"{above}{name}.") if dataclasses.is_dataclass(hint) else [above + name]
-    return paths
+        hints |= key_paths(hint, f"{above}{name}.") if dataclasses.is_dataclass(hint) else {above + name: hint}
+    return hints
 
 
 def format_value(value: Any) -> str:
@@ -618,7 +698,7 @@ def infer_name_from_section(section: str, value: Any) -> str | None:
         return None
     if schema.rule_violation(key, value) is None:
         return value
-    suggested: str | None = schema.suggest_value(key, value)
+    suggested: str | None = None if section == "run" else schema.suggest_value(key, value)
     return suggested or nearest_name(value, schema.KNOWN_NAMES.get(key, ()))
 
 
@@ -673,7 +753,7 @@ class KeyLocation:
     def wants(self, value: Any) -> str:
         """The fix that writes `value` for this key, in the syntax of its source."""
         return (
-            f"write {self}={format_value(value)}"
+            f"write {shlex.quote(f'{self}={value if str(self) in text_keys() else format_value(value)}')}"
             if self.source.startswith("`")
             else f"write {self}: {format_value(value)}"
         )
@@ -700,6 +780,9 @@ def load_config(path: str | None, overrides: Sequence[str] = ()) -> RunConfig:
         Failure: USAGE, NO_INPUT or SECURITY, naming the key, its line, its value and the most similar
             allowed name.
     """
+    if path is not None and re.match(r"-$|[a-z][a-z0-9+]+://", path):
+        fix = "write it into a file first (curl -o cfg.yaml ADDRESS): each process reads it once more"
+        raise Failure(f"--config {path} is no file", fix=fix, code=ExitCode.USAGE)
     document = read_yaml_file(Path(path)) if path is not None else YamlDocument(value=None, lines={})
     config = build_config(document, path or "the quickstart", overrides)
     if path is None or _is_run_named(apply_overrides(document.value, parse_overrides(overrides))):
@@ -780,7 +863,7 @@ def parse_value(hint: Any, value: Any, default: Any, at: KeyLocation) -> Any:
     """Parse the value of one key: a section, or a value with the right type and range."""
     if dataclasses.is_dataclass(hint):
         return parse_section(hint, value, at)
-    fitted = match_type(hint, as_text_if_expected(hint, value, at))
+    fitted = match_type(hint, value)
     if fitted is TYPE_MISMATCH:
         plain = unwrap_value(
             value,
@@ -788,28 +871,46 @@ def parse_value(hint: Any, value: Any, default: Any, at: KeyLocation) -> Any:
                 match_type(hint, candidate) is not TYPE_MISMATCH and not schema.rule_violation(str(at), candidate)
             ),
         )
+        if schema.RULES.get(str(at)) is schema.REGEX and isinstance(value, list):
+            plain = format_value(value)  # `[a-z]` is a list to YAML: at.wants puts it in quotes
         if plain is None and isinstance(value, (bool, int, str)):
-            plain = VALUES_OF_OTHER_TOOLS.get(str(at), {}).get(value)
-        raise_invalid_value(
-            at, value, describe_type(hint), suggest_fix(hint, value, default) if plain is None else at.wants(plain)
-        )
+            plain = _value_of_other_tool(str(at), value)
+        plain = _read_list(hint, value, str(at)) if plain is None else plain
+        if (
+            isinstance(value, str)
+            and value.endswith("%")
+            and isinstance(percent := resolve_scalar(value[:-1]), (int, float))
+        ):
+            plain = schema.suggest_value(str(at), percent)  # a share, where the key is one
+        fix = FIXES_FOR_OTHER_TOOLS["pretrained"] if str(at) == "model.weights" else suggest_fix(hint, value, default)
+        raise_invalid_value(at, value, describe_type(hint), fix if plain is None else at.wants(plain))
     if expected := schema.rule_violation(str(at), fitted):
         if problem := schema.find_problem(str(at), fitted):
             raise_invalid_value(at, value, problem.expected, problem.fix)
         names, better = schema.KNOWN_NAMES.get(str(at)), schema.suggest_value(str(at), fitted)
+        better = _value_of_other_tool(str(at), fitted) if better is None else better
+        if str(at) == "optim.schedule" and "plateau" in str(fitted).lower():
+            raise_invalid_value(at, value, expected, PLATEAU_FIX)
         fix = suggest_fix(Literal[names] if names else None, value, default) if better is None else at.wants(better)
         raise_invalid_value(at, value, expected, fix)
     return fitted
 
 
-def as_text_if_expected(hint: Any, value: Any, at: KeyLocation) -> Any:
-    """The value as text, if it is an override of a text key.
+def _read_list(hint: Any, value: Any, key: str) -> list[Any] | None:
+    """The list that is meant by `wandb` or `1, 2`, where the key takes one; None if it takes none of these."""
+    members = {hint} if get_origin(hint) is list else {hint, *get_args(hint)}
+    items = [resolve_scalar(item.strip()) for item in str(value).split(",")]
+    fits = any(get_origin(member) is list and match_type(member, items) is not TYPE_MISMATCH for member in members)
+    fits = fits and not isinstance(value, (list, dict)) and not schema.rule_violation(key, items)
+    return items if fits and (len(items) > 1 or not members & {int, float, str}) else None
 
-    `run.name=7` must be text: the shell removes the quotes that YAML needs.
-    """
-    override = at.overrides.get(at.keys)
-    wants_text = str in (hint, *get_args(hint))
-    return override.plain if override and wants_text and isinstance(value, (str, int, float)) else value
+
+def _value_of_other_tool(key: str, value: Any) -> Any:
+    """What `value` is called here, if other tools use it for this key; None if they do not."""
+    names = VALUES_OF_OTHER_TOOLS.get(key, {})
+    return (
+        names.get(value.lower() if isinstance(value, str) else value) if isinstance(value, (bool, int, str)) else None
+    )
 
 
 def match_type(hint: Any, value: Any) -> Any:
@@ -856,6 +957,17 @@ def _unknown_key_fix(key: str, value: Any, siblings: Mapping[str, Any], at: KeyL
     """What to write instead of an unknown key: what another tool calls it, a similar key, or nothing."""
     if key in FIXES_FOR_OTHER_TOOLS:
         return FIXES_FOR_OTHER_TOOLS[key]
+    if key == "<<":
+        inside = format_value(value)[1:-1] if isinstance(value, dict) else "its keys"
+        return f"write {inside} below `{at}:` instead: YAML 1.2 has no `<<`"
+    above, _, leaf = f"{'.'.join(at.keys)}.{key}".lstrip(".").rpartition(".")
+    if "." in key and (
+        full := f"{above}.{leaf}" if f"{above}.{leaf}" in key_paths(RunConfig) else nearest_key(leaf, above, ())
+    ):
+        above, _, leaf = full.rpartition(".")
+        return (
+            f"write `{leaf}: {format_value(value)}` below `{above.replace('.', ': ')}:`; a key in a file has no points"
+        )
     if key in ARGUMENTS_WRITTEN_AS_KEYS:
         arguments = dataclasses.replace(location, keys=tuple(ARGUMENTS_WRITTEN_AS_KEYS[key].split(".")))
         if location.source.startswith("`"):

@@ -10,9 +10,10 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from entrypoint import expand_path, has_variable
 from train.config import augmentations, models
 from train.config.models import BUILTIN_MODELS, TORCHVISION_MODELS
 from train.config.optimizers import OPTIMIZERS
@@ -309,29 +310,49 @@ MAX_NAMES_IN_MESSAGE = 12  # names in one message
 POSITIVE = Rule(holds=lambda value: value > 0, expected="more than 0")
 # The limit keeps products of the learning rate finite.
 LEARNING_RATE = Rule(holds=lambda value: 0 < value <= 1e6, expected="more than 0, up to 1000000")
-FRACTION = Rule(holds=lambda value: 0 <= value < 1, expected="0 or more, and less than 1")
-FOLDER_NAME = Rule(
-    holds=lambda name: name == name.strip() and name not in ("", ".", "..") and "/" not in name and len(name) < 200,
-    expected="a plain folder name: no slash, not `..`, no space at its ends, shorter than 200 characters",
+FRACTION = Rule(
+    holds=lambda value: 0 <= value < 1,
+    expected="0 or more, and less than 1",
+    suggest=lambda value: round(value / 100, 9) if 1 < value < 100 else None,  # per cent
 )
-# A ~ that no shell has expanded would become a folder of that name.
+
+
+def _expand(path: str) -> str | None:
+    """The path as a shell writes it; None if a variable is not set, or for what only a shell can do."""
+    expanded, unset = expand_path(path)
+    return None if unset or has_variable(expanded) or expanded == path else expanded
+
+
+def _find_unset_variable(path: str) -> augmentations.Problem | None:
+    unset = expand_path(path)[1]
+    fix = f"write the path itself: {', '.join(unset)} is not set here"
+    return augmentations.Problem(expected=PATH.expected, fix=fix) if unset else None
+
+
+# A ~ or $SCRATCH that no shell has replaced would become a folder of that name. Nothing replaces it here: each rank
+# would do so in its own environment, and two ranks could come to two folders.
 PATH = Rule(
-    holds=lambda path: path.strip() != "" and path[0] != "~",
-    expected="a path that is not empty, without ~",
-    suggest=lambda path: os.path.expanduser(path) if os.path.expanduser(path) != path else None,
+    holds=lambda path: path.strip() != "" and not has_variable(path),
+    expected="a path without ~ and $: only a shell replaces them (run.output_dir=$SCRATCH/runs on its command line)",
+    suggest=_expand,
+    find_problem=_find_unset_variable,
 )
-# It often depends on the job: a $TMPDIR that no shell has replaced would become a folder of that name.
-STAGE_PATH = Rule(
-    holds=lambda path: PATH.holds(path) and "$" not in path,
-    expected="a path without ~ and $: only a shell replaces variables (data.stage=$TMPDIR on its command line)",
-    suggest=PATH.suggest,
+# Something that is there under the name as it is written may be read.
+INPUT_PATH = replace(PATH, holds=lambda path: PATH.holds(path) or os.path.lexists(path))
+FOLDER_NAME = replace(
+    PATH,
+    holds=lambda name: (
+        PATH.holds(name) and name == name.strip() and name not in (".", "..") and "/" not in name and len(name) < 200
+    ),
+    expected="a plain folder name: no slash, no $, not `..`, no space at its ends, shorter than 200 characters",
+    suggest=lambda name: _expand(name) or (re.sub(r"[/\s]+", "-", name.strip().strip("./"))[:199] or "my-run"),
 )
 # config.yaml and logs contain the address, so it must hold no password. File names are appended to it,
 # so it cannot have a query string.
 URL = Rule(
     holds=lambda url: (
         url.startswith(("http://", "https://", "file:///"))
-        and not set(" ?#") & set(url)
+        and not set(" ?#$") & set(url)
         and "@" not in url.partition("://")[2].partition("/")[0]
     ),
     expected="an address that begins with http://, https:// or file:///, without user, password and query string",
@@ -502,8 +523,8 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "launch.timeouts.evaluation": POSITIVE,
     "launch.timeouts.data": POSITIVE,
     "launch.max_restarts": between(0, 1000),
-    "data.root": PATH,
-    "data.images": PATH,
+    "data.root": INPUT_PATH,
+    "data.images": INPUT_PATH,
     "data.columns": COLUMN_NAMES,
     "data.task": TASK_NAMES,
     "data.image_size": IMAGE_SIZE,
@@ -518,7 +539,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.fold": FOLD,
     "data.repeats": between(1, 64),
     "data.readers": Rule(holds=lambda number: number in READERS, expected=f"1, 2, 4, ... {READERS[-1]}"),
-    "data.stage": STAGE_PATH,
+    "data.stage": PATH,
     "data.group": REGEX,
     "data.crop_ratio": Rule(holds=lambda value: 0.1 <= value <= 1, expected="from 0.1 to 1"),
     "data.normalize": NORMALIZATION,
@@ -526,7 +547,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.max_bad_images": at_least(0),
     "data.workers": between(0, 1024),
     "data.cache": PATH,
-    "model.weights": PATH,
+    "model.weights": INPUT_PATH,
     "model.freeze": FREEZE,
     "optim.lr": LEARNING_RATE,
     "optim.base_batch_size": at_least(1),
@@ -551,7 +572,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "eval.batch_size": at_least(1),
     "eval.image_size": IMAGE_SIZE,
     "eval.patience": at_least(1),
-    "eval.threshold": Rule(holds=lambda value: 0 < value < 1, expected="more than 0, and less than 1"),
+    "eval.threshold": replace(FRACTION, holds=lambda value: 0 < value < 1, expected="more than 0, and less than 1"),
     "eval.early_stop": at_least(1),
     "checkpoint.every_steps": at_least(1),
     "checkpoint.every_minutes": POSITIVE,

@@ -439,6 +439,13 @@ UNSUPPORTED_IMAGE_SUFFIXES: Final = (
 )
 
 
+# The first is a phone's format. Both commands are what their systems have for it.
+CONVERT_FIX: Final = (
+    "save pictures of other kinds as .jpg or .png (HEIC: `magick mogrify -format jpg *.heic` of ImageMagick, or on a "
+    "Mac `sips -s format jpeg *.heic --out FOLDER`)"
+)
+
+
 def describe_unread_files(endings: Mapping[str, int]) -> str | None:
     """A note of the files that are no images, counted by ending; None if there are none."""
     if not endings:
@@ -457,11 +464,7 @@ def _unread_files_fix(endings: Mapping[str, int]) -> str:
         if any(suffix.endswith(OUTSIDE_CLASS_FOLDERS) for suffix in endings)
         else []
     )
-    fixes += (
-        ["save pictures of other kinds as .jpg or .png"]
-        if any(suffix in UNSUPPORTED_IMAGE_SUFFIXES for suffix in endings)
-        else []
-    )
+    fixes += [CONVERT_FIX] if any(suffix in UNSUPPORTED_IMAGE_SUFFIXES for suffix in endings) else []
     return f". fix: {'; '.join(fixes)}" if fixes else ""
 
 

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, shell_command
+from train.data.class_folders import CONVERT_FIX, UNSUPPORTED_IMAGE_SUFFIXES
 from train.data.preprocessing import DEFAULT_PREPROCESSING, FitName, Preprocessing
 from train.data.shape import ImageSize, height_and_width
 
@@ -195,7 +196,11 @@ def unreadable_image_failure(path: ImageFile, sample: int, error: Exception) -> 
     number = error.errno if isinstance(error, OSError) else None
     code, fix = OS_ERRORS.get(
         number,
-        (ExitCode.DATA, "replace or delete it, or skip it with data.max_bad_images=1 (`train data check` finds all)"),
+        (
+            ExitCode.DATA,
+            "replace or delete it, or skip it with data.max_bad_images=1 "
+            f"(`{shell_command('train data check', same_config=True)}` finds all)",
+        ),
     )
     reason = "it is gone" if number == errno.ENOENT else str(error)
     if isinstance(error, Image.DecompressionBombError):
@@ -205,6 +210,7 @@ def unreadable_image_failure(path: ImageFile, sample: int, error: Exception) -> 
         )
     if isinstance(error, UnidentifiedImageError):  # whose text repeats the path
         reason = "an empty file" if _is_empty_file(path) else "no image that Pillow knows"
+        fix = CONVERT_FIX if str(path).lower().endswith(UNSUPPORTED_IMAGE_SUFFIXES) else fix
     return Failure(f"image {sample} cannot be read", found=f"{path}: {reason}", fix=fix, code=code)
 
 

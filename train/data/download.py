@@ -17,7 +17,6 @@ import gzip
 import hashlib
 import http.client
 import os
-import shlex
 import shutil
 import socket
 import tarfile
@@ -30,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from entrypoint import ExitCode, Failure, file_writer, redact, to_printable, write_styled
+from entrypoint import ExitCode, Failure, file_writer, redact, shell_command, to_printable, write_styled
 from train import file_lock, files
 from train import files as file_io
 from train.config.schema import DataConfig
@@ -240,7 +239,7 @@ def refuse_missing_files(data: DataConfig) -> None:
 
 def fetch_command(name: str, root: Path) -> str:
     """The command that downloads data set `name` into `root`."""
-    return f"train data fetch data.name={name} data.root={shlex.quote(str(root))}"
+    return shell_command("train data fetch", f"data.name={name}", f"data.root={root}")
 
 
 def _archive_files_exist(archive: PublishedArchive, root: Path) -> bool:

@@ -47,5 +47,5 @@ def map_in_processes(
 def _prepare_process(parent: int) -> None:
     """The handlers of the command are for its own process, and without it nobody wants the results."""
     die_with_parent(signal.SIGKILL, parent)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from entrypoint import ExitCode, Failure, file_writer
+from entrypoint import ExitCode, Failure, file_writer, shell_command
 from train import file_lock, files
 from train.config import batches
 from train.config.schema import DataConfig, Rule, one_of
@@ -282,7 +282,8 @@ def list_shards(folder: Path) -> list[tuple[str, Split]]:
         if compressed:
             fix = f"unpack them (gunzip, zstd -d): images in a compressed tar cannot be read alone ({compressed[0]})"
         else:
-            fix = "set data.root to the folder that holds *.tar, or make shards: train data pack SOURCE --output DIR"
+            fix = "set data.root to the folder that holds *.tar, or make shards: "
+            fix += shell_command("train data pack SOURCE --output DIR")
         apple_file = f"{apple_files[0]}, which macOS writes beside a tar: it is none" if apple_files else None
         raise Failure(what, found=apple_file, fix=fix, code=ExitCode.NO_INPUT)
     splits = [_split_of(name) for name in names]
@@ -353,7 +354,7 @@ def read_shards(
             found=f"{folder.absolute()}: {', '.join(name for name, _ in listed[:3])}"
             + (f"; passed over: {describe_skipped(skipped)}" if skipped else ""),
             expected="KEY.jpg with KEY.cls, in a shard whose path has no word such as val or test",
-            fix="train data pack SOURCE --output DIR makes such shards",
+            fix=f"{shell_command('train data pack SOURCE --output DIR')} makes such shards",
             code=ExitCode.NO_INPUT,
         )
     shards = tuple(
@@ -513,7 +514,7 @@ def _missing_index_failure(folder: Path) -> Failure:
     return Failure(
         "these shards have no index yet",
         found=f"no {FACTS_FILE} in {folder.absolute()}",
-        fix=f"train data index {folder}",
+        fix=shell_command("train data index", folder),
         code=ExitCode.NO_INPUT,
     )
 
@@ -522,6 +523,6 @@ def _index_failure(folder: Path, reason: str) -> Failure:
     return Failure(
         "the index does not fit the shards",
         found=reason,
-        fix=f"if the shards are right, index them again: train data index {folder}",
+        fix=f"if the shards are right, index them again: {shell_command('train data index', folder)}",
         code=ExitCode.DATA,
     )

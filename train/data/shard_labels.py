@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from entrypoint import ExitCode, Failure, parse_json
+from entrypoint import ExitCode, Failure, parse_json, shell_command
 from train import files
 from train.data.labels import MAX_NUMBER, parse_number, strata_of_numbers
 from train.data.shard_runs import Int64Array
@@ -167,8 +167,8 @@ def _infer_task(folder: Path, labels: Sequence[Label]) -> str:
             "a number to predict in the shards is not finite or too large",
             found=_quote(labels[numbers.index(None)]),
             expected="numbers that fit into 32 bits",
-            fix=f"correct it or leave the sample out; if they are classes: train data index {folder} "
-            "data.task=classification",
+            fix="correct it or leave the sample out; if they are classes: "
+            + shell_command("train data index", folder, "data.task=classification"),
             code=ExitCode.DATA,
         )
     return REGRESSION if has_fraction and None not in numbers else CLASSIFICATION
@@ -209,7 +209,7 @@ def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...],
                 found=f"{_quote(max(labels, key=lambda label: values[label]))}, and {len(values):,} different numbers",
                 expected=f"below {MAX_CLASSES:,}, and most of the numbers: there is a class for each",
                 fix=f"number the classes from 0, or write names, or a {CLASSES_FILE} with a name for each number; "
-                f"to predict numbers: train data index {folder} data.task=regression",
+                f"to predict numbers: {shell_command('train data index', folder, 'data.task=regression')}",
                 code=ExitCode.DATA,
             )
         spellings = {number: label for label, number in values.items()}
@@ -271,6 +271,6 @@ def _kind_failure(folder: Path, what: str, label: str, setting: str) -> Failure:
         f"{what} in the shards, and others are of another kind",
         found=label,
         expected="in all samples a class, or a list of labels, or a number to predict",
-        fix=f"if all may be read in one way, say so: train data index {folder} {setting}",
+        fix=f"if all may be read in one way, say so: {shell_command('train data index', folder, setting)}",
         code=ExitCode.DATA,
     )

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from entrypoint import ExitCode, Failure, print_message
+from entrypoint import ExitCode, Failure, print_message, shell_command
 from train.config.schema import DataConfig
 from train.data import decode, shard_index, shard_reading
 from train.data.decode import ImageBytes
@@ -92,8 +92,8 @@ class ShardFiles(Sequence[str]):
             raise Failure(
                 f"image {index} is not what was indexed",
                 found=f"{folder / name}: {'cut short' if len(data) < length else 'its bytes have another crc32'}",
-                fix=f"copy the shard again; or, if it is right: train data index {folder}; or skip the image with "
-                "data.max_bad_images=1",
+                fix=f"copy the shard again; or, if it is right: {shell_command('train data index', folder)}; or skip "
+                "the image with data.max_bad_images=1",
                 code=ExitCode.DATA,
             )
         return ImageBytes(str(folder / name), data)
@@ -235,7 +235,8 @@ def _refuse_other_task(data: DataConfig, labels: LabelKind) -> None:
         raise Failure(
             "the shards were indexed for another task",
             found=f"data.task: {data.task}, and an index for {labels.task}",
-            fix=f"leave data.task out, or index them again: train data index {data.root} data.task={data.task}",
+            fix="leave data.task out, or index them again: "
+            + shell_command("train data index", data.root, f"data.task={data.task}"),
             code=ExitCode.USAGE,
         )
 

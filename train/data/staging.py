@@ -32,6 +32,7 @@ from entrypoint import (
     filesystem_type,
     free_memory_mib,
     print_message,
+    shell_command,
     start_daemon_thread,
     unmounted_path_failure,
 )
@@ -196,7 +197,7 @@ def copy_shards(index: ShardIndex, folder: Path, plan: StagePlan, warn: Callable
         if not is_copied:
             warn(
                 f"warning: data.stage: {index.folder / shard.name} is not what was indexed: it is not copied. "
-                f"fix: copy it again; or, if it is right: train data index {index.folder}"
+                f"fix: copy it again; or, if it is right: {shell_command('train data index', index.folder)}"
             )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, shell_command
 from train.config.schema import DataConfig
 from train.data import arrays, download
 from train.data.shape import Shape, height_and_width
@@ -114,6 +114,6 @@ def _not_published_failure(path: Path, actual: str) -> Failure:
     return Failure(
         f"{path.name} is not the published file",
         found=f"{path}: {actual}",
-        fix="delete it, and fetch it again with `train data fetch` (nothing of it was used)",
+        fix=f"delete it, and fetch it again with `{shell_command('train data fetch')}` (nothing of it was used)",
         code=ExitCode.DATA,
     )

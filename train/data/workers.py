@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from entrypoint import ExitCode, Failure, die_with_parent
+from entrypoint import ExitCode, Failure, die_with_parent, shell_command
 from train import rng
 from train.data.augmenter import Augmenter
 from train.data.gpu_decoding import EncodedBatch, GpuDecoder, for_reading
@@ -175,7 +175,8 @@ def too_many_unreadable_failure(texts: Iterable[str], most: int) -> Failure:
     return Failure(
         f"more than {most} image {'file' if most == 1 else 'files'} cannot be read (data.max_bad_images)",
         found="; ".join(listed[:MAX_LISTED_IMAGES]) + more,
-        fix="replace or delete these files (`train data check` finds all), or raise data.max_bad_images",
+        fix=f"replace or delete these files (`{shell_command('train data check', same_config=True)}` finds all), or "
+        "raise data.max_bad_images",
         code=ExitCode.DATA,
     )
 
@@ -458,5 +459,5 @@ def _init_worker(worker: int) -> None:
     die_with_parent(signal.SIGKILL, os.getppid())  # torch's workers look for their parent only every 5 s
     torch.set_num_threads(1)
     sys.excepthook = _ignore_lost_parent
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

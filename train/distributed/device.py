@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, shell_command
 from train.config import checks
 from train.config.environment import SET_BY_PARENT_VARIABLE
 from train.config.precisions import PRECISIONS
@@ -108,8 +108,8 @@ DEVICE_ERROR_KINDS: Final = (
             "forward compatibility was attempted",
         ),
         what="its driver does not run this image's CUDA",
-        fix="entrypoint doctor names the image that runs with this driver (docs/image.md); or ask the "
-        "administrator for a newer one",
+        fix=f"{shell_command('entrypoint doctor')} names the image that runs with this driver (docs/image.md); or ask "
+        "the administrator for a newer one",
         code=ExitCode.IMAGE_MISMATCH,
     ),
     DeviceErrorKind(
@@ -129,13 +129,15 @@ DEVICE_ERROR_KINDS: Final = (
             "MPS server",
         ),
         what="CUDA does not run on it",
-        fix="entrypoint doctor starts CUDA, and has a fix for each of its errors; " + EXCLUDE_NODE_FIX,
+        fix=f"{shell_command('entrypoint doctor')} starts CUDA, and has a fix for each of its errors; "
+        + EXCLUDE_NODE_FIX,
     ),
     DeviceErrorKind(
         messages=("device-side assert triggered",),
         what="an index was out of range there (a device-side assert)",
-        fix="labels must be 0 to classes - 1 (train data check --config FILE); in a model or data of your own look at "
-        "indexes, embeddings and outputs: with CUDA_LAUNCH_BLOCKING=1 the line that is named is where it failed",
+        fix=f"labels must be 0 to classes - 1 ({shell_command('train data check', same_config=True)}); in a model "
+        "or data of your own look at indexes, embeddings and outputs: with CUDA_LAUNCH_BLOCKING=1 the line that is "
+        "named is where it failed",
         code=ExitCode.DATA,
         show_line=True,
     ),
@@ -276,7 +278,8 @@ def choose_device(device_type: str, local_rank: int) -> torch.device:
             f"CUDA finds no GPU for local rank {local_rank}",
             found=f"{count} usable GPUs",
             expected=f"{local_rank + 1} or more, or exactly one for this rank alone",
-            fix="entrypoint doctor says why (a container needs --nv or --gpus all); or use --device cpu",
+            fix=f"{shell_command('entrypoint doctor')} says why (a container needs --nv or --gpus all); or use "
+            "--device cpu",
             code=ExitCode.NODE,
         )
     try:
@@ -290,7 +293,8 @@ def _unusable_gpu_failure(index: int, error: Exception) -> Failure:
     return Failure(
         f"CUDA cannot use {describe_gpu(index)}",
         found=summarize_error(error),
-        fix="entrypoint doctor says what is wrong with it; or " + EXCLUDE_NODE_FIX.format(host=socket.gethostname()),
+        fix=f"{shell_command('entrypoint doctor')} says what is wrong with it; or "
+        + EXCLUDE_NODE_FIX.format(host=socket.gethostname()),
         code=ExitCode.NODE,
     )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, shell_command
 from train.evaluation.results import EvaluationResult
 from train.metrics import TOP_K, Counts, metrics_of, recall_by_class
 from train.tasks import CLASSIFICATION
@@ -73,7 +73,11 @@ class ConfusionCounter:
         losses = all_gather(torch.stack(self._losses).tolist() if self._losses else [])
         samples, top5_correct = self._sums.tolist()
         if not samples:
-            raise Failure("no validation image could be read", fix="see `train data check`", code=ExitCode.DATA)
+            raise Failure(
+                "no validation image could be read",
+                fix=f"see `{shell_command('train data check', same_config=True)}`",
+                code=ExitCode.DATA,
+            )
         counts = Counts(
             samples=int(samples),
             loss=math.fsum(chain.from_iterable(losses)),

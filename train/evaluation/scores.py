@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, shell_command
 from train.evaluation.confusion import outputs_shape_failure
 from train.evaluation.results import EvaluationResult
 from train.metrics import Counts, ErrorSums, metrics_of
@@ -70,7 +70,11 @@ class OutputStore:
             own = (torch.cat(self._outputs).cpu().numpy(), torch.cat(self._labels).cpu().numpy(), losses)
         parts = [part for part in all_gather(own) if part is not None]
         if not parts:
-            raise Failure("no validation image could be read", fix="see `train data check`", code=ExitCode.DATA)
+            raise Failure(
+                "no validation image could be read",
+                fix=f"see `{shell_command('train data check', same_config=True)}`",
+                code=ExitCode.DATA,
+            )
         outputs, labels, losses_by_rank = zip(*parts, strict=True)
         total = math.fsum(chain.from_iterable(losses_by_rank))
         return np.concatenate(outputs).astype(np.float64), np.concatenate(labels).astype(np.float64), total

@@ -15,14 +15,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, has_variable, shell_command
 from train import files, plugin
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
 from train.checkpoint.store import STATE_FILE
 from train.config import load, resume_rules
 from train.config.models import EXPORT_FILE
-from train.config.schema import DataConfig, Rule, RunConfig, one_of
+from train.config.schema import DataConfig, Rule, RunConfig, RunSection, one_of
 from train.data import class_folders, registry
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSource
@@ -85,7 +85,9 @@ def split_arguments(words: Sequence[str]) -> tuple[str, list[str]]:
     Raises Failure (USAGE).
     """
     if not words or ("=" in words[0] and not Path(words[0]).exists()):
-        fix = "write `train eval RUN/checkpoints/step-N`, or the run's folder, and settings after it"
+        fix = (
+            f"write `{shell_command('train eval RUN/checkpoints/step-N')}`, or the run's folder, and settings after it"
+        )
         raise Failure("`train eval` needs a checkpoint", found=" ".join(words) or None, fix=fix, code=ExitCode.USAGE)
     return words[0], list(words[1:])
 
@@ -181,6 +183,11 @@ def load_training_config(chosen: ChosenCheckpoint, words: Sequence[str] = ()) ->
     saved = read_state(chosen).get("config")
     if not isinstance(saved, dict):
         raise _damaged_failure(chosen.path, f"{STATE_FILE} has no configuration")
+    run = saved.get("run")
+    if isinstance(run, dict) and has_variable(
+        str(run.get("output_dir"))
+    ):  # of an older version, which took it as it is
+        saved = saved | {"run": run | {"output_dir": RunSection().output_dir}}
     return load.build_config(load.YamlDocument(value=saved, lines={}), f"{STATE_FILE} of {chosen.path.name}", words)
 
 
@@ -311,7 +318,8 @@ def _no_checkpoint_failure(name: str, problem: str) -> Failure:
         f"{name} is not a checkpoint",
         found=problem,
         expected="RUN/checkpoints/step-N, or a run's folder",
-        fix="`train where --config FILE` prints the folder of a run",
+        fix=files.did_you_mean(Path(name))
+        + f"`{shell_command('train where --config FILE')}` prints the folder of a run",
         code=ExitCode.NO_INPUT,
     )
 
@@ -321,7 +329,8 @@ def _exported_model_failure(name: str) -> Failure:
         f"{name} is an exported model, not a run",
         found=f"{EXPORT_FILE} in it, and no checkpoint",
         expected="RUN/checkpoints/step-N, or a run's folder",
-        fix=f"name the run that it was exported from; or see what it says of images: train predict {name} IMAGES",
+        fix="name the run that it was exported from; or see what it says of images: "
+        + shell_command("train predict", name, "IMAGES"),
         code=ExitCode.NO_INPUT,
     )
 

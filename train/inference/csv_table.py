@@ -45,10 +45,11 @@ def number_cell(value: float) -> float | str:
 def encode(head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
     """The table as bytes. All text is in quotes, so that other separators inside it (`;`) do no harm.
 
+    The mark of UTF-8 comes first: without it Excel reads another encoding.
     Bytes of a path that are no text become escapes such as `\\udcff`.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     writer.writerow(head)
     writer.writerows(rows)
-    return text.getvalue().encode(errors="backslashreplace")
+    return text.getvalue().encode("utf-8-sig", errors="backslashreplace")

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from entrypoint import ExitCode, Failure, Heartbeat, World, print_message
+from entrypoint import ExitCode, Failure, Heartbeat, World, print_message, shell_command
 from train import files
 from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
@@ -459,7 +459,7 @@ def _no_test_data_failure(config: RunConfig) -> Failure:
         found=f"data.name={config.data.name}, data.root={config.data.root}, "
         f"data.test_fraction={config.data.test_fraction:g}",
         expected="a folder test beside train and val, or data.test_fraction in the config of the training",
-        fix="measure other images: train eval RUN data.root=/my/test --all",
+        fix=f"measure other images: {shell_command('train eval RUN data.root=/my/test --all')}",
         code=ExitCode.NO_INPUT,
     )
 

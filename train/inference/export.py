@@ -122,7 +122,7 @@ class ExportedModel:
         return augment.normalize(torch.from_numpy(np.stack(read)), self.preprocessing)
 
 
-def describe_tensors(input_spec: InputSpec) -> dict[str, Any]:
+def describe_tensors(input_spec: InputSpec, output_dtype: str) -> dict[str, Any]:
     """The network's task, input and output, for model.json and for the metadata of other files.
 
     The preprocessing leads from an image file to the input; it is None for a network that takes other numbers.
@@ -141,7 +141,7 @@ def describe_tensors(input_spec: InputSpec) -> dict[str, Any]:
         },
         "output": {
             "name": file_formats.OUTPUT_NAME,
-            "dtype": "float32",
+            "dtype": output_dtype,
             "shape": [file_formats.BATCH_DIMENSION, len(classes)],
         },
         "classes": classes,
@@ -149,10 +149,10 @@ def describe_tensors(input_spec: InputSpec) -> dict[str, Any]:
     }
 
 
-def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
+def describe_export(about: ModelFacts, weights: bytes, output_dtype: str) -> dict[str, Any]:
     """The content of model.json."""
     input_spec, model = about.input_spec, about.config.model
-    tensors = describe_tensors(input_spec)
+    tensors = describe_tensors(input_spec, output_dtype)
     preprocessing = input_spec.preprocessing
     caution = {"caution": about.caution} if about.caution else {}
     around = {
@@ -351,6 +351,8 @@ def export_model(
     # Without a format only to see that it takes another size, and that a user's own code still fits the weights.
     is_built = bool(formats) or about.input_spec.trained_shape is not None or schema.is_factory(model.name)
     network = _build_plain_network(about, model) if is_built else nn.Identity()
+    with torch.no_grad():  # a network of one's own may return another type; the others, which are not built, float32
+        output_dtype = str(network(torch.zeros(2, *shape.input)).dtype).removeprefix("torch.")
     code = model_code.write_model_code(
         model,
         classes=len(about.input_spec.classes),
@@ -362,12 +364,12 @@ def export_model(
         WEIGHTS_FILE: encoded,
         CARD_FILE: model_card.render_card(about, folder.name, code, formats).encode(errors="backslashreplace"),
         **({} if code.file is None else {model_code.CODE_FILE: code.file.encode()}),
-        **file_formats.encode_network(network, shape, formats, describe_tensors(about.input_spec)),
+        **file_formats.encode_network(network, shape, formats, describe_tensors(about.input_spec, output_dtype)),
     }
     with _export_fixes(), _new_folder(folder, contents) as target:
         compared = file_formats.compare_files(network, shape, formats, target)
         entries = {name: asdict(manifest.make_file_entry(contents[name])) | facts for name, facts in compared.items()}
-        description = dump_json(describe_export(about, encoded) | {"files": entries}, indent=2)
+        description = dump_json(describe_export(about, encoded, output_dtype) | {"files": entries}, indent=2)
         contents[DESCRIPTION_FILE] = f"{description}\n".encode()
         # The description comes last: it makes the folder an export.
         file_io.write_atomic(target / DESCRIPTION_FILE, contents[DESCRIPTION_FILE])

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, shell_command
 from train.config.schema import RunConfig
 from train.data import augment, decode, registry
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
@@ -136,8 +136,8 @@ def refuse_image_files(input_spec: InputSpec) -> None:
     raise Failure(
         "this model does not take image files",
         found=obstacle,
-        fix="measure it on arrays with `train eval RUN data.root=...`; or hand it on with `train export`, whose "
-        "README.md shows how to call it from Python",
+        fix=f"measure it on arrays with `{shell_command('train eval RUN data.root=...')}`; or hand it on with "
+        f"`{shell_command('train export RUN --output DIR')}`, whose README.md shows how to call it from Python",
         code=ExitCode.USAGE,
     )
 

@@ -248,14 +248,15 @@ class Progress:
         metrics_text: of the evaluation, if there was one. is_complete: whether the epoch ends with this step.
         """
         self._quiet_until = self._clock() + LINE_INTERVAL_S
-        parts = [metrics_text] if metrics_text else []
+        parts = metrics_text.split(", ") if metrics_text else []
         parts += [] if stats.loss is None else [f"train loss {stats.loss:.3f}"]
         parts += [] if stats.seconds is None else [format_duration(stats.seconds)]
-        speed = "" if stats.images_per_s is None else f", {stats.images_per_s:,.0f} images/s"
+        parts += [] if stats.images_per_s is None else [f"{stats.images_per_s:,.0f} images/s"]
         label = f"epoch {epoch}/{epochs}" if is_complete else f"step {step}/{self._total}, in epoch {epoch}/{epochs}"
-        line = f"{label}: {', '.join(parts)}"
-        # The terminal shows the speed beside the bar too, so a line that is too long leaves it out.
-        self.say(line if self._columns and len(line + speed) > self._columns else line + speed)
+        # The terminal shows the speed beside the bar too, and metrics.jsonl has all: what does not fit is left out.
+        while self._columns and len(parts) > 1 and len(f"{label}: {', '.join(parts)}") > self._columns:
+            parts.pop()
+        self.say(f"{label}: {', '.join(parts)}")
 
     def close(self) -> None:
         """Leave the bar as it is, without the remaining time."""

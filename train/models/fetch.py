@@ -5,7 +5,6 @@ from __future__ import annotations
 import email.message
 import hashlib
 import re
-import shlex
 import tempfile
 import urllib.request
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import IO, Any, Final
 
 import safetensors.torch
 
-from entrypoint import ExitCode, Failure, file_writer
+from entrypoint import ExitCode, Failure, file_writer, shell_command
 from train import files
 from train.data.download import DownloadError, StatusLine, open_url, read_chunk
 from train.models import weights
@@ -94,9 +93,10 @@ def _unreachable_failure(published: PublishedWeights, folder: Path, failed: list
         f"the weights {name} cannot be fetched",
         found="; ".join(failed),
         expected=f"the file that is published at {published.addresses[-1]}",
-        fix=f"on a machine with a network run `train weights fetch {shlex.quote(name)}`, or `{published.command}`; "
-        f"copy the file that it writes ({published.file_name}, or {copy}) into {folder.absolute()}, where "
-        f"model.weights={name} finds it; or give the address of a folder that has the published file with --mirror",
+        fix=f"on a machine with a network run `{shell_command('train weights fetch', name)}`, or "
+        f"`{published.command}`; copy the file that it writes ({published.file_name}, or {copy}) into "
+        f"{folder.absolute()}, where model.weights={name} finds it; or give the address of a folder that has the "
+        "published file with --mirror",
         code=code,
     )
 

@@ -15,7 +15,7 @@ from stat import S_ISREG
 from statistics import fmean, median, stdev
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, file_writer
+from entrypoint import ExitCode, Failure, file_writer, shell_command
 from train import files as file_io
 from train.metrics import NOT_MEASURED, Metric
 from train.report import compare, plots, read, saved_evaluation
@@ -134,7 +134,7 @@ def read_bench(path: Path) -> BenchResults:
     try:
         content = file_io.read_json(path)
     except OSError as error:
-        fix = "give a run's folder, or the file that `train bench --output DIR` wrote"
+        fix = f"give a run's folder, or the file that `{shell_command('train bench --output DIR')}` wrote"
         raise Failure(f"{path} cannot be read", found=error.strerror, fix=fix, code=ExitCode.NO_INPUT) from error
     except ValueError:
         content = None
@@ -142,7 +142,7 @@ def read_bench(path: Path) -> BenchResults:
         raise Failure(
             f"{path} holds no bench",
             expected="a JSON object with rows and series",
-            fix="give the bench.json that `train bench --output DIR` wrote",
+            fix=f"give the bench.json that `{shell_command('train bench --output DIR')}` wrote",
             code=ExitCode.DATA,
         )
     return parse_bench(content, name=path.stem if path.stem != "bench" else f"{path.resolve().parent.name}/{path.stem}")

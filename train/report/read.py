@@ -19,7 +19,7 @@ from stat import S_ISDIR
 from statistics import median, quantiles
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, redact, redact_words
+from entrypoint import ExitCode, Failure, redact, redact_words, shell_command
 from train import files
 from train.checkpoint import store
 from train.config import checks, load
@@ -147,7 +147,8 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
             found=_describe_path(folder),
             expected=f"a folder with {record.RUN_FILE}, {record.CONFIG_FILE} or {metrics_logger.METRICS_FILE}; "
             "or the JSON of `train bench`",
-            fix="`train where --config FILE` prints the folder of a run",
+            fix=files.did_you_mean(folder)
+            + f"`{shell_command('train where --config FILE')}` prints the folder of a run",
             code=ExitCode.NO_INPUT,
         )
     (config, unused_keys), facts, events = _read_config(folder), record.read_run(folder), _read_events(folder)

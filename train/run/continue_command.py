@@ -6,15 +6,13 @@ It needs no torch: the parent process records the typed command.
 from __future__ import annotations
 
 import shlex
-import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from entrypoint import redact_words
+from entrypoint import config_words
+from train.config import schema
 from train.config.batches import StepCounts, overrides_to_continue
-from train.config.load import drop_key
+from train.config.load import drop_key, overridden_keys
 from train.config.schema import RunConfig
 from train.evaluation.early_stopping import EarlyStop
 from train.files import one_line
@@ -31,21 +29,6 @@ class FinishedRun:
     steps: StepCounts
     step: int
     early_stops: tuple[EarlyStop, ...] = ()
-
-
-def typed_command(argv: Sequence[str], path: str | None, *, isolated: bool = False) -> str:
-    """The typed command, quoted for a shell. A program on `path` (PATH) is named without its folder.
-
-    isolated: whether Python was started with -I. The image's command and entrypoint.isolated do so, a user does not.
-    """
-    program, words = argv[0], redact_words(argv[1:])
-    if Path(program).name == "__main__.py":
-        if isolated and shutil.which("train", path=path):
-            return shlex.join(["train", *words])
-        return shlex.join(["python", "-m", "train", *words])
-    name = Path(program).name
-    is_on_path = Path(program).is_absolute() and shutil.which(name, path=path) == program
-    return shlex.join([name if is_on_path else program, *words])
 
 
 def continue_command(run: FinishedRun, command: str) -> str:
@@ -66,9 +49,17 @@ def overrides_to_train_on(run: FinishedRun) -> list[str]:
     return [*(stop.override for stop in run.early_stops), *steps, *resume]
 
 
-def program_of(command: str) -> str:
-    """The program as it was typed: `train`, or `python -m train`."""
-    words = shlex.split(command)
-    if words[:3] == ["python", "-m", "train"]:
-        return "python -m train"
-    return shlex.join(words[:1])
+def words_for_own_code(config: RunConfig, command: str) -> list[str]:
+    """The words with which `train predict`, `eval` and `export` run the user's own model or data of this run.
+
+    They run no code that only the run's folder names (77). command: the command that was typed.
+    """
+    names = {"model.name": config.model.name, "data.name": config.data.name}
+    factories = {key: name for key, name in names.items() if schema.is_factory(name)}
+    words = config_words(shlex.split(command))
+    settings = [word for word in words if "=" in word and word[0] != "-"]
+    if not factories:
+        return []
+    if len(settings) == len(words) or overridden_keys(settings, factories):
+        return [f"{key}={name}" for key, name in factories.items()]
+    return [word for word in words if word not in settings or word.startswith("data.")]

@@ -16,8 +16,9 @@ from entrypoint import SIGNAL_REPEAT_WINDOW_S, ExitCode, Failure, start_daemon_t
 from train.run import exit_file
 from train.run.deadline import Deadline, Durations, seconds_to_exit
 
-# TERM: preemption, time limit, docker stop. INT: Ctrl-C. USR1, USR2: `#SBATCH --signal`, `scancel -s`.
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+# TERM: preemption, time limit, docker stop. INT: Ctrl-C. USR1, USR2: `#SBATCH --signal`, `scancel -s`. HUP: a closed
+# terminal.
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 INTERRUPTED: Final = 128 + signal.SIGINT
 # How long the main thread may not react. While ranks meet it waits in C++, for minutes if another rank has left
 # because of the same signal, and Python runs handlers in the main thread only.

@@ -96,7 +96,12 @@ TEXTS: dict[str, tuple[str, str | bytes, tuple[str, ...], str]] = {
     "one-side": ("46", "data: {image_size: [64]}\n", ("data.image_size: [64]", "or [height, width]"), "default is 32"),
     "a-tiny-side": ("46", "data: {image_size: [64, 4]}\n", ("data.image_size: [64, 4]", "from 8 to 4096"), "default"),
     "sides-with-an-x": ("46", "data: {image_size: 64x32}\n", ("data.image_size: 64x32",), "write [64, 32]"),
-    "sides-with-a-comma": ("46", 'data: {image_size: "64, 32"}\n', ("data.image_size: 64, 32",), "write [64, 32]"),
+    "sides-with-a-comma": (
+        "46",
+        'data: {image_size: "64, 32"}\n',
+        ("data.image_size: 64, 32",),
+        "write data.image_size: [64, 32]",
+    ),
     "published-images-that-are-no-squares": (
         "",
         "data: {name: cifar10, image_size: [32, 64]}\n",
@@ -119,7 +124,7 @@ TEXTS: dict[str, tuple[str, str | bytes, tuple[str, ...], str]] = {
     "400-digits": ("46", f"run: {{seed: {'9' * 400}}}\n", ("run.seed: .inf", "a whole number"), "default is 0"),
     "nan": ("46", "optim: {lr: .nan}\n", ("optim.lr", "nan", "finite numbers"), "correct it"),
     "two-lines-of-text": ("46", 'run: {name: "a\\nb"}\n', ("run.name", "control characters"), "correct it"),
-    "name-leads-out": ("52", "run: {name: ../../etc}\n", ("run.name: ../../etc", "no slash"), "correct it"),
+    "name-leads-out": ("52", "run: {name: ../../etc}\n", ("run.name: ../../etc", "no slash"), "write run.name: etc"),
     "not-an-address": (
         "46",
         "data: {mirror: 'ftp://me:pw@x'}\n",

@@ -30,7 +30,7 @@ def theirs(folder: Path) -> None:
 
 CASES = [
     report(id="report-alone", line=("report",), code=64, says=("needs a run",), fix="train report RUN"),
-    report(id="report-option", line=("report", "--outptu", "x"), code=64, says=("--outptu",), fix="--help"),
+    report(id="report-option", line=("report", "--outptu", "x"), code=64, says=("--outptu",), fix="write --output"),
     report(
         id="report-of-nothing",
         line=("report", "runs/x"),

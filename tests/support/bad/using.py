@@ -228,6 +228,6 @@ CASES = [
         line=("check", "--profile-lines"),
         code=64,
         says=("--profile-lines belongs to a training",),
-        fix="leave it out",
+        fix="leave --profile-lines out",
     ),
 ]

@@ -116,8 +116,3 @@ def test_what_is_there_is_fetched_without_a_network(tmp_path: Path, monkeypatch:
         (tmp_path / archive.path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / archive.path).write_bytes(files[archive.name])
     assert run("fetch", "data.name=mnist", f"data.root={tmp_path}") == (f"mnist: whole, in {tmp_path}", None)
-
-
-def test_fetching_has_no_json() -> None:
-    with pytest.raises(Failure, match="has no --json"):
-        run("fetch", "data.name=mnist", as_json=True)

@@ -101,7 +101,7 @@ def test_json_is_one_object_a_line(run: Path, capsys: pytest.CaptureFixture[str]
 
 
 def table(path: str) -> list[dict[str, str]]:
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 
 

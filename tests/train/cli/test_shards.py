@@ -59,7 +59,6 @@ def test_shards_of_others_are_indexed(tmp_path: Path) -> None:
         (("pack",), {"output": Path("out"), "quality": 50}, "--size PIXELS"),
         (("pack",), {"output": Path("out"), "size": 4}, "from 16"),
         (("pack",), {"output": Path("out"), "size": 64, "quality": 101}, "to 100"),
-        (("index",), {"size": 64}, "leave them out"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(

@@ -25,7 +25,9 @@ def undisturbed() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-@pytest.mark.parametrize(("signum", "code"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGUSR2", 75), ("SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGUSR2", 75), ("SIGHUP", 75), ("SIGINT", 130)]
+)
 def test_a_signal_before_the_start_ends_cleanly_even_twice(signum: str, code: int) -> None:
     script = f"""
 import os, signal, sys
@@ -43,8 +45,8 @@ sys.exit(front.main())
     assert bare_python("-c", script).returncode == code
 
 
-@pytest.mark.parametrize(("signum", "code"), [("SIGTERM", 75), ("SIGINT", 0)])
-def test_of_signals_that_the_caller_ignores_only_ctrl_c_stays_ignored(signum: str, code: int) -> None:
+@pytest.mark.parametrize(("signum", "code"), [("SIGTERM", 75), ("SIGINT", 0), ("SIGHUP", 0)])
+def test_of_signals_that_the_caller_ignores_only_a_terminals_stay_ignored(signum: str, code: int) -> None:
     script = f"""
 import os, signal, sys
 signal.signal(signal.{signum}, signal.SIG_IGN)

@@ -205,7 +205,7 @@ def test_a_training_on_arrays_is_measured_image_by_image(
         evaluate.evaluate_on_rank(config, checkpoint, ALONE, {}, as_json=True, per_image=tmp_path / "out.csv")
     finally:
         forget_accelerate()
-    with (tmp_path / "out.csv").open(newline="") as file:
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 12
     if task == "regression":

@@ -24,7 +24,6 @@ from runs import Run
 from tars import data_of, numbered, write_tar
 
 from entrypoint import ExitCode, Failure
-from train.config import load
 from train.config.resume_rules import changed_keys
 from train.config.schema import DataConfig
 from train.data import registry, shard_index, shard_reading, shards, staging
@@ -345,11 +344,6 @@ def test_only_shards_have_a_stage() -> None:
     with pytest.raises(Failure, match=r"data\.stage does not go with data\.name: folder") as caught:
         registry.refuse_inapplicable_keys(DataConfig(name="folder", stage="/tmp"))
     assert caught.value.code == ExitCode.USAGE
-
-
-def test_a_variable_that_no_shell_has_replaced_is_no_folder() -> None:
-    with pytest.raises(Failure, match=r"data\.stage"):
-        load.load_config(None, ["data.name=shards", "data.stage=$TMPDIR"])
 
 
 def test_a_run_may_go_on_with_another_stage() -> None:

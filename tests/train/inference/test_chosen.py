@@ -215,6 +215,11 @@ def test_an_older_versions_configuration_is_completed(run: Path) -> None:
     assert configured(run)[0] == load.load_config(None, ["data.samples=80"])
 
 
+def test_a_run_that_an_older_version_kept_in_a_folder_called_as_a_variable_is_measured(run: Path) -> None:
+    plant(at(run, 10), "state.json", json.dumps({"config": {"run": {"output_dir": "$SCRATCH/runs"}}}).encode())
+    assert configured(run)[0] == load.load_config(None)
+
+
 @pytest.mark.parametrize("words", [[], ["data.root=x"], ["eval.batch_size=3", "runs/x"]])
 def test_a_line_without_a_checkpoint_is_refused(words: list[str]) -> None:
     with pytest.raises(Failure, match="needs a checkpoint") as caught:

@@ -14,7 +14,7 @@ from train.inference import csv_table
 
 
 def read(table: bytes) -> list[list[str]]:
-    return list(csv.reader(io.StringIO(table.decode(), newline="")))
+    return list(csv.reader(io.StringIO(table.decode("utf-8-sig"), newline="")))
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,10 @@ def read(table: bytes) -> list[list[str]]:
 )
 def test_any_path_is_read_back_as_it_is(name: str) -> None:
     assert read(csv_table.encode(("path", "loss"), [(csv_table.path_cell(name), 0.5)]))[1] == [name, "0.5"]
+
+
+def test_a_spreadsheet_sees_that_it_is_utf_8() -> None:
+    assert csv_table.encode(("path",), [("ä.png",)]).startswith(b"\xef\xbb\xbf")
 
 
 def test_bytes_that_are_no_text_become_escapes_in_valid_utf_8() -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from checkpoints import flip
@@ -169,6 +170,33 @@ def test_what_a_network_drew_from_the_runs_seed_is_drawn_again(tmp_path: Path, m
     images, network = torch.randn(2, 3, 8, 8), trainer.state.network.eval()
     loaded = export.load_exported(tmp_path / "model", factory=sys.modules["drawing"].Drawn)
     assert torch.equal(loaded.network(images), network(images))
+
+
+DOUBLES = """
+from torch import nn
+
+
+class Double(nn.Module):
+    def __init__(self, classes, width):
+        super().__init__()
+        self.last = nn.Linear(192, classes).double()
+    def forward(self, x):
+        return self.last(x.flatten(1).double())
+"""
+
+
+def test_the_type_of_the_output_is_the_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "doubling.py").write_text(DOUBLES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    trained(tmp_path / "run", "model.name=doubling:Double", "train.max_steps=1")
+    found = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    config = checkpoints.load_config(found, None, ["model.name=doubling:Double"])[0]
+    export.export_model(config, found, tmp_path / "model", ["onnx"])
+    session = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx")
+    told = json.loads((tmp_path / "model" / export.DESCRIPTION_FILE).read_text())["output"]
+    assert (session.get_outputs()[0].type, told["dtype"]) == ("tensor(double)", "float64")
+    assert json.loads(session.get_modelmeta().custom_metadata_map["output"])["dtype"] == "float64"
 
 
 def test_a_network_for_clips_refuses_image_files(tmp_path: Path) -> None:

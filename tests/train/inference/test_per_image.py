@@ -136,7 +136,7 @@ def test_outputs_that_are_not_finite_leave_empty_cells(task: Any, head: str, lin
     collector.add(outputs, labels)
     results = of.from_columns(*collector.gather(lambda part: [part]), thresholds=(0.5, 0.5))
     table = per_image.encode_table(results, SampleNames(head="path", names=["=a.png", "b.png"]), ("-x", "y"))
-    rows = [",".join(row) for row in csv.reader(table.decode().splitlines())]
+    rows = [",".join(row) for row in csv.reader(table.decode("utf-8-sig").splitlines())]
     assert rows == [f"path,{head}", f"./=a.png,{lines[0]}", f"b.png,{lines[1]}"]
 
 
@@ -150,7 +150,7 @@ def evaluated(run: Path, table: Path, *settings: str, all_: bool = False) -> lis
         )
     finally:
         forget_accelerate()
-    with table.open(newline="") as file:
+    with table.open(newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 
 

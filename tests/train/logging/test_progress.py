@@ -111,6 +111,16 @@ def test_a_narrow_terminal_has_the_speed_beside_its_bar_only(columns: int, told:
     assert line.endswith("3 min 20 s, 1,234 images/s" if told else "3 min 20 s")
 
 
+@pytest.mark.parametrize("columns", [40, 60, 80, 100])
+def test_an_epoch_has_one_line_on_any_terminal(columns: int) -> None:
+    progress, out, _ = shown(terminal=True, columns=columns)
+    metrics = "val accuracy 95.12%, val loss 0.123, balanced accuracy 91.00%, macro F1 0.912"
+    end_epoch(progress, metrics_text=metrics)
+    line = next(line for line in out.getvalue().replace("\r", "\n").splitlines() if line.startswith("epoch"))
+    assert len(line) <= columns
+    assert line.startswith("epoch 1/2: val accuracy 95.12%")
+
+
 def test_what_is_not_known_is_not_said() -> None:
     progress, out, _ = shown()
     end_epoch(progress, UNKNOWN, metrics_text="accuracy 95.12%")

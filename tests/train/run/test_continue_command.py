@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 from train.config import load
 from train.config.batches import StepCounts, count_total_steps
+from train.config.schema import RunConfig
 from train.evaluation.early_stopping import EarlyStop
 from train.run import continue_command
 from train.run.continue_command import FinishedRun
@@ -56,34 +57,18 @@ def test_what_would_end_the_line_does_not() -> None:
     assert "\n" not in command_of("train 'run.name=a\nb'")
 
 
-def test_a_program_goes_by_its_name_where_the_shell_finds_it(tmp_path: Path) -> None:
-    program = tmp_path / "train"
-    program.touch(mode=0o755)
-    assert continue_command.typed_command([str(program), "a.b=1"], str(tmp_path)) == "train a.b=1"
-    assert continue_command.typed_command([str(program), "a.b=1"], "/nowhere") == f"{program} a.b=1"
-
-
-def test_what_a_command_of_ours_started_goes_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "train").touch(0o755)
-    module = ["/any/where/train/__main__.py", "a.b=1"]
-    assert continue_command.typed_command(module, str(tmp_path), isolated=True) == "train a.b=1"
-
-
-def test_a_program_that_was_named_by_its_path_stays_so() -> None:
-    assert continue_command.typed_command([".venv/bin/train"], "/nowhere") == ".venv/bin/train"
-
-
-def test_a_module_is_named_as_one_types_it() -> None:
-    assert continue_command.typed_command(["/any/where/train/__main__.py", "a.b=1"], None) == "python -m train a.b=1"
+MINE = replace(RunConfig(), model=replace(RunConfig().model, name="my_model:make"))
 
 
 @pytest.mark.parametrize(
-    ("command", "program"),
+    ("command", "words"),
     [
-        ("train a.b=1", "train"),
-        ("python -m train --config my.yaml", "python -m train"),
-        ("'/my env/bin/train' a.b=1", "'/my env/bin/train'"),
+        ("train --config my.yaml train.epochs=2", ["--config", "my.yaml"]),
+        ("train --config=my.yaml data.root=here", ["--config=my.yaml", "data.root=here"]),
+        ("train --device cpu model.name=my_model:make", ["model.name=my_model:make"]),
+        ("train --config my.yaml model.name=my_model:make", ["model.name=my_model:make"]),
     ],
 )
-def test_the_program_is_what_was_typed_before_its_arguments(command: str, program: str) -> None:
-    assert continue_command.program_of(command) == program
+def test_code_of_ones_own_is_named_as_the_training_named_it(command: str, words: list[str]) -> None:
+    assert continue_command.words_for_own_code(MINE, command) == words
+    assert continue_command.words_for_own_code(RunConfig(), command) == []
