@@ -105,7 +105,7 @@ def start_trackers(
     own_folder = folder.absolute() / TRACKERS_FOLDER
     with suppress(OSError):  # the trackers that need the folder say so
         own_folder.mkdir(exist_ok=True)
-    run_ids = RunIds(own_folder)
+    run_ids = RunIds(own_folder / RUN_IDS_FILE)
     if run_ids.is_of_copy:
         warn(f"note: {folder} is a copy, or was moved from another disk: it gets runs of its own in its trackers")
     values = hyperparameters(config)
@@ -261,8 +261,8 @@ class RunIds:
     not do, since a container may show the same folder at another one.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path, self._lock = folder / RUN_IDS_FILE, threading.Lock()
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
 
     @property
     def is_of_copy(self) -> bool:

@@ -530,7 +530,7 @@ def _mean_and_deviation(metric: Metric, values: Sequence[float]) -> str:
 
 def _run_details(run: RecordedRun) -> dict[str, str]:
     """Model, data, device, checkpoints, time and identity of the run."""
-    best, times = read.best_evaluation(run), read.event_times(run)
+    best, times = read.best_evaluation(run), run.recorded
     batch = [read.format_value(run.fact("training", key)) for key in ("micro_batch_size", "accumulation")]
     # The key figures show the world already.
     identity = {key: value for key, value in compare.run_identity(run).items() if key not in compare.WORLD_KEYS}
@@ -544,7 +544,7 @@ def _run_details(run: RecordedRun) -> dict[str, str]:
         f"(micro batch {batch[0]}, accumulation {batch[1]})",
         "best step": f"{best[1]:,.0f}" if best else NOT_MEASURED,
         "checkpoints": _describe_checkpoints(run),
-        "recorded": f"{format_time(times[0])} to {format_time(times[-1])}" if times else NOT_MEASURED,
+        "recorded": f"{format_time(times[0])} to {format_time(times[1])}" if times else NOT_MEASURED,
         **identity,
         "folder": str(run.folder.absolute()),
     }

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import fmean
 from typing import Any, Final, Literal
 
 import matplotlib
@@ -33,10 +32,8 @@ from train.report import read
 from train.report.document import DPI, Block, Paragraph, Picture, Section, Table
 from train.report.read import (
     ConfusionMatrix,
-    MetricsEvent,
     RecordedRun,
     count_or_none,
-    finite_or_nan,
     format_number,
 )
 from train.report.saved_evaluation import Calibration, NumberPairs
@@ -781,13 +778,16 @@ GPU_TITLE: Final = "GPU use"
 MAX_COLORED_GPUS: Final = MAX_LEGEND_ENTRIES  # more GPUs are drawn faintly, in one colour
 
 
+GpuColumns = Mapping[str, npt.NDArray[np.float64]]  # by read.GPU_COLUMNS, in the order of time
+
+
 def gpu_section(run: RecordedRun) -> Section:
     """Curves and a table of GPU use, or a line if nothing was recorded."""
-    by_gpu = gpu_events(run)
+    by_gpu = gpu_columns(run)
     if not by_gpu:
         text = "Not measured: this run has no lines about GPUs in metrics.jsonl."
         return Section(title=GPU_TITLE, blocks=[Paragraph(text=text)])
-    start = min(finite_or_nan(event.get("time")) for events in by_gpu.values() for event in events)
+    start = min(float(columns["time"][0]) for columns in by_gpu.values())
     panels = [_gpu_panel(key, by_gpu, start) for key in _measured_gpu_metrics(by_gpu)]
     pictures = render_panels("gpus", panels, of=f"{len(by_gpu)} GPUs")
     return Section(title=GPU_TITLE, blocks=[*pictures, gpu_table(by_gpu)])
@@ -795,18 +795,24 @@ def gpu_section(run: RecordedRun) -> Section:
 
 def gpu_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
     """GPU use of each run, over all its GPUs; None if no run has recorded it."""
-    by_run = {run.name: [event for events in gpu_events(run).values() for event in events] for run in runs}
-    measured = {name: events for name, events in by_run.items() if events}
+    by_run = {run.name: gpu_columns(run).values() for run in runs}
+    measured = {
+        name: {key: np.concatenate([columns[key] for columns in gpus]) for key in read.GPU_COLUMNS}
+        for name, gpus in by_run.items()
+        if gpus
+    }
     return Section(title=GPU_TITLE, blocks=[gpu_table(measured, "run")]) if measured else None
 
 
-def gpu_events(run: RecordedRun) -> dict[str, list[MetricsEvent]]:
-    """The events of each GPU by its name, in the order of time."""
-    by_gpu: dict[str, list[MetricsEvent]] = {}
-    timed = [event for event in run.events.get("gpu", ()) if math.isfinite(finite_or_nan(event.get("time")))]
-    for event in sorted(timed, key=lambda event: finite_or_nan(event["time"])):
-        by_gpu.setdefault(str(event.get("gpu")), []).append(event)
-    return dict(sorted(by_gpu.items(), key=lambda item: _natural_sort_key(item[0])))
+def gpu_columns(run: RecordedRun) -> dict[str, GpuColumns]:
+    """The measurements of each GPU by its name, in the order of time; without those whose time is no number."""
+    by_gpu = {}
+    for name in sorted(run.gpus, key=_natural_sort_key):
+        columns = {key: np.asarray(column) for key, column in run.gpus[name].items()}
+        order = np.argsort(columns["time"], kind="stable")[: np.isfinite(columns["time"]).sum()]  # NaN comes last
+        if order.size:
+            by_gpu[name] = {key: column[order] for key, column in columns.items()}
+    return by_gpu
 
 
 def _natural_sort_key(name: str) -> list[tuple[int, str]]:
@@ -815,43 +821,46 @@ def _natural_sort_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isascii() and part.isdecimal() else (-1, part) for part in parts]
 
 
-def gpu_table(by_gpu: Mapping[str, Sequence[MetricsEvent]], what: str = "GPU") -> Table:
-    """Mean and highest value of each metric, by GPU or by `what`."""
+def gpu_table(by_gpu: Mapping[str, GpuColumns], what: str = "GPU") -> Table:
+    """Mean over the time and highest value of each metric, by GPU or by `what`."""
     head, rows = [what], [[name] for name in by_gpu]
     for key in _measured_gpu_metrics(by_gpu):
         metric = GPU_METRICS[key]
         head += [f"{metric.name}, {metric.unit}: {statistic}" for statistic in ("mean", "highest")]
-        for row, events in zip(rows, by_gpu.values(), strict=True):
-            values = [value for value in _gpu_values(events, key) if math.isfinite(value)]
-            row += [format_number(statistic(values)) if values else NOT_MEASURED for statistic in (fmean, max)]
+        for row, columns in zip(rows, by_gpu.values(), strict=True):
+            known = np.isfinite(columns[key])
+            values = columns[key][known] / metric.per
+            statistics = (np.average(values, weights=_weights(columns)[known]), values.max()) if known.any() else ()
+            row += [format_number(float(value)) for value in statistics] or [NOT_MEASURED] * 2
     return Table(head=head, rows=rows)
 
 
-def _measured_gpu_metrics(by_gpu: Mapping[str, Sequence[MetricsEvent]]) -> list[str]:
-    return [key for key in GPU_METRICS if any(_is_measured(events, key) for events in by_gpu.values())]
+def _weights(columns: GpuColumns) -> npt.NDArray[np.float64]:
+    """The seconds that each line stands for: lines get rarer in a long run.
+
+    The time to the neighbour that is nearer, so that a wait between two starts counts for nothing.
+    """
+    gaps = np.abs(np.diff(columns["time"]))
+    return np.minimum(np.append(gaps[:1], gaps), np.append(gaps, gaps[-1:])) + 1e-9 if gaps.size else np.ones(1)
 
 
-def _is_measured(events: Sequence[MetricsEvent], key: str) -> bool:
-    return any(map(math.isfinite, _gpu_values(events, key)))
+def _measured_gpu_metrics(by_gpu: Mapping[str, GpuColumns]) -> list[str]:
+    return [key for key in GPU_METRICS if any(np.isfinite(columns[key]).any() for columns in by_gpu.values())]
 
 
-def _gpu_values(events: Sequence[MetricsEvent], key: str) -> list[float]:
-    """The values of one metric in its unit; NaN where it was not measured."""
-    return [finite_or_nan(event.get(key)) / GPU_METRICS[key].per for event in events]
-
-
-def _gpu_panel(key: str, by_gpu: Mapping[str, Sequence[MetricsEvent]], start: float) -> Panel:
-    metric, measured = GPU_METRICS[key], {name: events for name, events in by_gpu.items() if _is_measured(events, key)}
+def _gpu_panel(key: str, by_gpu: Mapping[str, GpuColumns], start: float) -> Panel:
+    metric = GPU_METRICS[key]
+    measured = {name: columns for name, columns in by_gpu.items() if np.isfinite(columns[key]).any()}
     is_faint = len(measured) > MAX_COLORED_GPUS
     series = [
         PlotSeries(
             name=name,
-            x=[(finite_or_nan(event.get("time")) - start) / 60 for event in events],
-            y=_gpu_values(events, key),
+            x=((columns["time"] - start) / 60).tolist(),
+            y=(columns[key] / metric.per).tolist(),
             style="faint" if is_faint else "line",
             colour=0 if is_faint else colour,
         )
-        for colour, (name, events) in enumerate(measured.items())
+        for colour, (name, columns) in enumerate(measured.items())
     ]
     top = 105.0 if metric.unit == "%" else None
     return Panel(title=metric.name, x="minutes", y=metric.unit, series=series, from_zero=True, top=top)
