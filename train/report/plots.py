@@ -12,7 +12,7 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -27,7 +27,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodF
 from PIL import Image
 
 from train.files import read_regular_file
-from train.metrics import METRICS, NOT_MEASURED
+from train.metrics import METRICS, NOT_MEASURED, Metric
 from train.report import read
 from train.report.document import DPI, Block, Paragraph, Picture, Section, Table
 from train.report.read import (
@@ -195,7 +195,7 @@ def draw_calibration(calibration: Calibration) -> bytes:
         upper.bar(left, gaps, width, accuracy, align="edge", label="gap to the mean confidence", **gap)
         upper.hlines(accuracy, left, [x + width for x in left], color="#111827", linewidth=2.2, label="accuracy")
         upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
-        upper.legend(loc="upper left")
+        _draw_legend(upper)
         lower.bar(
             [number * width for number in range(len(bins))],
             [each.images for each in bins],
@@ -219,7 +219,7 @@ def draw_predicted_numbers(numbers: NumberPairs) -> bytes:
         _draw_points(axes, numbers, numbers.predicted)
         axes.set(xlabel="true", ylabel="predicted")
         axes.set_title(shorten_middle(f"{numbers.name}: predicted over true", 60))
-        axes.legend(loc="upper left")
+        _draw_legend(axes)
         return encode_png(figure)
 
 
@@ -232,7 +232,7 @@ def draw_residuals(numbers: NumberPairs) -> bytes:
         axes.axhline(numbers.mean_error, color=COLORS[1], linewidth=1.2, label=f"mean error {numbers.mean_error:+.3g}")
         axes.set(xlabel="true", ylabel="error")
         axes.set_title("Residuals: predicted - true")
-        axes.legend(loc="best")
+        _draw_legend(axes)
         return encode_png(figure)
 
 
@@ -252,6 +252,9 @@ SERIES_STYLES: Final[Mapping[SeriesStyle, Mapping[str, Any]]] = {
     "faint": {"alpha": 0.35, "linewidth": 1.0},
 }
 MAX_LEGEND_ENTRIES: Final = 12
+FAINT_COLOR: Final = len(COLORS) - 1  # black, which is gray if it is faint
+MAX_LETTERS_IN_TWO_COLUMNS: Final = 34  # of a name in a legend
+LEGEND_ROW_HEIGHT: Final = 0.18  # inches
 INTEGER_AXES: Final = ("epoch", "step")  # labels of x axes with integer ticks only
 MIN_MARK_DISTANCE: Final = 0.2  # of the width, between two words that are not rotated
 
@@ -277,8 +280,7 @@ class PlotSeries:
 class Panel:
     """One pair of axes. x and y: labels with their unit. marks: x -> a word above a vertical line.
 
-    ticks: labelled values of x (1, 2, 4, ... processes); log_x, log_y: the base. legend: its place
-    in matplotlib.
+    ticks: labelled values of x (1, 2, 4, ... processes); log_x, log_y: the base.
     """
 
     title: str
@@ -291,7 +293,6 @@ class Panel:
     log_y: int | None = None
     from_zero: bool = False
     top: float | None = None
-    legend: Literal["best", "lower left"] = "best"
 
 
 def draw_panel(panel: Panel, *, note: str | None = None) -> bytes:
@@ -323,11 +324,27 @@ def _draw_axes(axes: Axes, panel: Panel) -> None:
     if panel.top is not None:
         axes.set_ylim(top=panel.top)
     _draw_marks(axes, panel)
-    if 1 < len(finite) <= MAX_LEGEND_ENTRIES:
-        axes.legend(loc=panel.legend)
+    named = [series for series in finite if series.style != "faint"]
+    if len(finite) > 1 and 0 < len(named) <= MAX_LEGEND_ENTRIES:
+        _draw_legend(axes, len(finite) - len(named))
     elif len(finite) > MAX_LEGEND_ENTRIES:
         note = f"{len(finite)} lines: too many for a legend"
         axes.text(0.99, 0.98, note, transform=axes.transAxes, ha="right", va="top", fontsize=7, color=GRAY)
+
+
+def _draw_legend(axes: Axes, unnamed: int = 0) -> None:
+    """Draw a legend below the axes, where it hides nothing, and make the picture as much higher.
+
+    unnamed: the number of faint lines that it does not name.
+    """
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    handles, names = axes.get_legend_handles_labels()
+    columns = 2 if max(map(len, names)) <= MAX_LETTERS_IN_TWO_COLUMNS else 1
+    title = f"{unnamed} further runs are gray" if unnamed else None
+    figure.legend(handles, names, loc="outside lower left", ncols=columns, title=title)
+    rows = -(-len(names) // columns) + (title is not None)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_HEIGHT * rows)
 
 
 def _draw_marks(axes: Axes, panel: Panel) -> None:
@@ -354,7 +371,7 @@ def _draw_series(axes: Axes, series: PlotSeries, number: int) -> None:
     style: dict[str, Any] = {"color": COLORS[color], "linestyle": DASHES[dash], **SERIES_STYLES[series.style]}
     if series.style == "points" or len(series.x) == 1:
         style["marker"] = MARKERS[dash]
-    name = shorten_middle(series.name)
+    name = shorten_middle(series.name) if series.style != "faint" else "_nolegend_"
     if series.low is None or series.high is None:
         axes.plot(series.x, series.y, label=name, **style)
     else:
@@ -455,14 +472,16 @@ def _slug(title: str) -> str:
 MAX_RESTART_MARKS: Final = 8  # a picture has no room for more
 
 
-def curves_section(runs: Sequence[RecordedRun]) -> Section:
-    """The curves of one run, or of several in the same panels."""
+def curves_section(runs: Sequence[RecordedRun], *, mark: str = "") -> Section:
+    """The curves of one run, or of several in the same panels. mark: ends the pictures' names."""
     panels = single_run_panels(runs[0]) if len(runs) == 1 else comparison_panels(runs)
     if not any(math.isfinite(y) for panel in panels for series in panel.series for y in series.y):
         return Section(
             title="Curves", blocks=[Paragraph(text="No log point was reached yet: there is nothing to draw.")]
         )
-    return Section(title="Curves", blocks=render_panels("curves", panels, of=", ".join(run.name for run in runs)))
+    return Section(
+        title="Curves", blocks=render_panels(f"curves{mark}", panels, of=", ".join(run.name for run in runs))
+    )
 
 
 # Of a training, in the log points of a task.
@@ -474,6 +493,15 @@ def _loss_unit(runs: Sequence[RecordedRun]) -> str:
     return "" if any(run.task == REGRESSION for run in runs) else "nats"
 
 
+def _unit_and_scale(metrics: Sequence[Metric], runs: Sequence[RecordedRun]) -> tuple[str, float]:
+    """The unit of an axis with these metrics, and how many of it a value of 1 is: R² alone is no percentage."""
+    if any(metric.is_share and metric.in_percent for metric in metrics):
+        return "%", 100.0
+    if any(metric.in_units for metric in metrics):
+        return "unit of the labels", 1.0
+    return ("" if all(metric.is_share for metric in metrics) else _loss_unit(runs)), 1.0
+
+
 def single_run_panels(run: RecordedRun) -> list[Panel]:
     """Panels of one run: training and validation metrics together."""
     x, marks = _x_axis_label([run]), restart_marks(run)
@@ -481,8 +509,10 @@ def single_run_panels(run: RecordedRun) -> list[Panel]:
         metric_series(run, "train", "loss", name="train loss", colour=0),
         *_validation_series(run, is_share=False),
     ]
+    shares = [metric for metric in read.meaningful_metrics(run.task, run.classes) if metric.is_share]
+    unit, scale = _unit_and_scale(shares, [run])
     scores = [
-        metric_series(run, "train", name, name=f"train {name.replace('_', ' ')}", colour=0, scale=100)
+        metric_series(run, "train", name, name=f"train {name.replace('_', ' ')}", colour=0, scale=scale)
         for name in TRAINING_SCORES.get(run.task, ())
     ]
     scores += _validation_series(run, is_share=True)
@@ -505,14 +535,14 @@ def single_run_panels(run: RecordedRun) -> list[Panel]:
     return [
         Panel(title="Loss", x=x, y=_loss_unit([run]), series=loss, marks=marks),
         *in_units,
-        Panel(title="Scores", x=x, y="%", series=scores, marks=marks),
+        Panel(title="Scores", x=x, y=unit, series=scores, marks=marks),
         Panel(title="Learning rate", x=x, y="", series=learning_rate, marks=marks, from_zero=True),
         Panel(title="Speed, all ranks together", x=x, y="images/s", series=speed, marks=marks, from_zero=True),
     ]
 
 
 def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
-    """Panels with the same curve of each run."""
+    """Panels with the same curve of each run. Of many runs the first, which are the best, have a colour and a name."""
     x, many = _x_axis_label(runs), len(runs) > MAX_LEGEND_ENTRIES
     selected = {read.selection_metric(run).name for run in runs}
     tasks = {run.task for run in runs}
@@ -522,9 +552,11 @@ def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
 
     def run_series(event: str, key: str, scale: float = 1.0) -> list[PlotSeries]:
         dots = event == "eval" and not many
-        return [
+        lines = [
             metric_series(run, event, key, run.name, colour, scale, per_epoch, dots) for colour, run in enumerate(runs)
         ]
+        faint = [replace(line, style="faint", colour=FAINT_COLOR) for line in lines[MAX_LEGEND_ENTRIES:]]
+        return lines[:MAX_LEGEND_ENTRIES] + faint
 
     return [
         Panel(title="Train loss", x=x, y=_loss_unit(runs), series=run_series("train", "loss")),
@@ -532,8 +564,8 @@ def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
             Panel(
                 title=f"Val {metric.label}",
                 x=x,
-                y="%" if metric.is_share else "unit of the labels" if metric.in_units else _loss_unit(runs),
-                series=run_series("eval", metric.name, 100 if metric.is_share else 1),
+                y=_unit_and_scale([metric], runs)[0],
+                series=run_series("eval", metric.name, _unit_and_scale([metric], runs)[1]),
             )
             for metric in sorted(compared, key=lambda metric: metric.is_share)
         ),
@@ -586,7 +618,7 @@ def _validation_series(run: RecordedRun, *, is_share: bool) -> list[PlotSeries]:
     """A series for each metric that is drawn in percent, or in nats."""
     metrics = [metric for metric in read.meaningful_metrics(run.task, run.classes) if not metric.in_units]
     drawn = [metric for metric in metrics if metric.is_share == is_share]
-    scale = 100.0 if is_share else 1.0
+    _, scale = _unit_and_scale(drawn, [run])
     return [
         metric_series(run, "eval", metric.name, read.metric_label(metric), colour, scale, dots=True)
         for colour, metric in enumerate(drawn, 1)
@@ -631,7 +663,7 @@ def confusion_section(run: RecordedRun) -> Section | None:
     matrix = best_confusion(run) or run.confusion
     if matrix is None or not any(map(sum, matrix.matrix)):
         return None
-    pictures = _confusion_pictures(run, matrix, "confusion")
+    pictures = confusion_pictures(matrix, "confusion", run.name)
     axes = MATRIX_AXES_TEXT if pictures else ""
     text = f"The validation images{_format_step(matrix)}{_describe_evaluation(run, matrix)}.{axes}"
     blocks: list[Block] = [Paragraph(text=text), *pictures, class_table(matrix)]
@@ -659,8 +691,11 @@ def _describe_evaluation(run: RecordedRun, matrix: ConfusionMatrix) -> str:
     return f", the last evaluation {score}, not the best ({metric.format(best[0])}, after step {best[1]:,.0f})"
 
 
-def confusion_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
-    """Recall by class and run, if all have the same classes, and the matrices of the first runs."""
+def confusion_comparison_section(runs: Sequence[RecordedRun], *, mark: str = "") -> Section | None:
+    """Recall by class and run, if all have the same classes, and the matrices of the first runs.
+
+    mark: ends the pictures' names.
+    """
     last = [(run, run.confusion) for run in runs if run.confusion is not None and any(map(sum, run.confusion.matrix))]
     if not last:
         return None
@@ -670,7 +705,7 @@ def confusion_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
     pictures = [
         picture
         for number, (run, matrix) in enumerate(chosen[:MAX_MATRICES], 1)
-        for picture in _confusion_pictures(run, matrix, f"confusion-{number}")
+        for picture in confusion_pictures(matrix, f"confusion{mark}-{number}", run.name)
     ]
     text = f"The validation images of each run's {which}.{MATRIX_AXES_TEXT if pictures else ''}"
     blocks: list[Block] = [Paragraph(text=text)]
@@ -689,11 +724,11 @@ def recall_table(matrices: Sequence[tuple[RecordedRun, ConfusionMatrix]]) -> Tab
     return Table(head=[_class_heading(rows), *(run.name for run, _ in matrices)], rows=lowest_rows(rows))
 
 
-def _confusion_pictures(run: RecordedRun, matrix: ConfusionMatrix, name: str) -> list[Picture]:
-    """The picture of a matrix; none for more classes than a picture can show."""
+def confusion_pictures(matrix: ConfusionMatrix, name: str, of: str) -> list[Picture]:
+    """The picture of a matrix of a run or of several; none for more classes than a picture can show."""
     if len(matrix.classes) > MAX_DRAWN_CLASSES:
         return []
-    png, caption = draw_confusion_matrix(matrix.matrix, matrix.classes), f"{run.name}{_format_step(matrix)}"
+    png, caption = draw_confusion_matrix(matrix.matrix, matrix.classes), f"{of}{_format_step(matrix)}"
     return [Picture(name=name, png=png, alt=f"Confusion matrix of {caption}", caption=caption)]
 
 
