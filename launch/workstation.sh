@@ -95,15 +95,39 @@ else
   read -ra groups < <(id -G) # the data may be readable for one of your groups only
   options+=("${groups[@]/#/--group-add=}")
 fi
+declare -A places=(["$PWD"]=. [/workspace]=. [/tmp]=.) # what is mounted, or must not be covered
 while IFS= read -rd, bind; do
   # The engine would create a missing folder, and take a name without a slash for a volume.
   folder=$(realpath -se "${bind%%:*}") ||
     fail 66 "BINDS: there is no folder ${bind%%:*}" "BINDS=FOLDER[:PLACE[:ro]],..."
   place=${bind#"${bind%%:*}"}
   options+=(--volume "$folder${place:-:$folder}")
+  place=${place:-:$folder} place=${place#:}
+  places[${place%%:*}]=BINDS
 done < <(printf %s "${BINDS:+$BINDS,}")
+# What docs/reference.md says to set, and proxies. A file or folder that such a variable names is
+# shown at the same path, unless BINDS shows one there.
 for name in $(compgen -e); do
-  if [[ $name == @(ENTRYPOINT|NCCL|OMP)_* ]]; then options+=(--env "$name"); fi
+  case $name in
+    ENTRYPOINT_* | MASTER_* | CUDA_COMPAT | NCCL_* | GLOO_* | OMP_* | GOMP_* | NO_COLOR | FAULT) ;;
+    TORCH_* | TORCHINDUCTOR_* | TRITON_* | KINETO_* | HF_* | XDG_CACHE_HOME | MPLCONFIGDIR) ;;
+    WANDB_* | MLFLOW_* | http*_proxy | ftp_proxy | all_proxy | no_proxy | HTTP*_PROXY) ;;
+    FTP_PROXY | ALL_PROXY | NO_PROXY | SSL_CERT_FILE | SSL_CERT_DIR | *_CA_BUNDLE) ;;
+    *) continue ;;
+  esac
+  options+=(--env "$name")
+  path=${!name#file://} path=${path#sqlite:///}
+  # A database writes files beside its own.
+  if [[ ${!name} == sqlite:* ]]; then path=$(dirname "$path"); fi
+  if [[ ${!name} == *://localhost* || ${!name} == *://127.* ]]; then
+    echo "note: $name names ${!name}: in the container that is the container" >&2
+  elif [[ $path == /* && ! -e $path ]]; then
+    echo "note: $name names $path, which is not here: the container will not keep it" >&2
+  elif [[ $path == /* && -z ${places[$path]:-} ]]; then
+    places[$path]=$name
+    path=${path//\"/\"\"}
+    options+=(--mount "type=bind,\"source=$path\",\"target=$path\"")
+  fi
 done
 if [[ -t 0 && -t 1 ]]; then options+=(--interactive --tty); fi
 

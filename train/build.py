@@ -189,7 +189,7 @@ def build_trainer(
         lock=context.lock,
         heartbeat=heartbeat,
         signals=context.signals,
-        usage=_start_usage_recorder(config, runtime, resources),
+        usage=_start_usage_recorder(config, runtime, resources, trained_s=state.seconds),
         metrics_logger=MetricsLogger(
             folder, main=runtime.is_main, tensorboard=config.log.tensorboard, warn=progress.say
         ),
@@ -220,11 +220,11 @@ def _test_loader_opener(
 
 
 def _start_usage_recorder(
-    config: RunConfig, runtime: Runtime, resources: gauges.ResourceReader | None
+    config: RunConfig, runtime: Runtime, resources: gauges.ResourceReader | None, *, trained_s: float
 ) -> UsageRecorder:
     if resources is None:
         return NO_USAGE_RECORDER
-    return start_usage_recorder(runtime, resources, config.log.gpu_every_seconds)
+    return start_usage_recorder(runtime, resources, config.log.gpu_every_seconds, trained_s=trained_s)
 
 
 def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits, host: HostRanks) -> DatasetInfo:

@@ -12,6 +12,7 @@ from train.run.lock import RunLock
 from train.run.stop import StopSignals
 
 if TYPE_CHECKING:
+    from train.logging.trackers import Trackers
     from train.trainer import Trainer
 
 
@@ -20,7 +21,7 @@ class RankContext:
     """One rank of one start. It exists before torch is loaded; `trainer` is set once there is one.
 
     lock: of the run's folder, on rank 0. previous_stop: a note about the start before this one. nccl_log: the file to
-    which NCCL writes its warnings.
+    which NCCL writes its warnings. trackers: on rank 0, once training begins.
     """
 
     world: World
@@ -32,8 +33,16 @@ class RankContext:
     previous_stop: str | None = None
     nccl_log: Path | None = None
     trainer: Trainer | None = None
+    trackers: Trackers | None = None
 
     @property
     def step(self) -> int | None:
         """The last finished step; None before there is a trainer."""
         return self.trainer.state.step if self.trainer else None
+
+    def end_trackers(self, exit_code: int) -> None:
+        """Tell the trackers how this start ended. If another start has locked the folder by now, it goes on in their
+        runs, and they are told nothing."""
+        if self.trackers is not None:
+            is_lock_lost = self.lock is not None and self.lock.is_lost()
+            self.trackers.end(None if is_lock_lost else exit_code)

@@ -27,7 +27,7 @@ from train.distributed.runtime import Runtime
 from train.evaluation.advice import advise
 from train.evaluation.results import describe_best
 from train.logging.progress import Progress, format_rows, format_summary, pluralize
-from train.logging.trackers import Trackers, load_tracker_classes, start_trackers
+from train.logging.trackers import load_tracker_classes, start_trackers
 from train.models import registry
 from train.optim.schedule import describe_schedule
 from train.rank_context import RankContext
@@ -81,7 +81,7 @@ def train_on_rank(
         ),
         on_first_step=write_facts,
     )
-    was_finished, trackers = trainer.is_finished, Trackers()
+    was_finished = trainer.is_finished
     rank_runtime.run_on_rank_zero(lambda: _write_start(trainer, environ, started_at, is_idle=was_finished))
     if trainer.state.step == 0:  # else on the first step: until then the record describes an earlier start
         rank_runtime.run_on_rank_zero(lambda: write_facts(trainer))
@@ -92,8 +92,8 @@ def train_on_rank(
         is_auto = config.optim.lr == "auto"
         progress.say(join_lines([banner(trainer, variables, previous_notes=notes, is_auto=is_auto), ""]))
         if rank_runtime.is_main:
-            trackers = start_trackers(tracker_classes, config, folder, environ, progress.say)
-            trainer.metrics_logger.trackers = trackers
+            context.trackers = start_trackers(tracker_classes, config, folder, environ, progress.say)
+            trainer.metrics_logger.trackers = context.trackers
         progress.start(step=trainer.state.step, total=trainer.steps.total)
     preload_mapped_files()  # the image's file server may end with the signal that asks for the last save
     signals.record_only()
@@ -101,8 +101,8 @@ def train_on_rank(
         trainer.fit()
     finally:
         progress.close()
-        trackers.end()
     code = _finish(trainer, typed=environ.get(TYPED_COMMAND_VARIABLE) or "train")
+    context.end_trackers(code)
     rank_runtime.close()
     return code
 

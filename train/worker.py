@@ -316,13 +316,19 @@ def last_checkpoint(context: RankContext | None) -> str | None:
 
 
 def write_exit_files(failure: Failure, context: RankContext | None) -> int:
-    """Write the reason into errors/, and return its code. Not into a folder that another start has locked by now."""
+    """Write the reason into errors/, tell the trackers, and return the code.
+
+    Not into a folder that another start has locked by now.
+    """
     if context is not None and not (context.lock and context.lock.is_lost()):
         folder = context.folder
         exit_file.write_rank_failure(folder, failure, rank=context.world.rank, host=socket.gethostname())
         # A rank that lost a peer, or was stopped because of it, does not know the cause; who does may have written it.
         if failure.code not in (ExitCode.PEER, ExitCode.STOPPED) or exit_file.read_exit(folder) is None:
             exit_file.write_exit(folder, code=failure.code, step=context.step, cause=failure.what)
+    if context is not None:
+        exit_record = exit_file.read_exit(context.folder)
+        context.end_trackers(exit_record.code if exit_record else failure.code)
     return int(failure.code)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,65 @@ def test_the_words_of_train_and_the_variables_of_ours_are_passed_on(bench: Bench
     assert started[started.index("mine") :] == ["mine", "train", "--config", "my cfg.yaml", "run.name=ä b"]
     assert "NCCL_DEBUG" in started
     assert "--tty" not in started
+
+
+# What a container cannot take from its caller: these are the script's own choice, or mean another machine's files.
+NOT_PASSED_ON = {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "TMPDIR", "HOME"}
+NOT_PASSED_ON |= {"CONDA_PREFIX", "LD_LIBRARY_PATH"}
+SITE = {name: "http://proxy:3128" for name in ("http_proxy", "HTTPS_PROXY", "ALL_PROXY")} | {
+    "no_proxy": "localhost",
+    "WANDB_API_KEY": "s3cr3t",
+    "MLFLOW_TRACKING_USERNAME": "me",
+    "HF_TOKEN": "s3cr3t",
+    "SSL_CERT_DIR": "/etc",
+}
+
+
+def passed(words: list[str]) -> set[str]:
+    return {words[at + 1] for at, word in enumerate(words) if word == "--env"}
+
+
+def test_each_variable_that_the_pages_say_to_set_is_passed_on_by_name(bench: Bench) -> None:
+    yours = tomllib.loads((REPOSITORY / "docs" / "variables.toml").read_text())["yours"]
+    wanted = {*yours} - NOT_PASSED_ON
+    started = bench.run("0", **dict.fromkeys(wanted, "1") | SITE)
+    assert (wanted | {*SITE}) - passed(started) == set()
+    assert "s3cr3t" not in " ".join(started)
+
+
+def mounts(words: list[str]) -> list[str]:
+    """The further folders that are shown."""
+    found = [words[at + 1] for at, word in enumerate(words) if word == "--mount"]
+    return [word.split('"')[1].removeprefix("source=") for word in found if "target=/workspace" not in word]
+
+
+def test_what_a_variable_names_is_shown_at_the_same_path_once(bench: Bench) -> None:
+    for name in ("compat", "db", "bound"):
+        (bench.work / name).mkdir()
+    (bench.work / "ca.crt").touch()
+    work = str(bench.work)
+    started = bench.run(
+        "0",
+        CUDA_COMPAT=f"{work}/compat",
+        TORCH_HOME=f"{work}/compat",
+        SSL_CERT_FILE=f"{work}/ca.crt",
+        MLFLOW_TRACKING_URI=f"sqlite:///{work}/db/mlflow.db",
+        WANDB_DIR=f"{work}/bound",
+        BINDS=f"{work}/bound",
+    )
+    assert sorted(path for path in mounts(started) if path.startswith(work)) == [
+        f"{work}/{name}" for name in ("ca.crt", "compat", "db")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"), [("WANDB_DIR", "/nowhere/wandb"), ("MLFLOW_TRACKING_URI", "http://localhost:5000")]
+)
+def test_a_path_or_an_address_that_is_another_one_in_the_container_is_said(
+    bench: Bench, variable: str, text: str
+) -> None:
+    done = bench.start("0", **{variable: text})
+    assert (done.returncode, f"note: {variable} names {text}" in done.stderr) == (0, True)
 
 
 def volumes(words: list[str]) -> list[str]:

@@ -556,7 +556,7 @@ _CHANNELS_FIX = "leave it out: the network gets the channels of the data"
 _DROP_PATH_FIX = (
     "write model.args.drop_path_rate for timm's models, or model.args.stochastic_depth_prob for torchvision's"
 )
-_TRACKER_FIX = "write log.trackers: [wandb], or the name of another tracker (docs/monitoring.md)"
+_TRACKER_FIX = "write log.trackers: [wandb] or [mlflow] (docs/monitoring.md)"
 _STEP_SCHEDULE_FIX = "set optim.schedule to step, and optim.schedule_args: {at_epochs: [30, 60], factor: 0.1}"
 _SCHEDULE_END_FIX = "write optim.schedule_args: {end: 0.01}, the share of optim.lr at the end"
 # Keys of other tools that have no single key of ours -> what to do instead.

@@ -1,4 +1,4 @@
-"""Trackers (wandb, mlflow, ...) get the values of metrics.jsonl through Accelerate's tracker classes.
+"""Trackers (wandb, mlflow, ...) get the values of metrics.jsonl, the run's name, and how each start ended.
 
 Each tracker works in its own thread, so one that fails or blocks neither stops nor delays the training.
 """
@@ -9,59 +9,40 @@ import importlib
 import json
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from accelerate.tracking import GeneralTracker
 
 from entrypoint import ExitCode, Failure, redact_value, redact_words
 from train import files, plugin
 from train.config import schema
 from train.config.schema import RunConfig
+from train.logging import tracker_classes
+from train.logging.tracker_classes import ResumableTracker
 
 TRACKERS_KEY: Final = "log.trackers"
 TRACKERS_FOLDER: Final = "trackers"  # of a run folder: for trackers that write files, and for RUN_IDS_FILE
 RUN_IDS_FILE: Final = "run-ids.json"
 MAX_WAITING: Final = 1000  # log points and evaluations that a tracker may lag behind
 MAX_REASON_CHARACTERS: Final = 300
+RETRY_S: Final = 10.0  # after a first error, and twice as long after each further one
+MAX_DOUBLINGS: Final = 6
+MAX_ATTEMPTS: Final = 3  # for a record that fails while others pass
+PAUSES_AT_END_S: Final = (0.0, 1.0, 3.0)  # before each of the last attempts
+INODE_KEY: Final = "folder_inode"
 Points = Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumableTracker:
-    """How a tracker's class continues a run.
-
-    name, id: the arguments for the run's name and id. read_id: reads the id of the run that was begun. arguments:
-    further ones. project_variable: overrides the project, which Accelerate passes to the library in its place.
-    """
-
-    name: str
-    id: str
-    read_id: Callable[[Any], str]
-    arguments: Mapping[str, Any]
-    project_variable: str = ""
-
-
 IMPORTED_MODULES: Final = {"tensorboard": "torch.utils.tensorboard"}  # what a tracker imports, if it is not its name
-# dvclive goes on in its folder. All other trackers begin a new run with each start.
-RESUMABLE_TRACKERS: Final[Mapping[str, ResumableTracker]] = {
-    "wandb": ResumableTracker(
-        name="name",
-        id="id",
-        read_id=lambda run: str(run.id),
-        arguments={"resume": "allow"},
-        project_variable="WANDB_PROJECT",
-    ),
-    "mlflow": ResumableTracker(name="run_name", id="run_id", read_id=lambda run: str(run.info.run_id), arguments={}),
-}
 
 
 def load_tracker_classes(names: Sequence[str]) -> dict[str, type[GeneralTracker]]:
-    """The classes of `log.trackers`: Accelerate's, and the user's own (package.module:Class). All ranks call it.
+    """The classes of `log.trackers`: ours, and the user's own (package.module:Class). All ranks call it.
 
     Raises:
         Failure: USAGE as `plugin.load_factory`, or for what is no subclass of GeneralTracker.
@@ -71,7 +52,7 @@ def load_tracker_classes(names: Sequence[str]) -> dict[str, type[GeneralTracker]
 
 def _tracker_class(name: str) -> type[GeneralTracker]:
     if not schema.is_factory(name):
-        return LOGGER_TYPE_TO_CLASS[name]  # type: ignore[no-any-return]
+        return tracker_classes.CLASSES[name]
     loaded: Any = plugin.load_factory(name, TRACKERS_KEY)
     if isinstance(loaded, type) and issubclass(loaded, GeneralTracker):
         return loaded
@@ -95,10 +76,14 @@ class Trackers:
         for thread in self._threads:
             thread.log(points, step=step)
 
-    def end(self) -> None:
-        """Let each tracker finish. Does not wait: the worker waits for threads once all else is done."""
+    def end(self, exit_code: int | None) -> None:
+        """Let each tracker finish; only the first call counts. Does not wait: the worker does, once all else is done.
+
+        exit_code: of this start, which the trackers are told; None tells them nothing.
+        """
         for thread in self._threads:
-            thread.end()
+            thread.end(exit_code)
+        self._threads = ()
 
 
 def start_trackers(
@@ -113,18 +98,22 @@ def start_trackers(
     The project is called like run.output_dir, the run like run.name.
 
     Args:
-        folder: of the run. environ: of this process; wandb's files go into `folder` unless it says where.
+        folder: of the run; the trackers' files go there, unless `environ` (of this process) says where.
     """
     if not classes:
         return Trackers()
-    own_folder = folder / TRACKERS_FOLDER
+    own_folder = folder.absolute() / TRACKERS_FOLDER
     with suppress(OSError):  # the trackers that need the folder say so
         own_folder.mkdir(exist_ok=True)
-    environ.setdefault("WANDB_DIR", str(own_folder))
-    values = hyperparameters(config)
     run_ids = RunIds(own_folder / RUN_IDS_FILE)
+    if run_ids.is_of_copy:
+        warn(f"note: {folder} is a copy, or was moved from another disk: it gets runs of its own in its trackers")
+    values = hyperparameters(config)
     threads = []
     for name, tracker_class in classes.items():
+        if issubclass(tracker_class, ResumableTracker):
+            for variable, value in tracker_class.default_variables(own_folder).items():
+                environ.setdefault(variable, value)
         with suppress(Exception, SystemExit):  # the thread meets the same error, and reports it
             # Not in the thread: data workers are forked, and a lock of an import would stay locked in them. Two
             # threads that import a package at the same time may also meet in a deadlock.
@@ -142,92 +131,156 @@ def _begin(
     environ: Mapping[str, str],
     run_ids: RunIds,
     values: Mapping[str, Any],
-) -> Iterator[GeneralTracker]:
-    """Begin a run of the tracker, or continue that of an earlier start, which has its hyperparameters.
-
-    Yields the tracker as soon as there is one, then begins.
-    """
+) -> GeneralTracker:
+    """Begin a run of the tracker, or continue that of an earlier start, which has its hyperparameters."""
     project = Path(config.run.output_dir).absolute().name or config.run.name
-    arguments: dict[str, Any] = {}
-    resumable, run_id = RESUMABLE_TRACKERS.get(name), None
-    if name == "dvclive":  # by default each start deletes the values of the one before, in the working folder
-        arguments = {"dir": str(folder / name), "resume": True, "dvcyaml": None, "save_dvc_exp": False}
-    if resumable is not None:
+    run_id = None
+    if issubclass(tracker_class, ResumableTracker):
         run_id = run_ids.read().get(name)
-        arguments = {**resumable.arguments, resumable.name: config.run.name, resumable.id: run_id}
-        project = environ.get(resumable.project_variable) or project
-    folders = [str(folder)] if tracker_class.requires_logging_directory else []
-    tracker = tracker_class(project, *folders, **arguments)
-    yield tracker
-    tracker.start()
-    if resumable is not None and run_id is None:
-        run_ids.write(name, resumable.read_id(tracker.tracker))
-    if run_id is None:  # mlflow refuses to change a value, such as the train.epochs of a run that is continued
-        tracker.store_init_configuration(dict(values))
+        project = environ.get(tracker_class.project_variable) or project
+        tracker = tracker_class(project, run_name=config.run.name, run_id=run_id)
+    else:
+        folders = [str(folder)] if tracker_class.requires_logging_directory else []
+        tracker = tracker_class(project, *folders)
+    try:
+        tracker.start()
+        if run_id is None or tracker.run_id != run_id:  # mlflow refuses to change the values of a run that continues
+            tracker.store_init_configuration(dict(values))
+            if isinstance(tracker, ResumableTracker):
+                run_ids.write(name, str(tracker.run_id))
+    except BaseException:
+        with suppress(Exception, SystemExit):
+            tracker.finish()
+        raise
+    return tracker
 
 
 class TrackerThread:
-    """One tracker in a thread of its own. Its first error, or a queue that is full, switches it off with a warning."""
+    """One tracker in a thread of its own. Records that an error kept from it are sent again later, in their order.
 
-    def __init__(self, name: str, begin: Callable[[], Iterator[GeneralTracker]], warn: Callable[[str], None]) -> None:
+    The first error gives a warning. While MAX_WAITING records wait, further ones are lost; the end says how many.
+    """
+
+    def __init__(self, name: str, begin: Callable[[], GeneralTracker], warn: Callable[[str], None]) -> None:
         self._name, self._begin, self._warn = name, begin, warn
-        self._is_off = False
-        self._waiting: queue.Queue[tuple[Points, int] | None] = queue.Queue(MAX_WAITING)
+        self._tracker: GeneralTracker | None = None
+        self._queue: queue.SimpleQueue[tuple[Points, int] | None] = queue.SimpleQueue()
+        self._unsent: deque[tuple[Points, int]] = deque()
+        self._lost = self._failures = 0
+        self._has_warned, self._retry_at = False, 0.0
+        self._exit_code: int | None = None
         # No daemon: the worker waits some seconds for it, and skips the library's exit handlers while it is blocked.
         threading.Thread(target=self._work, name=f"the tracker {name}").start()
 
     def log(self, points: Points, *, step: int) -> None:
         """Pass the points to the thread."""
-        if self._is_off:
-            return
-        try:
-            self._waiting.put_nowait((points, step))
-        except queue.Full:
-            self._switch_off(f"{MAX_WAITING} records wait for it")
+        if self._queue.qsize() + len(self._unsent) < MAX_WAITING:
+            self._queue.put((points, step))
+        else:
+            self._lost += 1
+            self._complain(f"{MAX_WAITING} records wait for it")
 
-    def end(self) -> None:
-        """Let the tracker finish what was logged."""
-        with suppress(queue.Full):  # then it is switched off
-            self._waiting.put_nowait(None)
+    def end(self, exit_code: int | None) -> None:
+        """Let the tracker get what was logged, then the exit code."""
+        self._exit_code = exit_code
+        self._queue.put(None)
 
     def _work(self) -> None:
-        tracker: GeneralTracker | None = None
-        try:
-            for tracker in self._begin():  # noqa: B007 - used below
-                pass
-            assert tracker is not None
-            while (item := self._waiting.get()) is not None and not self._is_off:
-                points, step = item
-                tracker.log(dict(points), step=step)
-            tracker.finish()
-        except (Exception, SystemExit) as error:
-            first_line = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._switch_off(redact_words([first_line])[0][:MAX_REASON_CHARACTERS])
-            with suppress(Exception, SystemExit):
-                if tracker is not None:
-                    tracker.finish()
+        self._attempt(self._send_records)  # begins
+        for record in iter(self._queue.get, None):
+            self._unsent.append(record)
+            if time.monotonic() >= self._retry_at and not self._attempt(self._send_records):
+                self._skip_refused_record()
+        is_sent = self._insist(self._send_records)
+        self._lost += len(self._unsent)
+        is_told = self._exit_code is None or (self._insist if is_sent else self._attempt)(self._finish)
+        if self._lost:
+            self._warn(f"warning: the tracker {self._name} lacks {self._lost:,} records; metrics.jsonl has all")
+        elif self._has_warned and is_sent:
+            self._warn(f"note: the tracker {self._name} has all records now")
+        if not is_told:
+            self._warn(f"warning: the tracker {self._name} was not told that this start ended")
 
-    def _switch_off(self, reason: str) -> None:
-        if not self._is_off:
-            self._is_off = True
-            self._warn(f"warning: the tracker {self._name} is switched off, training goes on: {reason}")
+    def _send_records(self) -> None:
+        self._tracker = self._tracker or self._begin()
+        while self._unsent:
+            self._send_record(0)
+
+    def _send_record(self, index: int) -> None:
+        assert self._tracker is not None
+        points, step = self._unsent[index]
+        self._tracker.log(dict(points), step=step)
+        del self._unsent[index]
+
+    def _finish(self) -> None:
+        if self._tracker is not None:
+            with suppress(AttributeError):  # of a user's own class
+                self._tracker.exit_code = self._exit_code
+            self._tracker.finish()
+
+    def _attempt(self, action: Callable[[], None]) -> bool:
+        """Whether the action had no error. After one, the next attempt has to wait."""
+        try:
+            action()
+        except (Exception, SystemExit) as error:
+            self._failures += 1
+            self._retry_at = time.monotonic() + RETRY_S * 2 ** min(self._failures - 1, MAX_DOUBLINGS)
+            first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._complain(redact_words([first_line])[0][:MAX_REASON_CHARACTERS])
+            return False
+        self._failures = 0
+        return True
+
+    def _insist(self, action: Callable[[], None]) -> bool:
+        """Several attempts at the end: whoever holds a lock may let it go."""
+        for pause_s in PAUSES_AT_END_S:
+            time.sleep(pause_s)
+            if self._attempt(action):
+                return True
+        return False
+
+    def _skip_refused_record(self) -> None:
+        """Leave out the first record if a later one passes: the library refuses it, and would refuse it for ever."""
+        if self._failures >= MAX_ATTEMPTS and self._tracker is not None and len(self._unsent) > 1:
+            with suppress(Exception, SystemExit):
+                self._send_record(-1)
+                self._unsent.popleft()
+                self._lost += 1
+
+    def _complain(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            text = f"warning: the tracker {self._name} fails, training goes on (its records are sent later): {reason}"
+            self._warn(text)
 
 
 class RunIds:
-    """The ids of this run in the trackers that can continue it, in a file of the run's folder."""
+    """The ids of this run in the trackers that can continue it, in a file of the run's folder.
+
+    The file names its folder's inode: a copy of the folder must not write into the runs of the original. A path would
+    not do, since a container may show the same folder at another one.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
 
+    @property
+    def is_of_copy(self) -> bool:
+        """Whether the file was written in another folder."""
+        inode = files.read_json_object(self._path).get(INODE_KEY)
+        return inode is not None and inode != self._path.parent.stat().st_ino
+
     def read(self) -> dict[str, str]:
-        """By tracker. Empty if there is no such file."""
+        """By tracker. Empty if there is no such file, or if it is of another folder."""
+        values = {} if self.is_of_copy else files.read_json_object(self._path)
         # Trackers make a folder of an id: only a plain name stays where they put it.
-        return {name: each for name, each in files.read_json_object(self._path).items() if files.is_plain_name(each)}
+        return {name: run_id for name, run_id in values.items() if files.is_plain_name(run_id)}
 
     def write(self, name: str, run_id: str) -> None:
         """Add the id of a tracker's run."""
         with self._lock:
-            files.write_json(self._path, self.read() | {name: run_id})
+            ids = self.read() | {name: run_id}
+            files.write_json(self._path, {INODE_KEY: self._path.parent.stat().st_ino} | ids)
 
 
 def hyperparameters(config: RunConfig) -> dict[str, bool | int | float | str]:

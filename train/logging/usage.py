@@ -20,6 +20,9 @@ from train.logging.metrics_logger import MetricsLogger
 from train.logging.resources import RankUsage
 
 MAX_RANKS_AT_FULL_RATE: Final = 16  # with more ranks each is logged less often, so that the file grows no faster
+# A line covers at least this part of the run's time so far, so that the file of a week is not a thousand times as large
+# as that of ten minutes: 5,500 lines of a GPU in five days, not 86,400.
+MIN_SHARE_OF_TIME: Final = 0.001
 
 
 class UsageRecorder:
@@ -36,13 +39,18 @@ class UsageRecorder:
         hosts: Sequence[str] = (),
         devices: Sequence[torch.device] = (),
         every_s: float = 0.0,
+        trained_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """hosts: of all ranks; if empty, nothing is measured. devices: this rank's, as many as on other ranks."""
+        """hosts: of all ranks; if empty, nothing is measured. devices: this rank's, as many as on other ranks.
+
+        trained_s: seconds that earlier starts have trained.
+        """
         self._page, self._rank, self._hosts = page or gauges.ResourceReader(), rank, hosts
         self._devices, self._clock = devices, clock
-        self._every_s = every_s * max(1.0, len(hosts) / MAX_RANKS_AT_FULL_RATE)
+        self._rarity = max(1.0, len(hosts) / MAX_RANKS_AT_FULL_RATE)
         self._look_s, self._logged_at = every_s, clock()
+        self._began_at = self._logged_at - trained_s
         self._newest: Sequence[float] = ()
         self._logged: tuple[RankUsage, ...] = ()
 
@@ -63,7 +71,8 @@ class UsageRecorder:
 
     def log(self, metrics: MetricsLogger, step: int) -> None:
         """On rank 0, if it is time, write a line for each GPU and each rank."""
-        if self._rank == 0 and self._newest and self._clock() - self._logged_at >= self._every_s:
+        every_s = self._rarity * max(self._look_s, MIN_SHARE_OF_TIME * (self._clock() - self._began_at))
+        if self._rank == 0 and self._newest and self._clock() - self._logged_at >= every_s:
             self._log(metrics, step)
 
     def finish(self, metrics: MetricsLogger, step: int, images: int) -> None:
@@ -90,7 +99,9 @@ class UsageRecorder:
 NO_USAGE_RECORDER: Final = UsageRecorder()
 
 
-def start_usage_recorder(runtime: Runtime, page: gauges.ResourceReader, every_s: float | None) -> UsageRecorder:
+def start_usage_recorder(
+    runtime: Runtime, page: gauges.ResourceReader, every_s: float | None, *, trained_s: float = 0.0
+) -> UsageRecorder:
     """Let this rank's parent process measure from now on. All ranks call it. every_s: None measures nothing."""
     if every_s is None:
         return NO_USAGE_RECORDER
@@ -99,7 +110,9 @@ def start_usage_recorder(runtime: Runtime, page: gauges.ResourceReader, every_s:
         torch.cuda.reset_peak_memory_stats(device)  # the search for a micro batch may have used all memory
     page.ask([str(torch.cuda.get_device_properties(device).uuid) for device in devices])
     hosts = runtime.all_gather(socket.gethostname().split(".")[0])
-    return UsageRecorder(page, rank=runtime.world.rank, hosts=hosts, devices=devices, every_s=every_s)
+    return UsageRecorder(
+        page, rank=runtime.world.rank, hosts=hosts, devices=devices, every_s=every_s, trained_s=trained_s
+    )
 
 
 def compute_devices(runtime: Runtime) -> tuple[torch.device, ...]:

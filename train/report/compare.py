@@ -16,7 +16,7 @@ from train.config import resume_rules
 from train.config.schema import RunConfig
 from train.data import registry
 from train.report import plots, read
-from train.report.document import Block, Paragraph, Section, Table, table_of_columns
+from train.report.document import Block, Paragraph, Section, Table, fold_cautions, table_of_columns
 from train.report.plots import Panel, PlotSeries
 from train.report.read import (
     NOT_RECORDED,
@@ -27,6 +27,7 @@ from train.report.read import (
     format_value,
     num_ranks,
 )
+from train.tasks import CLASSIFICATION
 
 # What decides the arithmetic of a step and its input. Of the loader it counts whether images come
 # from memory or from workers (not how many), and whether workers decode them.
@@ -132,11 +133,11 @@ def _format_class_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMED_CLASSES]) + more
 
 
-def incomparable_caution(runs: Sequence[RecordedRun], differences: RunDifferences) -> str:
-    """Why the speeds are not compared, with the differing values."""
-    text = "; ".join(f"{name}: {_format_by_value(runs, values)}" for name, values in differences.differs.items())
-    warning = "These runs did not compute the same: a difference in speed may come from that."
-    return f"{warning} Not the same: {text}."
+def incomparable_caution(runs: Sequence[RecordedRun], differences: RunDifferences) -> Paragraph:
+    """Why the speeds are not compared; the differing values are folded."""
+    text = f"These runs did not compute the same ({', '.join(differences.differs)}): their speeds cannot be compared."
+    more = [f"{name}: {_format_by_value(runs, values)}" for name, values in differences.differs.items()]
+    return Paragraph(text=text, caution=True, more=more)
 
 
 def speed_cautions(runs: Sequence[RecordedRun], differences: RunDifferences) -> list[str]:
@@ -156,27 +157,56 @@ def speed_cautions(runs: Sequence[RecordedRun], differences: RunDifferences) -> 
 
 def difference_tables(runs: Sequence[RecordedRun]) -> Sequence[Block]:
     """Tables of each setting, version and derived value that differs, one row per run; a sentence without any."""
-    facts = [_all_facts(run) for run in runs]
-    keys = dict.fromkeys(key for fact in facts for key in fact)
-    columns = [(key, [fact.get(key, NOT_RECORDED) for fact in facts]) for key in keys]
-    differ = [(key, values) for key, values in columns if len(set(values)) > 1]
+    differ = _differing([_all_facts(run) for run in runs])
     if not differ:
         return [Paragraph(text="No setting, no version, no commit, no image and no host is different.")]
     names = ("run", [run.name for run in runs])
-    return table_of_columns([names, *differ], left=1 + len(differ)).parts(MAX_COLUMNS)
+    return table_of_columns([names, *differ.items()], left=1 + len(differ)).parts(MAX_COLUMNS)
 
 
 def differing_settings(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
     """The settings that have an effect and differ: key -> its value in each run. Without where and how it ran."""
-    settings = [_effective_settings(run) for run in runs]
-    keys = dict.fromkeys(
-        key
-        for values in settings
-        for key in values
+    differ = _differing([_effective_settings(run) for run in runs])
+    return {
+        key: values
+        for key, values in differ.items()
         if key not in ENVIRONMENT_KEYS and not key.startswith(ENVIRONMENT_SECTIONS)
-    )
-    columns = {key: [values.get(key, NOT_RECORDED) for values in settings] for key in keys}
-    return {key: values for key, values in columns.items() if len(set(values)) > 1}
+    }
+
+
+def _differing(facts: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """The facts with several values: name -> its value in each run.
+
+    A setting without effect in some runs and at its default in the others is none of them.
+    """
+    keys = dict.fromkeys(key for each in facts for key in each)
+    columns = {key: [each.get(key, NOT_RECORDED) for each in facts] for key in keys}
+    return {
+        key: values
+        for key, values in columns.items()
+        if len({*values}) > 1 and not {*values} <= {NO_EFFECT, format_default(key)}
+    }
+
+
+def format_default(key: str) -> str:
+    """A setting's default as `format_setting` writes it."""
+    return format_setting(CONFIG_DEFAULTS.get(key))
+
+
+def group_runs(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
+    """The runs by task and data, in words."""
+    groups: dict[str, list[RecordedRun]] = {}
+    for run in runs:
+        groups.setdefault(_describe_group(run), []).append(run)
+    return groups
+
+
+def _describe_group(run: RecordedRun) -> str:
+    name = format_value(run.config.get("data.name"))
+    root = SPEED_FACTORS["data.root"](run)
+    where = "" if root == "-" else f" {root}"
+    classes = f", {run.classes:,} classes" if run.task == CLASSIFICATION and run.classes else ""
+    return f"{run.task.replace('_', ' ').capitalize()} of {name}{where}{classes}"
 
 
 def _effective_settings(run: RecordedRun) -> dict[str, str]:
@@ -257,11 +287,9 @@ def _describe_model(run: RecordedRun) -> str:
 
 
 def _describe_step_options(run: RecordedRun) -> str:
-    return (
-        ", ".join(f"{key} {format_setting(_config_value(run, key))}" for key in STEP_KEYS)
-        if run.config
-        else NOT_RECORDED
-    )
+    values = {key: format_setting(_config_value(run, key)) for key in STEP_KEYS}
+    options = [f"{key} {value}" for key, value in values.items() if value != format_default(key)]
+    return (", ".join(options) or "defaults") if run.config else NOT_RECORDED
 
 
 def _config_value(run: RecordedRun, key: str) -> Any:
@@ -351,7 +379,6 @@ def scaling_panels(measured: Mapping[str, Sequence[ScalingMeasurement]]) -> list
             log_x=2,
             from_zero=True,
             top=AXIS_HEADROOM * max(value for series in efficiency for value in (*series.y, *(series.high or ()))),
-            legend="lower left",
         ),
     ]
 
@@ -404,10 +431,12 @@ SCALING_KIND_TEXTS: Final = {
 }
 
 
-def scaling_section(runs: Sequence[RecordedRun], differences: RunDifferences, *, anyway: bool) -> Section | None:
+def scaling_section(
+    runs: Sequence[RecordedRun], differences: RunDifferences, *, anyway: bool, mark: str = ""
+) -> Section | None:
     """Scaling over the runs' ranks; None if all had the same number.
 
-    anyway: also for runs that differ.
+    anyway: also for runs that differ. mark: ends the pictures' names.
     """
     if len({read.num_ranks(run) for run in runs}) < 2:
         return None
@@ -415,13 +444,12 @@ def scaling_section(runs: Sequence[RecordedRun], differences: RunDifferences, *,
     speeds = {run.name: read.measured_throughput(run) for run in runs}
     reasons = {name: "no log point" if speed is None else "first steps only" for name, speed in speeds.items()}
     excluded = [
-        Paragraph(text=f"{name} is left out: {reasons[name]}.", caution=True)
-        for name, speed in speeds.items()
-        if speed is None or speed.warm_up
+        f"{name} is left out: {reasons[name]}." for name, speed in speeds.items() if speed is None or speed.warm_up
     ]
+    cautions = fold_cautions(excluded, f"{len(excluded)} runs are left out.")
     if len(measured) < 2:
         too_few = Paragraph(text="Speed-up needs the speed of runs on two numbers of ranks or more.")
-        return Section(title=SCALING_TITLE, blocks=[too_few, *excluded])
+        return Section(title=SCALING_TITLE, blocks=[too_few, *cautions])
     if not differences.alike and not anyway:
         reason = "Speed-up and efficiency are left out for that reason. The option --compare-anyway draws them."
         return Section(title=SCALING_TITLE, blocks=[Paragraph(text=reason)])
@@ -436,8 +464,8 @@ def scaling_section(runs: Sequence[RecordedRun], differences: RunDifferences, *,
         )
     ] + ([Paragraph(text=f"{note}.", caution=True)] if note else [])
     doubt = f"not the same {THREADS_PER_RANK}" if len({_cpu_threads(run) for run in runs}) > 1 else None
-    blocks = scaling_blocks({scaling: measured}, name="scaling", note=note, doubt=doubt)
-    return Section(title=SCALING_TITLE, blocks=[*introduction, *excluded, *blocks])
+    blocks = scaling_blocks({scaling: measured}, name=f"scaling{mark}", note=note, doubt=doubt)
+    return Section(title=SCALING_TITLE, blocks=[*introduction, *cautions, *blocks])
 
 
 def scaling_measurements(runs: Sequence[RecordedRun]) -> list[ScalingMeasurement]:

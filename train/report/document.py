@@ -25,10 +25,11 @@ DPI: Final = 150  # pixels per inch of a picture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paragraph:
-    """A paragraph. caution: it limits the conclusions, and is shown prominently."""
+    """A paragraph. caution: it limits the conclusions, and is shown prominently. more: lines folded below the text."""
 
     text: str
     caution: bool = False
+    more: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,13 @@ class Table:
             )
             for columns in column_groups
         ]
+
+
+def fold_cautions(lines: Sequence[str], summary: str) -> list[Paragraph]:
+    """A caution of these lines, folded below the summary if there are several."""
+    if len(lines) < 2:
+        return [Paragraph(text=line, caution=True) for line in lines]
+    return [Paragraph(text=summary, caution=True, more=lines)]
 
 
 def table_of_columns(
@@ -131,6 +139,8 @@ MAX_SMALL_PICTURE_PIXELS: Final = 510  # pixels wide: two such pictures fit side
 MAX_TINY_PIXELS: Final = 64  # a side of a thumbnail that is shown enlarged, pixel by pixel
 MAX_UNBROKEN_LETTERS: Final = 30  # of a name in a first column, such as `run-1`; longer ones may break
 MAX_SHORT_LIST_ROWS: Final = 20  # a longer list gets two columns
+BREAK_POINTS: Final = re.compile(r"(?<=/)(?=[^/\s]{2})|(?<=\.)(?=[^\W\d_])")  # not inside images/s and 75.00
+UNBREAKABLE: Final = re.compile(rf"[^\s-]{{{MAX_UNBROKEN_LETTERS},}}")
 SCREEN_DPI: Final = 96  # a browser's pixels per inch
 # Characters that may start a link, a tag, code or emphasis anywhere in a line.
 MARKDOWN_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>#|~!&$])")
@@ -174,10 +184,11 @@ def _render(
         "picture": lambda block: isinstance(block, Picture),
         "gallery": lambda block: isinstance(block, SavedGallery),
         "longer_than": lambda text, letters: len(text) > letters,
+        "unbreakable": lambda text: UNBREAKABLE.search(BREAK_POINTS.sub(" ", text)) is not None,
     }
     environment.filters |= {
         "base64": lambda image: base64.b64encode(image).decode(),
-        "breakable_path": breakable_path,
+        "breakable": breakable,
         "gallery_table": gallery_table,
         "jpeg_size": jpeg_size,
         "size_on_screen": size_on_screen,
@@ -192,9 +203,9 @@ def _render(
     return environment.get_template(template).render(report=report, **values)
 
 
-def breakable_path(path: str) -> Markup:
-    """A path in HTML, which a browser may break after each slash."""
-    return Markup("/<wbr>").join(to_printable(part) for part in path.split("/"))
+def breakable(text: str) -> Markup:
+    """A text in HTML, which a browser may break where a part of a path or of a key ends, and not inside its words."""
+    return Markup("<wbr>").join(BREAK_POINTS.split(to_printable(text)))
 
 
 def escape_markdown(text: str) -> str:

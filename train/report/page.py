@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, file_writer, shell_command
 from train import files as file_io
+from train.config import schema
 from train.metrics import NOT_MEASURED, Metric
 from train.report import compare, plots, read, saved_evaluation
 from train.report.compare import RunDifferences, ScalingMeasurement
@@ -29,6 +30,7 @@ from train.report.document import (
     Report,
     Section,
     Table,
+    fold_cautions,
     render_html,
     render_markdown,
     table_of_columns,
@@ -319,8 +321,9 @@ def build_report(
 
     missing: arguments that were left out.
     """
-    absent = [Paragraph(text=f"{line}.", caution=True) for line in missing]  # each begins with a path
-    sections = [Section(title="Left out", blocks=absent) if absent else None]
+    absent = [f"{line}." for line in missing]  # each begins with a path
+    left_out = fold_cautions(absent, f"{len(absent)} arguments are left out.")
+    sections = [Section(title="Left out", blocks=left_out) if absent else None]
     if len(runs) == 1:
         title, (run,) = f"Run {runs[0].name}", runs
         sections += [
@@ -335,19 +338,30 @@ def build_report(
             settings_section(run),
         ]
     elif runs:
-        title, differences = f"{len(runs)} runs compared", compare.find_differences(runs)
-        sections += [
-            overview_section(runs, differences),
-            compare.scaling_section(runs, differences, anyway=anyway),
-            plots.curves_section(runs),
-            plots.gpu_comparison_section(runs),
-            plots.confusion_comparison_section(runs),
-            Section(title="What differs", blocks=compare.difference_tables(sort_by_metric(runs))),
-        ]
+        title, groups = f"{len(runs)} runs compared", compare.group_runs(runs)
+        for number, (name, group) in enumerate(groups.items(), 1):
+            mark, prefix = (f"-{number}", f"{name}: ") if len(groups) > 1 else ("", "")
+            for section in _comparison_sections(sort_by_metric(group), anyway=anyway, mark=mark):
+                sections.append(Section(title=f"{prefix}{section.title}", blocks=section.blocks))
     else:
         title = f"Bench {', '.join(bench.name for bench in benches)}"
     sections += [bench_section(bench, number) for number, bench in enumerate(benches, 1)]
     return Report(title=title, sections=[section for section in sections if section is not None], byline=byline)
+
+
+def _comparison_sections(runs: Sequence[RecordedRun], *, anyway: bool, mark: str) -> list[Section]:
+    """The sections about runs of one task and data, the best run first. mark: ends the names of their pictures."""
+    differences = compare.find_differences(runs)
+    sections = [
+        overview_section(runs, differences),
+        folds_section(runs, mark=mark),
+        compare.scaling_section(runs, differences, anyway=anyway, mark=mark),
+        plots.curves_section(runs, mark=mark),
+        plots.gpu_comparison_section(runs),
+        plots.confusion_comparison_section(runs, mark=mark),
+        Section(title="What differs", blocks=compare.difference_tables(runs)) if len(runs) > 1 else None,
+    ]
+    return [section for section in sections if section is not None]
 
 
 def summary_section(run: RecordedRun) -> Section:
@@ -418,38 +432,48 @@ def evaluations_section(run: RecordedRun) -> Section | None:
 def overview_section(runs: Sequence[RecordedRun], differences: RunDifferences) -> Section:
     """One row per run, and whether their speeds may be compared."""
     *others, last = compare.MUST_MATCH
+    blocks: list[Block] = []
     if differences.differs and not differences.alike:
-        comparison = Paragraph(text=compare.incomparable_caution(runs, differences), caution=True)
+        blocks.append(compare.incomparable_caution(runs, differences))
     elif differences.weak and differences.differs:
-        comparison = Paragraph(
-            text="The global batch grows with the ranks: these runs are compared as weak scaling, by images per second."
+        blocks.append(
+            Paragraph(
+                text="The global batch grows with the ranks: these runs are compared as weak scaling, by images per "
+                "second."
+            )
         )
-    else:
-        comparison = Paragraph(text=f"The same {', '.join(others)} and {last} in all runs.")
-    blocks: list[Block] = [comparison]
-    blocks += [Paragraph(text=line, caution=True) for line in compare.speed_cautions(runs, differences)]
-    blocks += [Paragraph(text=f"{run.name}: {missing}.", caution=True) for run in runs for missing in run.missing]
-    ordered = sort_by_metric(runs)
-    blocks.append(_runs_table(ordered))
-    if (repeated := _repeated_runs_table(ordered)) is not None:
-        blocks += [Paragraph(text=REPEATED_TEXT), repeated]
+    elif len(runs) > 1:
+        blocks.append(Paragraph(text=f"The same {', '.join(others)} and {last} in all runs."))
+    speed_cautions = compare.speed_cautions(runs, differences)
+    blocks += fold_cautions(speed_cautions, f"{len(speed_cautions)} other differences may change the speed.")
+    lacks = [f"{run.name}: {missing}." for run in runs for missing in run.missing]
+    blocks += fold_cautions(lacks, f"{len(lacks)} files are missing or cannot be read.")
+    blocks += _runs_table(runs)
+    if repeats := _find_repeats(runs, SEED_KEY):
+        blocks += [Paragraph(text=REPEATED_TEXT), _repeats_table(repeats)]
     return Section(title="In short", blocks=blocks)
 
 
-SEED_KEY: Final = "run.seed"
+SEED_KEY, FOLD_KEY = "run.seed", "data.fold"
 REPEATED_TEXT: Final = (
     "Runs that differ in run.seed only. The standard deviation shows how much another training differs; the 95 % "
     "interval above, how much other images differ."
 )
+FOLDS_TEXT: Final = (
+    "Runs that differ in data.fold only. Each image validates in one fold, so that the confusion matrices add up to "
+    "one over all images. The standard deviation shows how much the folds differ."
+)
 
 
 def sort_by_metric(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
-    """Runs ordered by their metric, best first; unchanged if their metrics differ."""
-    metric, *others = {read.selection_metric(run).name: read.selection_metric(run) for run in runs}.values()
-    if others:
-        return list(runs)
-    keys = {run.name: metric.rank_key(best[0]) for run in runs if (best := read.best_evaluation(run))}
-    return sorted(runs, key=lambda run: keys.get(run.name, math.inf))
+    """Runs ordered by their metric, best first; those of one metric stay together."""
+    metrics = [*dict.fromkeys(read.selection_metric(run).name for run in runs)]
+
+    def rank(run: RecordedRun) -> tuple[int, float]:
+        metric, best = read.selection_metric(run), read.best_evaluation(run)
+        return metrics.index(metric.name), metric.rank_key(best[0]) if best else math.inf
+
+    return sorted(runs, key=rank)
 
 
 MAX_SETTING_COLUMNS: Final = 3  # of more differing settings, one column holds all
@@ -459,11 +483,13 @@ def _setting_columns(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]
     """(head, cell of each run) of the settings that differ, to stand beside the score."""
     differing = compare.differing_settings(runs)
     if len(differing) <= MAX_SETTING_COLUMNS:
-        return [*differing.items()]
+        return [
+            (key, ["-" if value == compare.NO_EFFECT else value for value in values])
+            for key, values in differing.items()
+        ]
     by_run = zip(*differing.values(), strict=True)
-    pairs = (zip(differing, values, strict=True) for values in by_run)
-    cells = [", ".join(f"{key}={value}" for key, value in pair if value != read.NOT_RECORDED) for pair in pairs]
-    return [("settings that differ", cells)]
+    cells = [_describe_settings(dict(zip(differing, values, strict=True))) for values in by_run]
+    return [("settings that differ", [cell or "defaults" for cell in cells])]
 
 
 def _score_columns(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]:
@@ -483,43 +509,102 @@ def _score_columns(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]:
     return [(head, [cell or "-" for cell in cells]) for head, cells in columns if any(cells)]
 
 
-def _runs_table(runs: Sequence[RecordedRun]) -> Table:
+def _runs_table(runs: Sequence[RecordedRun]) -> list[Block]:
+    """A row for each run. What is the same in all stands in a sentence."""
     settings = _setting_columns(runs)
     speeds = [read.format_throughput(read.measured_throughput(run)) for run in runs]
+    facts = [
+        *((name, [compare.MUST_MATCH[name](run) for run in runs]) for name in (compare.GLOBAL_BATCH, "precision")),
+        ("ran on", [read.describe_world(run) for run in runs]),
+        ("how it ended", [read.describe_status(run) for run in runs]),
+    ]
+    same = [f"{name}: {values[0]}" for name, values in facts if len({*values}) == 1 < len(runs)]
+    differing = [(name, values) for name, values in facts if len({*values}) > 1 or len(runs) == 1]
     columns = [
         ("run", [run.name for run in runs]),
         *settings,
         *_score_columns(runs),
         ("images/s", [speed.removesuffix(" images/s") for speed in speeds]),
         ("training", [read.format_duration(read.training_seconds(run)) for run in runs]),
-        *((name, [compare.MUST_MATCH[name](run) for run in runs]) for name in (compare.GLOBAL_BATCH, "precision")),
-        ("ran on", [read.describe_world(run) for run in runs]),
-        ("how it ended", [read.describe_status(run) for run in runs]),
+        *differing,
     ]
-    return table_of_columns(columns, left=1 + len(settings), words=(len(columns) - 2, len(columns) - 1))
+    words = [number for number, (name, _) in enumerate(columns) if name in ("ran on", "how it ended")]
+    table = table_of_columns(columns, left=1 + len(settings), words=words)
+    return [*([Paragraph(text=f"In all runs {'; '.join(same)}.")] if same else []), table]
 
 
-def _repeated_runs_table(runs: Sequence[RecordedRun]) -> Table | None:
-    """The mean and the standard deviation over runs that differ in run.seed only; None without such runs."""
+Repeats = Sequence[tuple[str, Sequence[RecordedRun]]]  # the settings in words, and their runs
+
+
+def _find_repeats(runs: Sequence[RecordedRun], key: str) -> Repeats:
+    """The runs that differ in this setting only, where there are several."""
     differing = compare.differing_settings(runs)
-    keys = [key for key in differing if key != SEED_KEY]
+    if differing.pop(key, None) is None:
+        return []
     groups: dict[tuple[str, ...], list[RecordedRun]] = {}
     for number, run in enumerate(runs):
-        groups.setdefault((read.selection_metric(run).name, *(differing[key][number] for key in keys)), []).append(run)
-    repeated = {settings: group for settings, group in groups.items() if len(group) > 1}
-    if SEED_KEY not in differing or not repeated:
-        return None
-    has_test = any(read.final_score(run) is not None for group in repeated.values() for run in group)
+        values = [values[number] for values in differing.values()]
+        groups.setdefault((read.selection_metric(run).name, *values), []).append(run)
+    return [
+        (_describe_settings(dict(zip(differing, values, strict=True))) or "defaults", group)
+        for (_, *values), group in groups.items()
+        if len(group) > 1
+    ]
+
+
+def _describe_settings(settings: Mapping[str, str]) -> str:
+    """The settings that have an effect and are not at their defaults."""
+    return ", ".join(
+        f"{key}={value}"
+        for key, value in settings.items()
+        if value not in (read.NOT_RECORDED, compare.NO_EFFECT, compare.format_default(key))
+    )
+
+
+def _repeats_table(repeats: Repeats) -> Table:
+    """The mean and the standard deviation of the runs of each row."""
+    has_test = any(read.final_score(run) is not None for _, group in repeats for run in group)
     rows = []
-    for settings, group in repeated.items():
+    for described, group in repeats:
         metric = read.selection_metric(group[0])
         best = [score[0] for run in group if (score := read.best_evaluation(run)) is not None]
         tests = [test.values.get(metric.name, math.nan) for run in group if (test := read.final_score(run))]
-        described = ", ".join(f"{key}={value}" for key, value in zip(keys, settings[1:], strict=True)) or "all the same"
         row = [described, f"{len(group)}", f"{read.metric_label(metric)} {_mean_and_deviation(metric, best)}"]
         rows.append([*row, *([_mean_and_deviation(metric, tests)] if has_test else [])])
     head = ["settings", "runs", "best: mean ± standard deviation", *(["on the test split"] if has_test else [])]
     return Table(head=head, rows=rows)
+
+
+def folds_section(runs: Sequence[RecordedRun], *, mark: str = "") -> Section | None:
+    """Means over runs that differ in data.fold only, and their confusion matrices added up; None without such runs."""
+    repeats = _find_repeats(runs, FOLD_KEY)
+    if not repeats:
+        return None
+    blocks: list[Block] = [Paragraph(text=FOLDS_TEXT), _repeats_table(repeats)]
+    for number, (described, group) in enumerate(repeats, 1):
+        blocks += _fold_blocks(described, group, name=f"confusion-folds{mark}-{number}")
+    return Section(title="Folds", blocks=blocks)
+
+
+def _fold_blocks(described: str, group: Sequence[RecordedRun], *, name: str) -> list[Block]:
+    """The confusion matrix over all images of the folds, and what it lacks."""
+    folds = [schema.parse_fold(str(run.config.get(FOLD_KEY))) for run in group]
+    matrices = [matrix for run in group if (matrix := plots.best_confusion(run) or run.confusion) is not None]
+    if not matrices:
+        return []  # numbers have none, nor have several labels
+    known = sorted({fold for fold in folds if fold is not None})
+    parts, names = {parts for _, parts in known}, {matrix.classes for matrix in matrices}
+    if len(matrices) < len(group) or len(known) < len(group) or len(parts) > 1 or len(names) > 1:
+        reason = "a fold is there twice, or lacks its matrix, or has other classes or another number of folds"
+        return [Paragraph(text=f"{described}: the confusion matrices do not add up: {reason}.", caution=True)]
+    rows = zip(*(matrix.matrix for matrix in matrices), strict=True)
+    counts = tuple(tuple(map(sum, zip(*each, strict=True))) for each in rows)
+    total = ConfusionMatrix(step=None, classes=matrices[0].classes, matrix=counts)
+    images, correct = sum(map(sum, counts)), sum(row[index] for index, row in enumerate(counts))
+    share = f"{plots.format_ratio(correct, images)} of the {images:,} validation images of all of them"
+    lacks = f"{len(known)} of {max(parts)} folds are here" if len(known) < max(parts) else ""
+    text = Paragraph(text=f"{described}: {lacks or 'all folds'}; {share} are right.", caution=bool(lacks))
+    return [text, *plots.confusion_pictures(total, name, "all folds"), plots.class_table(total)]
 
 
 def _mean_and_deviation(metric: Metric, values: Sequence[float]) -> str:
@@ -530,7 +615,7 @@ def _mean_and_deviation(metric: Metric, values: Sequence[float]) -> str:
 
 def _run_details(run: RecordedRun) -> dict[str, str]:
     """Model, data, device, checkpoints, time and identity of the run."""
-    best, times = read.best_evaluation(run), read.event_times(run)
+    best, times = read.best_evaluation(run), run.recorded
     batch = [read.format_value(run.fact("training", key)) for key in ("micro_batch_size", "accumulation")]
     # The key figures show the world already.
     identity = {key: value for key, value in compare.run_identity(run).items() if key not in compare.WORLD_KEYS}
@@ -544,7 +629,7 @@ def _run_details(run: RecordedRun) -> dict[str, str]:
         f"(micro batch {batch[0]}, accumulation {batch[1]})",
         "best step": f"{best[1]:,.0f}" if best else NOT_MEASURED,
         "checkpoints": _describe_checkpoints(run),
-        "recorded": f"{format_time(times[0])} to {format_time(times[-1])}" if times else NOT_MEASURED,
+        "recorded": f"{format_time(times[0])} to {format_time(times[1])}" if times else NOT_MEASURED,
         **identity,
         "folder": str(run.folder.absolute()),
     }

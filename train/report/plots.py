@@ -12,9 +12,8 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from statistics import fmean
 from typing import Any, Final, Literal
 
 import matplotlib
@@ -29,15 +28,13 @@ from PIL import Image
 
 from entrypoint import to_printable
 from train.files import read_regular_file
-from train.metrics import METRICS, NOT_MEASURED
+from train.metrics import METRICS, NOT_MEASURED, Metric
 from train.report import read
 from train.report.document import DPI, Block, Paragraph, Picture, Section, Table
 from train.report.read import (
     ConfusionMatrix,
-    MetricsEvent,
     RecordedRun,
     count_or_none,
-    finite_or_nan,
     format_number,
 )
 from train.report.saved_evaluation import Calibration, NumberPairs
@@ -199,7 +196,7 @@ def draw_calibration(calibration: Calibration) -> bytes:
         upper.bar(left, gaps, width, accuracy, align="edge", label="gap to the mean confidence", **gap)
         upper.hlines(accuracy, left, [x + width for x in left], color="#111827", linewidth=2.2, label="accuracy")
         upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
-        upper.legend(loc="upper left")
+        _draw_legend(upper)
         lower.bar(
             [number * width for number in range(len(bins))],
             [each.images for each in bins],
@@ -223,7 +220,7 @@ def draw_predicted_numbers(numbers: NumberPairs) -> bytes:
         _draw_points(axes, numbers, numbers.predicted)
         axes.set(xlabel="true", ylabel="predicted")
         axes.set_title(shorten_middle(f"{numbers.name}: predicted over true", 60))
-        axes.legend(loc="upper left")
+        _draw_legend(axes)
         return encode_png(figure)
 
 
@@ -236,7 +233,7 @@ def draw_residuals(numbers: NumberPairs) -> bytes:
         axes.axhline(numbers.mean_error, color=COLORS[1], linewidth=1.2, label=f"mean error {numbers.mean_error:+.3g}")
         axes.set(xlabel="true", ylabel="error")
         axes.set_title("Residuals: predicted - true")
-        axes.legend(loc="best")
+        _draw_legend(axes)
         return encode_png(figure)
 
 
@@ -256,6 +253,9 @@ SERIES_STYLES: Final[Mapping[SeriesStyle, Mapping[str, Any]]] = {
     "faint": {"alpha": 0.35, "linewidth": 1.0},
 }
 MAX_LEGEND_ENTRIES: Final = 12
+FAINT_COLOR: Final = len(COLORS) - 1  # black, which is gray if it is faint
+MAX_LETTERS_IN_TWO_COLUMNS: Final = 34  # of a name in a legend
+LEGEND_ROW_HEIGHT: Final = 0.18  # inches
 INTEGER_AXES: Final = ("epoch", "step")  # labels of x axes with integer ticks only
 MIN_MARK_DISTANCE: Final = 0.2  # of the width, between two words that are not rotated
 
@@ -281,8 +281,7 @@ class PlotSeries:
 class Panel:
     """One pair of axes. x and y: labels with their unit. marks: x -> a word above a vertical line.
 
-    ticks: labelled values of x (1, 2, 4, ... processes); log_x, log_y: the base. legend: its place
-    in matplotlib.
+    ticks: labelled values of x (1, 2, 4, ... processes); log_x, log_y: the base.
     """
 
     title: str
@@ -295,7 +294,6 @@ class Panel:
     log_y: int | None = None
     from_zero: bool = False
     top: float | None = None
-    legend: Literal["best", "lower left"] = "best"
 
 
 def draw_panel(panel: Panel, *, note: str | None = None) -> bytes:
@@ -327,11 +325,27 @@ def _draw_axes(axes: Axes, panel: Panel) -> None:
     if panel.top is not None:
         axes.set_ylim(top=panel.top)
     _draw_marks(axes, panel)
-    if 1 < len(finite) <= MAX_LEGEND_ENTRIES:
-        axes.legend(loc=panel.legend)
+    named = [series for series in finite if series.style != "faint"]
+    if len(finite) > 1 and 0 < len(named) <= MAX_LEGEND_ENTRIES:
+        _draw_legend(axes, len(finite) - len(named))
     elif len(finite) > MAX_LEGEND_ENTRIES:
         note = f"{len(finite)} lines: too many for a legend"
         axes.text(0.99, 0.98, note, transform=axes.transAxes, ha="right", va="top", fontsize=7, color=GRAY)
+
+
+def _draw_legend(axes: Axes, unnamed: int = 0) -> None:
+    """Draw a legend below the axes, where it hides nothing, and make the picture as much higher.
+
+    unnamed: the number of faint lines that it does not name.
+    """
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    handles, names = axes.get_legend_handles_labels()
+    columns = 2 if max(map(len, names)) <= MAX_LETTERS_IN_TWO_COLUMNS else 1
+    title = f"{unnamed} further runs are gray" if unnamed else None
+    figure.legend(handles, names, loc="outside lower left", ncols=columns, title=title)
+    rows = -(-len(names) // columns) + (title is not None)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_HEIGHT * rows)
 
 
 def _draw_marks(axes: Axes, panel: Panel) -> None:
@@ -358,7 +372,7 @@ def _draw_series(axes: Axes, series: PlotSeries, number: int) -> None:
     style: dict[str, Any] = {"color": COLORS[color], "linestyle": DASHES[dash], **SERIES_STYLES[series.style]}
     if series.style == "points" or len(series.x) == 1:
         style["marker"] = MARKERS[dash]
-    name = shorten_middle(series.name)
+    name = shorten_middle(series.name) if series.style != "faint" else "_nolegend_"
     if series.low is None or series.high is None:
         axes.plot(series.x, series.y, label=name, **style)
     else:
@@ -459,14 +473,16 @@ def _slug(title: str) -> str:
 MAX_RESTART_MARKS: Final = 8  # a picture has no room for more
 
 
-def curves_section(runs: Sequence[RecordedRun]) -> Section:
-    """The curves of one run, or of several in the same panels."""
+def curves_section(runs: Sequence[RecordedRun], *, mark: str = "") -> Section:
+    """The curves of one run, or of several in the same panels. mark: ends the pictures' names."""
     panels = single_run_panels(runs[0]) if len(runs) == 1 else comparison_panels(runs)
     if not any(math.isfinite(y) for panel in panels for series in panel.series for y in series.y):
         return Section(
             title="Curves", blocks=[Paragraph(text="No log point was reached yet: there is nothing to draw.")]
         )
-    return Section(title="Curves", blocks=render_panels("curves", panels, of=", ".join(run.name for run in runs)))
+    return Section(
+        title="Curves", blocks=render_panels(f"curves{mark}", panels, of=", ".join(run.name for run in runs))
+    )
 
 
 # Of a training, in the log points of a task.
@@ -478,6 +494,15 @@ def _loss_unit(runs: Sequence[RecordedRun]) -> str:
     return "" if any(run.task == REGRESSION for run in runs) else "nats"
 
 
+def _unit_and_scale(metrics: Sequence[Metric], runs: Sequence[RecordedRun]) -> tuple[str, float]:
+    """The unit of an axis with these metrics, and how many of it a value of 1 is: R² alone is no percentage."""
+    if any(metric.is_share and metric.in_percent for metric in metrics):
+        return "%", 100.0
+    if any(metric.in_units for metric in metrics):
+        return "unit of the labels", 1.0
+    return ("" if all(metric.is_share for metric in metrics) else _loss_unit(runs)), 1.0
+
+
 def single_run_panels(run: RecordedRun) -> list[Panel]:
     """Panels of one run: training and validation metrics together."""
     x, marks = _x_axis_label([run]), restart_marks(run)
@@ -485,8 +510,10 @@ def single_run_panels(run: RecordedRun) -> list[Panel]:
         metric_series(run, "train", "loss", name="train loss", colour=0),
         *_validation_series(run, is_share=False),
     ]
+    shares = [metric for metric in read.meaningful_metrics(run.task, run.classes) if metric.is_share]
+    unit, scale = _unit_and_scale(shares, [run])
     scores = [
-        metric_series(run, "train", name, name=f"train {name.replace('_', ' ')}", colour=0, scale=100)
+        metric_series(run, "train", name, name=f"train {name.replace('_', ' ')}", colour=0, scale=scale)
         for name in TRAINING_SCORES.get(run.task, ())
     ]
     scores += _validation_series(run, is_share=True)
@@ -509,14 +536,14 @@ def single_run_panels(run: RecordedRun) -> list[Panel]:
     return [
         Panel(title="Loss", x=x, y=_loss_unit([run]), series=loss, marks=marks),
         *in_units,
-        Panel(title="Scores", x=x, y="%", series=scores, marks=marks),
+        Panel(title="Scores", x=x, y=unit, series=scores, marks=marks),
         Panel(title="Learning rate", x=x, y="", series=learning_rate, marks=marks, from_zero=True),
         Panel(title="Speed, all ranks together", x=x, y="images/s", series=speed, marks=marks, from_zero=True),
     ]
 
 
 def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
-    """Panels with the same curve of each run."""
+    """Panels with the same curve of each run. Of many runs the first, which are the best, have a colour and a name."""
     x, many = _x_axis_label(runs), len(runs) > MAX_LEGEND_ENTRIES
     selected = {read.selection_metric(run).name for run in runs}
     tasks = {run.task for run in runs}
@@ -526,9 +553,11 @@ def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
 
     def run_series(event: str, key: str, scale: float = 1.0) -> list[PlotSeries]:
         dots = event == "eval" and not many
-        return [
+        lines = [
             metric_series(run, event, key, run.name, colour, scale, per_epoch, dots) for colour, run in enumerate(runs)
         ]
+        faint = [replace(line, style="faint", colour=FAINT_COLOR) for line in lines[MAX_LEGEND_ENTRIES:]]
+        return lines[:MAX_LEGEND_ENTRIES] + faint
 
     return [
         Panel(title="Train loss", x=x, y=_loss_unit(runs), series=run_series("train", "loss")),
@@ -536,8 +565,8 @@ def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
             Panel(
                 title=f"Val {metric.label}",
                 x=x,
-                y="%" if metric.is_share else "unit of the labels" if metric.in_units else _loss_unit(runs),
-                series=run_series("eval", metric.name, 100 if metric.is_share else 1),
+                y=_unit_and_scale([metric], runs)[0],
+                series=run_series("eval", metric.name, _unit_and_scale([metric], runs)[1]),
             )
             for metric in sorted(compared, key=lambda metric: metric.is_share)
         ),
@@ -590,7 +619,7 @@ def _validation_series(run: RecordedRun, *, is_share: bool) -> list[PlotSeries]:
     """A series for each metric that is drawn in percent, or in nats."""
     metrics = [metric for metric in read.meaningful_metrics(run.task, run.classes) if not metric.in_units]
     drawn = [metric for metric in metrics if metric.is_share == is_share]
-    scale = 100.0 if is_share else 1.0
+    _, scale = _unit_and_scale(drawn, [run])
     return [
         metric_series(run, "eval", metric.name, read.metric_label(metric), colour, scale, dots=True)
         for colour, metric in enumerate(drawn, 1)
@@ -635,7 +664,7 @@ def confusion_section(run: RecordedRun) -> Section | None:
     matrix = best_confusion(run) or run.confusion
     if matrix is None or not any(map(sum, matrix.matrix)):
         return None
-    pictures = _confusion_pictures(run, matrix, "confusion")
+    pictures = confusion_pictures(matrix, "confusion", run.name)
     axes = MATRIX_AXES_TEXT if pictures else ""
     text = f"The validation images{_format_step(matrix)}{_describe_evaluation(run, matrix)}.{axes}"
     blocks: list[Block] = [Paragraph(text=text), *pictures, class_table(matrix)]
@@ -663,8 +692,11 @@ def _describe_evaluation(run: RecordedRun, matrix: ConfusionMatrix) -> str:
     return f", the last evaluation {score}, not the best ({metric.format(best[0])}, after step {best[1]:,.0f})"
 
 
-def confusion_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
-    """Recall by class and run, if all have the same classes, and the matrices of the first runs."""
+def confusion_comparison_section(runs: Sequence[RecordedRun], *, mark: str = "") -> Section | None:
+    """Recall by class and run, if all have the same classes, and the matrices of the first runs.
+
+    mark: ends the pictures' names.
+    """
     last = [(run, run.confusion) for run in runs if run.confusion is not None and any(map(sum, run.confusion.matrix))]
     if not last:
         return None
@@ -674,7 +706,7 @@ def confusion_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
     pictures = [
         picture
         for number, (run, matrix) in enumerate(chosen[:MAX_MATRICES], 1)
-        for picture in _confusion_pictures(run, matrix, f"confusion-{number}")
+        for picture in confusion_pictures(matrix, f"confusion{mark}-{number}", run.name)
     ]
     text = f"The validation images of each run's {which}.{MATRIX_AXES_TEXT if pictures else ''}"
     blocks: list[Block] = [Paragraph(text=text)]
@@ -693,11 +725,11 @@ def recall_table(matrices: Sequence[tuple[RecordedRun, ConfusionMatrix]]) -> Tab
     return Table(head=[_class_heading(rows), *(run.name for run, _ in matrices)], rows=lowest_rows(rows))
 
 
-def _confusion_pictures(run: RecordedRun, matrix: ConfusionMatrix, name: str) -> list[Picture]:
-    """The picture of a matrix; none for more classes than a picture can show."""
+def confusion_pictures(matrix: ConfusionMatrix, name: str, of: str) -> list[Picture]:
+    """The picture of a matrix of a run or of several; none for more classes than a picture can show."""
     if len(matrix.classes) > MAX_DRAWN_CLASSES:
         return []
-    png, caption = draw_confusion_matrix(matrix.matrix, matrix.classes), f"{run.name}{_format_step(matrix)}"
+    png, caption = draw_confusion_matrix(matrix.matrix, matrix.classes), f"{of}{_format_step(matrix)}"
     return [Picture(name=name, png=png, alt=f"Confusion matrix of {caption}", caption=caption)]
 
 
@@ -782,13 +814,16 @@ GPU_TITLE: Final = "GPU use"
 MAX_COLORED_GPUS: Final = MAX_LEGEND_ENTRIES  # more GPUs are drawn faintly, in one colour
 
 
+GpuColumns = Mapping[str, npt.NDArray[np.float64]]  # by read.GPU_COLUMNS, in the order of time
+
+
 def gpu_section(run: RecordedRun) -> Section:
     """Curves and a table of GPU use, or a line if nothing was recorded."""
-    by_gpu = gpu_events(run)
+    by_gpu = gpu_columns(run)
     if not by_gpu:
         text = "Not measured: this run has no lines about GPUs in metrics.jsonl."
         return Section(title=GPU_TITLE, blocks=[Paragraph(text=text)])
-    start = min(finite_or_nan(event.get("time")) for events in by_gpu.values() for event in events)
+    start = min(float(columns["time"][0]) for columns in by_gpu.values())
     panels = [_gpu_panel(key, by_gpu, start) for key in _measured_gpu_metrics(by_gpu)]
     pictures = render_panels("gpus", panels, of=f"{len(by_gpu)} GPUs")
     return Section(title=GPU_TITLE, blocks=[*pictures, gpu_table(by_gpu)])
@@ -796,18 +831,24 @@ def gpu_section(run: RecordedRun) -> Section:
 
 def gpu_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
     """GPU use of each run, over all its GPUs; None if no run has recorded it."""
-    by_run = {run.name: [event for events in gpu_events(run).values() for event in events] for run in runs}
-    measured = {name: events for name, events in by_run.items() if events}
+    by_run = {run.name: gpu_columns(run).values() for run in runs}
+    measured = {
+        name: {key: np.concatenate([columns[key] for columns in gpus]) for key in read.GPU_COLUMNS}
+        for name, gpus in by_run.items()
+        if gpus
+    }
     return Section(title=GPU_TITLE, blocks=[gpu_table(measured, "run")]) if measured else None
 
 
-def gpu_events(run: RecordedRun) -> dict[str, list[MetricsEvent]]:
-    """The events of each GPU by its name, in the order of time."""
-    by_gpu: dict[str, list[MetricsEvent]] = {}
-    timed = [event for event in run.events.get("gpu", ()) if math.isfinite(finite_or_nan(event.get("time")))]
-    for event in sorted(timed, key=lambda event: finite_or_nan(event["time"])):
-        by_gpu.setdefault(str(event.get("gpu")), []).append(event)
-    return dict(sorted(by_gpu.items(), key=lambda item: _natural_sort_key(item[0])))
+def gpu_columns(run: RecordedRun) -> dict[str, GpuColumns]:
+    """The measurements of each GPU by its name, in the order of time; without those whose time is no number."""
+    by_gpu = {}
+    for name in sorted(run.gpus, key=_natural_sort_key):
+        columns = {key: np.asarray(column) for key, column in run.gpus[name].items()}
+        order = np.argsort(columns["time"], kind="stable")[: np.isfinite(columns["time"]).sum()]  # NaN comes last
+        if order.size:
+            by_gpu[name] = {key: column[order] for key, column in columns.items()}
+    return by_gpu
 
 
 def _natural_sort_key(name: str) -> list[tuple[int, str]]:
@@ -816,43 +857,46 @@ def _natural_sort_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isascii() and part.isdecimal() else (-1, part) for part in parts]
 
 
-def gpu_table(by_gpu: Mapping[str, Sequence[MetricsEvent]], what: str = "GPU") -> Table:
-    """Mean and highest value of each metric, by GPU or by `what`."""
+def gpu_table(by_gpu: Mapping[str, GpuColumns], what: str = "GPU") -> Table:
+    """Mean over the time and highest value of each metric, by GPU or by `what`."""
     head, rows = [what], [[name] for name in by_gpu]
     for key in _measured_gpu_metrics(by_gpu):
         metric = GPU_METRICS[key]
         head += [f"{metric.name}, {metric.unit}: {statistic}" for statistic in ("mean", "highest")]
-        for row, events in zip(rows, by_gpu.values(), strict=True):
-            values = [value for value in _gpu_values(events, key) if math.isfinite(value)]
-            row += [format_number(statistic(values)) if values else NOT_MEASURED for statistic in (fmean, max)]
+        for row, columns in zip(rows, by_gpu.values(), strict=True):
+            known = np.isfinite(columns[key])
+            values = columns[key][known] / metric.per
+            statistics = (np.average(values, weights=_weights(columns)[known]), values.max()) if known.any() else ()
+            row += [format_number(float(value)) for value in statistics] or [NOT_MEASURED] * 2
     return Table(head=head, rows=rows)
 
 
-def _measured_gpu_metrics(by_gpu: Mapping[str, Sequence[MetricsEvent]]) -> list[str]:
-    return [key for key in GPU_METRICS if any(_is_measured(events, key) for events in by_gpu.values())]
+def _weights(columns: GpuColumns) -> npt.NDArray[np.float64]:
+    """The seconds that each line stands for: lines get rarer in a long run.
+
+    The time to the neighbour that is nearer, so that a wait between two starts counts for nothing.
+    """
+    gaps = np.abs(np.diff(columns["time"]))
+    return np.minimum(np.append(gaps[:1], gaps), np.append(gaps, gaps[-1:])) + 1e-9 if gaps.size else np.ones(1)
 
 
-def _is_measured(events: Sequence[MetricsEvent], key: str) -> bool:
-    return any(map(math.isfinite, _gpu_values(events, key)))
+def _measured_gpu_metrics(by_gpu: Mapping[str, GpuColumns]) -> list[str]:
+    return [key for key in GPU_METRICS if any(np.isfinite(columns[key]).any() for columns in by_gpu.values())]
 
 
-def _gpu_values(events: Sequence[MetricsEvent], key: str) -> list[float]:
-    """The values of one metric in its unit; NaN where it was not measured."""
-    return [finite_or_nan(event.get(key)) / GPU_METRICS[key].per for event in events]
-
-
-def _gpu_panel(key: str, by_gpu: Mapping[str, Sequence[MetricsEvent]], start: float) -> Panel:
-    metric, measured = GPU_METRICS[key], {name: events for name, events in by_gpu.items() if _is_measured(events, key)}
+def _gpu_panel(key: str, by_gpu: Mapping[str, GpuColumns], start: float) -> Panel:
+    metric = GPU_METRICS[key]
+    measured = {name: columns for name, columns in by_gpu.items() if np.isfinite(columns[key]).any()}
     is_faint = len(measured) > MAX_COLORED_GPUS
     series = [
         PlotSeries(
             name=name,
-            x=[(finite_or_nan(event.get("time")) - start) / 60 for event in events],
-            y=_gpu_values(events, key),
+            x=((columns["time"] - start) / 60).tolist(),
+            y=(columns[key] / metric.per).tolist(),
             style="faint" if is_faint else "line",
             colour=0 if is_faint else colour,
         )
-        for colour, (name, events) in enumerate(measured.items())
+        for colour, (name, columns) in enumerate(measured.items())
     ]
     top = 105.0 if metric.unit == "%" else None
     return Panel(title=metric.name, x="minutes", y=metric.unit, series=series, from_zero=True, top=top)

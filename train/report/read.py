@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +33,7 @@ from train.run.exit_file import ExitRecord
 from train.tasks import CLASSIFICATION, TASKS
 
 MAX_CLASSES: Final = 1000
+GPU_COLUMNS: Final = ("time", "utilisation_percent", "memory_bytes", "power_w", "temperature_c")
 MetricsEvent = Mapping[str, Any]
 
 
@@ -47,9 +50,11 @@ class ConfusionMatrix:
 class RecordedRun:
     """The contents of a run's folder.
 
-    config: by `section.key`. facts: run.json. events: of metrics.jsonl, by name.
-    unused_keys: config keys without effect. num_checkpoints: in the folder. ending: the
-    exit record of the last start that trained; a later start that was refused did not end the run.
+    config: by `section.key`. facts: run.json. events: of metrics.jsonl, by name, without `gpu` and `rank`.
+    gpus: the numbers of the lines `gpu` by the GPU's name, as columns of GPU_COLUMNS; NaN for what is no number.
+    recorded: the times of the first and the last line (seconds since 1970). unused_keys: config keys
+    without effect. num_checkpoints: in the folder. ending: the exit record of the last start that
+    trained; a later start that was refused did not end the run.
     cut_off: how a run without an exit record was killed, if known. missing: what could not be read,
     in words. confusion: of the last evaluation; confusion_best: of the best one, None if an older
     version did not write it.
@@ -61,6 +66,8 @@ class RecordedRun:
     unused_keys: frozenset[str]
     facts: Mapping[str, Any]
     events: Mapping[str, Sequence[MetricsEvent]]
+    gpus: Mapping[str, Mapping[str, Sequence[float]]]
+    recorded: tuple[float, float] | None
     ending: ExitRecord | None
     cut_off: str | None
     confusion: ConfusionMatrix | None
@@ -151,15 +158,18 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
             + f"`{shell_command('train where --config FILE')}` prints the folder of a run",
             code=ExitCode.NO_INPUT,
         )
-    (config, unused_keys), facts, events = _read_config(folder), record.read_run(folder), _read_events(folder)
-    contents = {record.CONFIG_FILE: config, record.RUN_FILE: facts, metrics_logger.METRICS_FILE: events}
+    (config, unused_keys), facts, metrics = _read_config(folder), record.read_run(folder), _read_metrics(folder)
+    contents = {record.CONFIG_FILE: config, record.RUN_FILE: facts, metrics_logger.METRICS_FILE: metrics}
+    events, gpus, recorded = metrics or ({}, {}, None)
     return RecordedRun(
         folder=folder,
         name=name or Path(os.path.realpath(folder)).name,
         config=config or {},
         unused_keys=unused_keys,
         facts=facts or {},
-        events=events or {},
+        events=events,
+        gpus=gpus,
+        recorded=recorded,
         ending=record.last_training_exit((facts or {}).get("starts", ()), exit_file.read_exit(folder)),
         cut_off=exit_file.describe_unfinished_save(folder),
         confusion=_read_confusion(folder / record.CONFUSION_FILE),
@@ -224,15 +234,31 @@ def _read_config(folder: Path) -> tuple[dict[str, Any] | None, frozenset[str]]:
     return config, unused_keys if config else frozenset()
 
 
-def _read_events(folder: Path) -> dict[str, list[MetricsEvent]] | None:
+Metrics = tuple[dict[str, list[MetricsEvent]], dict[str, dict[str, "array[float]"]], tuple[float, float] | None]
+
+
+def _read_metrics(folder: Path) -> Metrics | None:
+    """`RecordedRun.events`, `gpus` and `recorded`; None without the file.
+
+    It is read once, line by line. Only numbers of GPUs are kept, since most lines of a long run are about them.
+    """
     path = folder / metrics_logger.METRICS_FILE
     if not os.path.isfile(path):
         return None
     events: dict[str, list[MetricsEvent]] = {}
+    gpus: dict[str, dict[str, array[float]]] = {}
+    first, last = math.inf, -math.inf
     with suppress(OSError):
         for event in metrics_logger.read_events(path):
-            events.setdefault(str(event.get("event")), []).append(event)
-        return events
+            name, time = str(event.get("event")), finite_or_nan(event.get("time"))
+            first, last = min(first, time), max(last, time)  # NaN changes neither
+            if name == "gpu":
+                columns = gpus.setdefault(str(event.get("gpu")), {key: array("d") for key in GPU_COLUMNS})
+                for key, column in columns.items():
+                    column.append(finite_or_nan(event.get(key)))
+            elif name != "rank":  # no section shows these
+                events.setdefault(name, []).append({sys.intern(key): value for key, value in event.items()})
+        return events, gpus, (first, last) if first <= last else None
     return None
 
 
@@ -439,9 +465,3 @@ def format_value(value: Any) -> str:
     if isinstance(value, str):
         return redact(value)
     return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
-
-
-def event_times(run: RecordedRun) -> list[float]:
-    """Unix times of all events, in order."""
-    lines: list[MetricsEvent] = [event for events in run.events.values() for event in events]
-    return sorted(time for event in lines if math.isfinite(time := finite_or_nan(event.get("time"))))

@@ -66,7 +66,7 @@ LINES: dict[str, Row] = {
         "20 levels",
     ),
     "override-unclosed": ("check model.args={width:", 64, ("`model.args={width:`", "not valid YAML"), "close brackets"),
-    "override-no-tracker": ("check log.trackers=[dvclive]", 64, ("dvclive is not installed",), "pip install dvclive"),
+    "override-no-tracker": ("check log.trackers=[dvclive]", 64, ("no other is tried here",), "leave it out"),
     "no-such-schedule-arg": (
         "check optim.schedule_args.gamma=1",
         64,

@@ -52,7 +52,7 @@ WRONG_TYPES = {
 
 OUT_OF_RANGE = {
     "restarts": ("launch:\n  max_restarts: -1", "launch.max_restarts: -1", "from 0 to 1000"),
-    "tracker": ("log:\n  trackers: [visdom]", "log.trackers: [visdom]", "a list of aim"),
+    "tracker": ("log:\n  trackers: [visdom]", "log.trackers: [visdom]", "a list of mlflow"),
     "tracker-twice": ("log:\n  trackers: [mlflow, mlflow]", "log.trackers: [mlflow, mlflow]", "each once"),
     "zero-epochs": ("train:\n  epochs: 0", "train.epochs: 0", "from 1"),
     "negative-lr": ("optim:\n  lr: -0.1", "optim.lr: -0.1", "more than 0"),

@@ -14,6 +14,7 @@ from calls import fail, intercepted
 from disks import fill, mounted
 from trials import ROOT
 
+from train.logging import metrics_logger
 from train.logging import tensorboard as curves
 from train.logging.metrics_logger import METRICS_FILE, MetricsLogger, read_events
 
@@ -131,11 +132,54 @@ def test_a_line_torn_by_a_kill_is_dropped_and_does_not_spoil_the_next(tmp_path: 
     assert len((tmp_path / "metrics.jsonl").read_bytes().splitlines()) == 2
 
 
+def bytes_read() -> int:
+    """By this process so far, from anywhere."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_a_start_reads_the_end_of_a_long_record_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / METRICS_FILE
+    with path.open("w") as file:
+        for step in range(1, 40_001):
+            file.write(f'{{"event": "train", "step": {step}, "time": 5.0, "loss": 1.0, "filling": "{"x" * 60}"}}\n')
+    size, before = path.stat().st_size, bytes_read()
+    record, warnings = opened(tmp_path, step=39_990)
+    read = bytes_read() - before
+    record.write("train", step=39_991)
+    record.close()
+    assert size > 4_000_000
+    assert read < 200_000
+    assert warnings == []
+    steps = [event["step"] for event in read_events(path)]
+    assert steps == list(range(1, 39_992))
+
+
+@pytest.mark.parametrize("step", range(0, 45, 5))
+@pytest.mark.parametrize("is_cut_off", [False, True], ids=["evaluated", "cut off"])
+def test_the_lines_that_stay_are_those_of_the_whole_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, is_cut_off: bool
+) -> None:
+    """An evaluation that was cut off goes, a save that was noted late stays, wherever the end is first looked for."""
+    lines: list[dict[str, Any]] = []
+    for at in range(5, 45, 5):
+        lines += [{"event": name, "step": at} for name in ("train", "gpu", "gpu")]
+        lines += [{"event": "eval", "step": at}] if at % 20 == 0 else []
+        lines += [{"event": "checkpoint", "step": at - 5}]
+    monkeypatch.setattr(metrics_logger, "TAIL_BYTES", 40)
+    (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    evaluated = max(0, step - 20) if is_cut_off and step % 20 == 0 else step
+    logger = MetricsLogger(tmp_path, main=True, tensorboard=False, warn=pytest.fail)
+    logger.open(step=step, evaluated=evaluated)
+    logger.close()
+    stay = [line for line in lines if line["step"] <= (evaluated if line["event"] == "eval" else step)]
+    assert list(read_events(tmp_path / METRICS_FILE)) == stay
+
+
 def test_a_record_that_cannot_be_trimmed_is_still_appended_to(tmp_path: Path) -> None:
     written(tmp_path, 10)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"torn')
-    with intercepted(fail(1, errno.ENOSPC, name="rename")):
+    with intercepted(fail(1, errno.EIO, name="ftruncate")):
         record, _ = opened(tmp_path, step=10)
     record.write("train", step=20)
     record.close()

@@ -66,7 +66,9 @@ def test_what_is_computed_otherwise_is_not_alike(tmp_path: Path, name: str, chan
     runs = two(tmp_path, **changes)
     found = compare.find_differences(runs)
     assert (list(found.differs), found.alike) == ([name], False)
-    assert f"{name}: " in compare.incomparable_caution(runs, found)
+    caution = compare.incomparable_caution(runs, found)
+    assert f"did not compute the same ({name})" in caution.text
+    assert [line.partition(": ")[0] for line in caution.more] == [name]
 
 
 def test_the_precision_in_effect_counts_and_not_what_was_asked_for(tmp_path: Path) -> None:
@@ -179,3 +181,21 @@ def test_a_setting_without_effect_is_no_difference(tmp_path: Path) -> None:
     settings = ["optim.name=adamw"], ["optim.name=adamw", "optim.momentum=0.5"]
     runs = [read.load_run(make_run(tmp_path / str(at), settings=each)) for at, each in enumerate(settings)]
     assert "optim.momentum" not in str(compare.difference_tables(runs))
+
+
+def test_a_default_beside_a_setting_without_effect_is_no_difference(tmp_path: Path) -> None:
+    """optim.momentum is 0.9 with sgd, and says nothing with adamw."""
+    runs = [read.load_run(make_run(tmp_path / name, settings=[f"optim.name={name}"])) for name in ("sgd", "adamw")]
+    assert list(compare.differing_settings(runs)) == ["optim.name"]
+    assert "momentum" not in str(compare.difference_tables(runs))
+
+
+def test_a_setting_without_effect_beside_one_that_was_set_is_one(tmp_path: Path) -> None:
+    words = {"a": ["optim.name=sgd", "optim.momentum=0.5"], "b": ["optim.name=adamw"]}
+    runs = [read.load_run(make_run(tmp_path / name, settings=each)) for name, each in words.items()]
+    assert compare.differing_settings(runs)["optim.momentum"] == ["0.5", "no effect"]
+
+
+def test_step_options_at_their_defaults_are_not_listed(tmp_path: Path) -> None:
+    found = compare.find_differences(two(tmp_path, settings=["train.ema_decay=0.99"]))
+    assert found.differs["step options"] == ["defaults", "train.ema_decay 0.99"]

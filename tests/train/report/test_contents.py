@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from made_up_runs import found_finished, history, make_run, of_gpus
 
-from train.report import page, read
-from train.report.document import DescriptionList, Report, Table
+from train.report import page, plots, read
+from train.report.document import DescriptionList, Report, Table, render_html, render_markdown
 
 
 def report(*folders: Path, anyway: bool = False) -> Report:
@@ -102,7 +102,7 @@ def test_runs_that_differ_in_their_seed_get_a_mean_and_a_standard_deviation(tmp_
     ]
     _, table = overview(*folders)
     assert table.head == ["settings", "runs", "best: mean ± standard deviation"]
-    assert table.rows == [["optim.lr=0.1", "3", "val accuracy 72.00% ± 1.00%"]]
+    assert table.rows == [["defaults", "3", "val accuracy 72.00% ± 1.00%"]]
 
 
 def test_a_run_that_has_just_begun_gets_a_page_too(tmp_path: Path) -> None:
@@ -166,7 +166,8 @@ def test_first_steps_are_said_to_be_that_in_the_overview_too(tmp_path: Path) -> 
 def test_unlike_runs_are_said_to_be_unlike_first_of_all(tmp_path: Path) -> None:
     one, two = make_run(tmp_path / "one", ranks=1), make_run(tmp_path / "two", training={"precision": "bf16"})
     document = report(one, two)
-    assert "precision: fp32 (one), bf16 (two)" in document.cautions()[0]
+    assert "did not compute the same (precision)" in document.cautions()[0]
+    assert "precision: fp32 (one), bf16 (two)" in str(document.blocks()[0])
     assert "scaling-efficiency" not in [picture.name for picture in document.pictures()]
     assert "scaling-efficiency" in [picture.name for picture in report(one, two, anyway=True).pictures()]
 
@@ -214,3 +215,96 @@ def test_of_five_classes_nobody_is_told_the_best_five(tmp_path: Path, classes: i
         read.load_run(make_run(tmp_path / "run", events=events, training={"classes": classes}))
     )
     assert ("top-5" in str(section)) == told
+
+
+def scored(folder: Path, accuracy: float, *settings: str, ended: dict[str, Any] | None = None) -> Path:
+    """A run with this best accuracy, on 200 images."""
+    events = [line | ({"accuracy": accuracy, "samples": 200} if line["event"] == "eval" else {}) for line in history(9)]
+    return make_run(folder, settings=settings, events=events, ending=ended)
+
+
+def numbers(folder: Path, error: float) -> Path:
+    """A run that predicts numbers."""
+    scores = {"mae": error, "r2": 0.5, "loss": 0.1}
+    events = [line | (scores if line["event"] == "eval" else {}) for line in history(9)]
+    words = ["data.name=table", "data.root=ages.csv", "eval.metric=mae"]
+    made = make_run(folder, settings=words, events=events, training={"task": "regression", "classes": 1})
+    (made / "confusion.json").unlink()
+    return made
+
+
+def test_runs_of_other_tasks_and_data_stand_in_groups_and_each_is_sorted_by_its_score(tmp_path: Path) -> None:
+    folders = [
+        numbers(tmp_path / "ages-2", 9.0),
+        scored(tmp_path / "photos-2", 0.6, "data.name=folder", "data.root=photos"),
+        numbers(tmp_path / "ages-1", 3.0),
+        scored(tmp_path / "photos-1", 0.9, "data.name=folder", "data.root=photos"),
+        scored(tmp_path / "icons-1", 0.7, "data.name=folder", "data.root=icons"),
+    ]
+    document = report(*folders)
+    tables = {
+        section.title: [row[0] for block in section.blocks if isinstance(block, Table) for row in block.rows]
+        for section in document.sections
+        if section.title.endswith("In short")
+    }
+    assert tables == {
+        "Regression of table ages.csv: In short": ["ages-1", "ages-2"],
+        "Classification of folder photos, 3 classes: In short": ["photos-1", "photos-2"],
+        "Classification of folder icons, 3 classes: In short": ["icons-1"],
+    }
+    names = [picture.name for picture in document.pictures()]
+    assert len({*names}) == len(names)
+    assert all(page.PICTURE_PATTERN.fullmatch(f"{name}.png") for name in names)
+    assert "%" not in str([panel.y for panel in plots.comparison_panels([read.load_run(folders[0])])])
+
+
+def folds(folder: Path, *parts: str) -> list[Path]:
+    words = ("data.name=folder", "data.root=photos")
+    return [scored(folder / f"fold-{at}", 0.7 + at / 100, *words, f"data.fold={part}") for at, part in enumerate(parts)]
+
+
+def test_folds_are_added_up_to_a_mean_and_one_matrix_over_all_images(tmp_path: Path) -> None:
+    document = report(*folds(tmp_path, "1/3", "2/3", "3/3"))
+    (section,) = (section for section in document.sections if section.title == "Folds")
+    _, means, result, *_, classes = section.blocks
+    assert isinstance(means, Table)
+    assert isinstance(classes, Table)
+    assert means.rows == [["defaults", "3", "val accuracy 71.00% ± 1.00%"]]
+    assert "defaults: all folds; 73.3% of the 90 validation images of all of them are right." in str(result)
+    assert [row[:4] for row in classes.rows] == [
+        ["cat", "30", "42", "24"], ["dog", "30", "33", "27"], ["<b>owl</b>", "30", "15", "15"]
+    ]  # fmt: skip
+    assert "confusion-folds-1" in [picture.name for picture in document.pictures()]
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [(("1/3", "2/3"), "2 of 3 folds are here"), (("1/3", "2/4"), "do not add up"), (("1/3", "null"), "do not add up")],
+)
+def test_folds_that_are_not_all_folds_are_said_to_be_that(tmp_path: Path, parts: tuple[str, ...], said: str) -> None:
+    assert said in " ".join(report(*folds(tmp_path, *parts)).cautions())
+
+
+def test_what_is_the_same_in_all_runs_stands_in_a_sentence(tmp_path: Path) -> None:
+    ended = {"code": 0, "step": 20, "cause": "finished"}
+    document = report(*(scored(tmp_path / name, 0.5, ended=ended) for name in "ab"))
+    said = (
+        "In all runs global batch: 256; precision: fp32; ran on: 2 ranks on 1 node; how it ended: finished at step 20"
+    )
+    assert said in str(document.blocks())
+    table = next(block for block in document.blocks() if isinstance(block, Table))
+    assert [*table.head] == ["run", "best by its metric", "its 95 % interval", "images/s", "training"]
+
+
+def test_many_cautions_are_one_whose_lines_are_folded(tmp_path: Path) -> None:
+    document = report(*(make_run(tmp_path / str(at)) for at in range(3)), *(tmp_path / f"gone-{at}" for at in range(9)))
+    assert document.cautions() == ["9 arguments are left out."]
+    html, markdown = render_html(document), render_markdown(document)
+    assert html.count("<li>") == html.count("is not a run&#39;s folder") == 9
+    assert "> **Caution:** 9 arguments are left out.\n\n- " in markdown
+
+
+def test_r_squared_is_drawn_without_percent(tmp_path: Path) -> None:
+    made = read.load_run(numbers(tmp_path / "ages", 3.0))
+    (panel,) = (panel for panel in plots.single_run_panels(made) if panel.title == "Scores")
+    assert (panel.y, max(panel.series[-1].y)) == ("", 0.5)

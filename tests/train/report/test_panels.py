@@ -34,9 +34,8 @@ def test_a_panel_is_a_picture_of_its_own() -> None:
 def test_labels_titles_and_names_are_there() -> None:
     other = PlotSeries(name="another", x=[1], y=[2.0])
     axes = filled(Panel(title="Loss", x="step", y="nats", series=[LINE, other], marks={2: "start 2"}))
-    legend = axes.get_legend()
+    (legend,) = axes.figure.legends
     assert (axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()) == ("Loss", "step", "nats")
-    assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["a run", "another"]
     assert words(axes) == ["start 2"]
 
@@ -88,7 +87,25 @@ def test_series_differ_without_colours_too() -> None:
 def test_more_lines_than_a_legend_holds_are_said_to_be_too_many() -> None:
     many = [PlotSeries(name=str(number), x=[1, 2], y=[1, 2]) for number in range(13)]
     axes = filled(Panel(title="", x="", y="", series=many))
-    assert (axes.get_legend(), axes.texts[0].get_text()) == (None, "13 lines: too many for a legend")
+    assert (axes.figure.legends, axes.texts[0].get_text()) == ([], "13 lines: too many for a legend")
+
+
+@pytest.mark.parametrize("names", [2, 12])
+def test_a_legend_hides_nothing_and_makes_the_picture_higher(names: int) -> None:
+    series = [PlotSeries(name=f"resnet-{number}", x=[0, 1], y=[number, 12]) for number in range(names)]
+    axes = filled(Panel(title="Loss", x="epoch", y="", series=series))
+    axes.figure.draw_without_rendering()
+    (legend,) = axes.figure.legends
+    assert legend.get_window_extent().y1 <= axes.get_tightbbox().y0
+    assert axes.get_window_extent().height > 0.6 * plots.PANEL_HEIGHT * DPI
+
+
+def test_of_many_lines_those_with_a_name_stand_in_the_legend_and_the_rest_is_gray() -> None:
+    named = [PlotSeries(name=str(number), x=[1, 2], y=[1, 2]) for number in range(12)]
+    faint = [PlotSeries(name="worse", x=[1, 2], y=[1, 2], style="faint")] * 3
+    (legend,) = filled(Panel(title="", x="", y="", series=[*named, *faint])).figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [str(number) for number in range(12)]
+    assert legend.get_title().get_text() == "3 further runs are gray"
 
 
 def test_a_spread_is_drawn_around_its_points() -> None:

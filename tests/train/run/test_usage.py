@@ -82,6 +82,23 @@ def test_of_many_ranks_lines_come_less_often(tmp_path: Path, monkeypatch: pytest
     assert {line["step"] for line in read(tmp_path, "gpu", "rank")} == {20}
 
 
+@pytest.mark.parametrize(("trained_s", "steps"), [(0.0, {5, 10, 15, 20, 25, 30}), (9_900.0, {10, 20, 30})])
+def test_of_a_long_run_lines_come_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_s: float, steps: set[int]
+) -> None:
+    """A line covers a thousandth of the time so far, that of earlier starts too: the file grows by a logarithm."""
+    parent, now = Parent(monkeypatch), [0.0]
+    used = UsageRecorder(
+        parent.rank, hosts=["node"], devices=[DEVICE], every_s=5.0, trained_s=trained_s, clock=lambda: now[0]
+    )
+    with recorded(tmp_path) as record:
+        for now[0] in (5.0, 10.0, 15.0, 20.0, 25.0, 30.0):
+            parent.says(now[0])
+            used.receive(used.values_to_sum())
+            used.log(record, step=round(now[0]))
+    assert {line["step"] for line in read(tmp_path, "gpu")} == steps
+
+
 def test_the_end_tells_what_it_came_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = Parent(monkeypatch)
     used = UsageRecorder(parent.rank, hosts=["node01"], devices=[DEVICE], every_s=0.5)
