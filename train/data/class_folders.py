@@ -183,9 +183,14 @@ def _too_few_classes_failure(root: Path, training: Path, classes: tuple[str, ...
     what, listed = f"data.root {root} has fewer than two class folders", ", ".join(classes) or "none"
     images = sum(map(is_image, list_entries(training, os.DirEntry.is_file)))
     if not images:
-        inner = class_names(training / classes[0]) if classes else ()
-        fix = f"set data.root={training / classes[0]}, which holds {_abbreviate(inner)}" if len(inner) > 1 else None
-        return _data_root_failure(what, f"{training.absolute()}: {listed}", fix or _FIX_DATA_ROOT)
+        inner, fix = training, _FIX_DATA_ROOT
+        for _ in range(4):  # not endlessly: a folder may be a link to one above it
+            if len(names := class_names(inner)) == 1:
+                inner /= names[0]
+        if len(names) > 1:
+            fix = f"set data.root={inner}" if training == root else f"move the folders in {inner} to {training}"
+            fix += f": {inner.name} holds {_abbreviate(names)}"
+        return _data_root_failure(what, f"{training.absolute()}: {listed}", fix)
     counted = f"{images:,} images" if images > 1 else "1 image"
     above = os.path.normpath(root / "..") if ".." not in root.parts else str(root.absolute() / "..")
     parent_fix = (
@@ -375,11 +380,11 @@ def count_images_by_class(
     empty = [name for name, images in counts.items() if images == 0]
     if empty:
         what = f"class folders in {folder} without an image: {len(empty)}"
-        files = f"; {note}" if (note := describe_unread_files(others)) else ""
+        note, _, way = (describe_unread_files(others) or "").partition(". fix: ")
         raise _data_root_failure(
             what,
-            f"{_abbreviate(empty)}, in {folder.absolute()}{files}",
-            f"remove them, or put images into them ({' '.join(IMAGE_SUFFIXES)})",
+            f"{_abbreviate(empty)}, in {folder.absolute()}{'; ' * bool(note)}{note}",
+            f"remove them, or {way or 'put images into them'} ({' '.join(IMAGE_SUFFIXES)})",
         )
     return counts
 

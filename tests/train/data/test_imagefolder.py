@@ -167,14 +167,23 @@ def test_a_class_of_other_files_alone_names_their_endings(tmp_path: Path) -> Non
     make(tmp_path, "a/0.png", *(f"b/{number}.heic" for number in range(8)))
     with pytest.raises(Failure) as caught:
         class_folders.count_images(tmp_path, ("a", "b"))
-    assert (caught.value.found or "").startswith(f"b, in {tmp_path}; 8 files are not read: .heic (8)")
+    assert caught.value.found == f"b, in {tmp_path}; 8 files are not read: .heic (8)"
+    assert caught.value.fix.startswith("remove them, or save pictures of other kinds as .jpg or .png")
 
 
-def test_a_folder_too_many_is_named_with_the_setting(tmp_path: Path) -> None:
-    make(tmp_path, "photos/a/1.jpg", "photos/b/1.jpg", "readme.txt")
+@pytest.mark.parametrize(
+    ("above", "fix"),
+    [
+        ("photos", "set data.root={}/photos: photos holds a, b"),
+        ("my/photos", "set data.root={}/my/photos: photos holds a, b"),
+        ("train/photos", "move the folders in {}/train/photos to {}/train: photos holds a, b"),
+    ],
+)
+def test_a_folder_too_many_has_the_fix_that_fits(above: str, fix: str, tmp_path: Path) -> None:
+    make(tmp_path, f"{above}/a/1.jpg", f"{above}/b/1.jpg", "readme.txt")
     with pytest.raises(Failure, match="fewer than two class folders") as caught:
         class_folders.find_layout(tmp_path)
-    assert caught.value.fix == f"set data.root={tmp_path}/photos, which holds a, b"
+    assert caught.value.fix == fix.replace("{}", str(tmp_path))
 
 
 VALIDATION_FIXES = {
