@@ -38,7 +38,7 @@ from entrypoint import (
 from train import files
 from train.checkpoint import store
 from train.config import checks, environment, load, models, task_keys
-from train.config.batches import BatchSizes, StepCounts, compute_batch_sizes, count_steps
+from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, EvalConfig, RunConfig
 from train.data import download, registry, staging
 from train.metrics import METRICS
@@ -80,7 +80,9 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     registry.refuse_fixed_evaluation_size(config.data, config.eval.image_size)
     checks.refuse_checkpointing_conflicts(config.train)
     batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size)
-    count_planned_steps(config, batch, registry.find_source(config.data.name).count(config.data))
+    samples = registry.find_source(config.data.name).count(config.data)
+    if samples is not None:  # else a start counts them
+        count_steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
     return batch
 
 
@@ -151,17 +153,6 @@ def refuse_missing_weights(config: RunConfig) -> None:
 
 # What other tools take for "the published weights of this model".
 WEIGHTS_WORDS: Final = r"^(true|yes|default|auto|pretrained)$|imagenet[^/]*$|_weights\.\w+$"
-
-
-def count_planned_steps(config: RunConfig, batch: BatchSizes, samples: int | None) -> StepCounts | None:
-    """The steps of the run; None without `samples`, if only a start can count the training samples.
-
-    Raises:
-        Failure: USAGE if an epoch would have no step.
-    """
-    if samples is None:
-        return None
-    return count_steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
 
 
 class TrainArgumentParser(StrictArgumentParser):

@@ -235,25 +235,19 @@ def _refuse_unsaved_state(model: ModelConfig, net: nn.Module) -> None:
     Raises:
         Failure: USAGE, naming the entry.
     """
-    try:
-        state = net.state_dict()
-    except Exception as error:
-        raise plugin.user_code_failure(f"{MODEL_NAME_KEY} {model.name}: its state_dict() fails", error) from error
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            is_kept = value.layout == torch.strided and value.dtype in format.SAFETENSORS_DTYPES
-            content = f"a tensor of {value.dtype}, {value.layout}"
-        else:
-            is_kept, content = False, f"a {type(value).__name__}"
-        if not is_kept:
-            extra = name.endswith("_extra_state")
-            raise Failure(
-                f"{MODEL_NAME_KEY} {model.name} gives a network whose state no checkpoint can hold",
-                found=f"{content} in {name} of its state_dict{': get_extra_state() returned it' if extra else ''}",
-                expected="dense tensors of numbers",
-                fix="keep it in tensors (register_buffer; get_extra_state may return one), or set it in the factory",
-                code=ExitCode.USAGE,
-            )
+    for name, value in net.state_dict().items():
+        is_tensor = isinstance(value, Tensor)
+        if is_tensor and value.layout == torch.strided and value.dtype in format.SAFETENSORS_DTYPES:
+            continue
+        content = f"a tensor of {value.dtype}, {value.layout}" if is_tensor else f"a {type(value).__name__}"
+        extra = ": get_extra_state() returned it" if name.endswith("_extra_state") else ""
+        raise Failure(
+            f"{MODEL_NAME_KEY} {model.name} gives a network whose state no checkpoint can hold",
+            found=f"{content} in {name} of its state_dict{extra}",
+            expected="dense tensors of numbers",
+            fix="keep it in tensors (register_buffer; get_extra_state may return one), or set it in the factory",
+            code=ExitCode.USAGE,
+        )
 
 
 def eval_mode_notes(net: nn.Module) -> tuple[str, ...]:

@@ -246,7 +246,7 @@ ARRAYS: dict[str, Row] = {
         ),
         "npz d.npz",
         65,
-        ("training and validation samples differ",),
+        ("the samples of the splits differ",),
         "again",
     ),
     "npz-nan": (

@@ -74,7 +74,7 @@ def test_before_a_start_no_image_is_counted(tmp_path: Path) -> None:
     config = load.load_config(None, ["data.name=folder", f"data.root={tmp_path}"])
     assert launch.check_config(config, 1) == compute_batch_sizes(256, "auto", 1)
     with pytest.raises(Failure, match="smaller than"):
-        launch.count_planned_steps(config, compute_batch_sizes(256, "auto", 1), training(config.data))
+        described("data.name=folder", f"data.root={tmp_path}")
 
 
 def test_a_missing_data_folder_is_missing_input(tmp_path: Path) -> None:

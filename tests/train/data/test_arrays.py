@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jobs import trained
+from jobs import refused, trained
 from safetensors.torch import save_file
 
 from entrypoint import ExitCode, Failure
@@ -98,6 +98,18 @@ def test_clips_are_found_by_their_axes(tmp_path: Path) -> None:
     sets = find(tmp_path / "clips.npz")
     assert str(sets.shape) == "5 x 8 x 8 x 1"
     assert "clips of" in sets.notes[0]
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_clips_with_their_channels_behind_the_frames_are_refused(suffix: str, tmp_path: Path) -> None:
+    """They were trained on as three frames of five channels."""
+    clips = {"images": torch.zeros((40, 5, 3, 8, 8), dtype=torch.uint8), "labels": TARGETS}
+    path = tmp_path / f"tchw.{suffix}"
+    save_file(clips, path) if suffix == "safetensors" else torch.save(clips, path)
+    settings = ("data.name=tensor", f"data.root={path}", "model.name=cnn3d", "model.args={}", "data.augment=none")
+    failure = refused(tmp_path / "run", *settings)
+    assert failure.code == ExitCode.DATA
+    assert "permute the axes: (0, 2, 1, 3, 4)" in failure.fix
 
 
 def test_two_files_are_two_sides(tmp_path: Path) -> None:
