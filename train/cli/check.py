@@ -34,6 +34,7 @@ from train.evaluation import early_stopping
 from train.evaluation.final_score import read_final_score
 from train.evaluation.results import EvaluationResult
 from train.logging.progress import format_rows, pluralize
+from train.names import look_alike_warnings
 from train.optim import schedule
 from train.run import folder, lock, record, time_limit
 from train.run.folder import describe_folder_state, refuse_symlinks, run_folder
@@ -243,7 +244,8 @@ def describe_plan(
             )
         }
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
-    warnings = [*plan.warnings, *data.warnings, *schedule.regression_warnings(config, data.task)]
+    warnings = [*plan.warnings, *data.warnings, *look_alike_warnings(data.facts.get("classes", ()))]
+    warnings += [*schedule.regression_warnings(config, data.task)]
     notes = [note, *data.notes, *network_notes]
     if steps is not None and data.training is not None:
         notes += batches.step_notes(steps, batch, samples=data.training, max_steps=config.train.max_steps)

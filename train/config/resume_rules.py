@@ -13,6 +13,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure
 from train.config import checks
 from train.config.schema import RunConfig
+from train.names import normalize_name
 from train.tasks import CLASSIFICATION
 
 # The keys that may differ between two starts of one run, and why. Any other change makes it a different
@@ -114,6 +115,8 @@ def refuse_data_changes(before: Mapping[str, Any] | None, current: Mapping[str, 
     if before is None:
         return
     before = {"task": CLASSIFICATION, **before}
+    if before.get("classes"):  # an older version recorded them as the folders' names are written
+        before["classes"] = [*map(normalize_name, before["classes"])]
     compared = [key for key in current if key not in UNCOMPARED_KEYS]
     if (key := next((key for key in compared if before[key] != current[key]), None)) is not None:
         name = SPLIT_NAMES.get(key, key)

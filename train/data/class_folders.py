@@ -17,6 +17,7 @@ from typing import Final
 
 from entrypoint import ExitCode, Failure
 from train.files import one_line
+from train.names import describe_look_alikes, normalize_name
 
 # Formats that every build of Pillow reads. Other files (labels, licences, thumbnail databases) are no images.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -54,7 +55,8 @@ def find_layout(root: Path, *, keep_test: bool = False) -> FolderLayout:
         Failure: NO_INPUT if the folder is missing, has no classes, if the classes of the splits differ, or if
             folders may be splits as well as classes.
     """
-    folders = class_names(root)
+    paths = class_paths(root)
+    folders = tuple(paths)
     training_name = _find_training_folder(root, folders)
     training = root if training_name is None else root / training_name
     classes = folders if training_name is None else class_names(training)
@@ -69,7 +71,7 @@ def find_layout(root: Path, *, keep_test: bool = False) -> FolderLayout:
         _refuse_different_classes(training, classes, validation, class_names(validation))
     test = None if _is_test_folder(validation) else _find_test_folder(root, folders, classes)
     used = {training_name, *(folder.name for folder in (validation, test) if folder)}
-    aside = tuple(name for name in folders if name not in used and _looks_like_image_folder(root / name, classes))
+    aside = tuple(name for name in folders if name not in used and _looks_like_image_folder(paths[name], classes))
     return FolderLayout(training=training, validation=validation, classes=classes, aside=aside, test=test)
 
 
@@ -139,11 +141,12 @@ def _refuse_validation_without_training(root: Path, classes: tuple[str, ...]) ->
 
 def _looks_like_image_folder(folder: Path, classes: tuple[str, ...]) -> bool:
     """By its name, or because it directly holds an image or a folder with the name of a class."""
-    if folder.name in classes or folder.name.lower() in (*TRAINING_FOLDER_NAMES, *VALIDATION_FOLDER_NAMES):
+    names = {*classes, *TRAINING_FOLDER_NAMES, *VALIDATION_FOLDER_NAMES}
+    if {normalize_name(folder.name), folder.name.lower()} & names:
         return True
     try:
         with os.scandir(folder) as entries:
-            return any(entry.name in classes or is_image(entry.name) for entry in entries)
+            return any(normalize_name(entry.name) in classes or is_image(entry.name) for entry in entries)
     except OSError:  # nothing in it is needed
         return False
 
@@ -165,12 +168,27 @@ def _too_few_classes_failure(root: Path, training: Path, classes: tuple[str, ...
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """The class folders, sorted, without hidden ones.
+    """The names of the class folders, in NFC and sorted, without hidden ones. Raises as `class_paths`."""
+    return tuple(class_paths(folder))
+
+
+def class_paths(folder: Path) -> dict[str, Path]:
+    """The class folders by name, as `class_names`. On disk a name may have another Unicode form.
 
     Raises:
-        Failure: NO_INPUT, where the folder cannot be listed.
+        Failure: NO_INPUT, where the folder cannot be listed; DATA for a name in two forms.
     """
-    return tuple(name for name in list_entries(folder, os.DirEntry.is_dir) if not is_hidden(name))
+    paths = dict[str, Path]()
+    for entry in list_entries(folder, os.DirEntry.is_dir):
+        path = paths.setdefault(normalize_name(entry), folder / entry)
+        if path.name != entry:
+            raise Failure(
+                "two folders have one name, in two Unicode forms",
+                found=f"{path.name!a} and {entry!a}, in {folder.absolute()}",
+                fix="move the images of one into the other, and remove it",
+                code=ExitCode.DATA,
+            )
+    return {name: paths[name] for name in sorted(paths) if not is_hidden(name)}
 
 
 def list_entries(folder: Path, accepts: Callable[[os.DirEntry[str]], bool]) -> list[str]:
@@ -333,7 +351,10 @@ def count_images_by_class(
     Raises:
         Failure: NO_INPUT, naming the classes that have none.
     """
-    counts = {name: sum(1 for _ in image_files(folder / name, others, inside.get(name))) for name in classes}
+    paths = class_paths(folder)
+    counts = {
+        name: sum(1 for _ in image_files(paths.get(name, folder / name), others, inside.get(name))) for name in classes
+    }
     empty = [name for name, images in counts.items() if images == 0]
     if empty:
         what = f"class folders in {folder} without an image: {len(empty)}"
@@ -366,7 +387,8 @@ def _refuse_different_classes(
             f"only in {training.absolute()}: {_abbreviate(only_here)}; "
             f"only in {validation.absolute()}: {_abbreviate(only_there)}"
         )
-        same = f"let both folders in data.root have the same: {_abbreviate(sorted({*classes, *others}))}"
+        alike = describe_look_alikes((*only_here, *only_there))
+        same = f"let both folders in data.root have the same: {alike or _abbreviate(sorted({*classes, *others}))}"
         fix = f"{same}; or, if the second is not for validation, move it out of data.root"
         raise _data_root_failure("the class folders for training and for evaluation differ", actual, fix)
 
@@ -430,7 +452,9 @@ def split_folder_warnings(inside: Mapping[str, Collection[str]]) -> tuple[str, .
     Args:
         inside: the folders directly in each class folder.
     """
-    matches = {name: sorted((inside.keys() & {*folders}) - {name}) for name, folders in inside.items()}
+    matches = {
+        name: sorted((inside.keys() & {*map(normalize_name, folders)}) - {name}) for name, folders in inside.items()
+    }
     warnings = [_split_folder_warning(name, classes) for name, classes in matches.items() if len(classes) > 1]
     return tuple(warnings[:MAX_LISTED_CLASSES])
 

@@ -202,11 +202,13 @@ def _list_files(
     unread: Counter[str],
     inside: Mapping[str, set[str]],
 ) -> ImageFileSource:
-    listing = cache.list_images(above, classes)
+    paths_by_class = class_folders.class_paths(above)
+    names = [paths_by_class.get(name, above / name).name for name in classes]
+    listing = cache.list_images(above, names)
     if not all(listing.counts):
         class_folders.count_images(above, classes)  # names the empty ones
     unread.update(listing.unread)
-    for name, folders in inside.items():
+    for name, folders in zip(names, inside.values(), strict=False):
         folders.update(listing.inside[name])
     paths = path_list.from_lengths(str(above / "_")[:-1], listing.letters, listing.lengths)
     return ImageFileSource(paths, torch.from_numpy(np.repeat(np.arange(len(classes)), listing.counts)), size)

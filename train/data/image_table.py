@@ -34,7 +34,7 @@ def open_image_table(data: DataConfig) -> DataSplits:
         validation=image_folder.select_files(files, parts.validation),
         test=image_folder.select_files(files, parts.test) if parts.test.any() else None,
         classes=read.classes,
-        notes=parts.notes,
+        notes=(*table.notes, *parts.notes),
         warnings=labels.missing_validation_warnings(
             read.task, read.classes, read.values[parts.training], read.values[parts.validation]
         ),

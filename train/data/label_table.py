@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from train import files
 from train.config.schema import DataConfig
 from train.data import class_folders
 from train.files import one_line
+from train.names import find_file, normalize_name, read_name
 
 PATH, LABEL, SPLIT, GROUP, WEIGHT = COLUMNS = ("path", "label", "split", "group", "weight")
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
@@ -77,6 +78,7 @@ class LabelTable:
     splits: list[str] | None = None
     groups: list[str] | None = None
     weights: list[float] | None = None
+    notes: tuple[str, ...] = ()
 
     def rows_of(self, split: str) -> list[int]:
         """The rows of one split. Without a split column all rows are training rows."""
@@ -115,8 +117,12 @@ def read_table(data: DataConfig) -> LabelTable:
         raise bad_table(file, "has no row", "only the header line", "add a line for each image")
     _refuse_repeated_paths(table)
     _refuse_groups_in_two_splits(table)
-    _refuse_missing_images(table)
-    return table
+    renamed = _find_images(table)
+    if not renamed:
+        return table
+    _refuse_repeated_paths(table)
+    written = "are written in another Unicode form than the names of their files"
+    return replace(table, notes=(f"{renamed:,} of {len(table.paths):,} paths of {file} {written}: these are read",))
 
 
 def _open_text(file: Path) -> TextIO:
@@ -160,7 +166,7 @@ def _read_header(stream: TextIO, data: DataConfig) -> tuple[dict[str, list[int]]
     header = next(iter(_read_rows(stream, file, delimiter)), (1, []))[1]
     if len(header) == 1 and delimiter == "," and ";" in header[0]:  # as some spreadsheets write
         delimiter, header = ";", header[0].split(";")
-    header = [name.strip() for name in header]
+    header = [*map(read_name, header)]
     if any(map(class_folders.is_image, header)):
         actual = f"line 1: {delimiter.join(header)}"
         fix = f"put a first line with the names of the columns: {delimiter.join((PATH, LABEL))}"
@@ -190,7 +196,7 @@ def _read_header(stream: TextIO, data: DataConfig) -> tuple[dict[str, list[int]]
 def column_names(data: DataConfig, column: str) -> list[str]:
     """What the table calls a column; the label may have several."""
     names = data.columns.get(column, column)
-    return list(names) if isinstance(names, list) else [names]
+    return [*map(normalize_name, names if isinstance(names, list) else [names])]
 
 
 def _missing_column(file: Path, column: str, name: str, header: Sequence[str]) -> Failure:
@@ -235,7 +241,7 @@ def _collect(
             raise bad_table(file, f"has a line with {len(cells)} of at least {number} cells", actual, fix)
         lines.append(line)
         for position, column_cells in cells_at.items():
-            column_cells.append(cells[position].strip())
+            column_cells.append(cells[position].strip() if position in columns[PATH] else read_name(cells[position]))
     cells_of = {column: cells_at[places[0]] for column, places in columns.items()}
     label_names = column_names(data, LABEL)
     several = isinstance(data.columns.get(LABEL), list)
@@ -325,15 +331,24 @@ def _refuse_groups_in_two_splits(table: LabelTable) -> None:
             raise bad_table(table.file, "has a group in two splits", actual, fix)
 
 
-def _refuse_missing_images(table: LabelTable) -> None:
+def _find_images(table: LabelTable) -> int:
+    """Look for each image file, and correct the paths in another Unicode form. Returns the number of these.
+
+    Raises:
+        Failure: NO_INPUT for a missing image.
+    """
     rows_by_folder: dict[str, list[int]] = {}
     for row, path in enumerate(table.paths):
         rows_by_folder.setdefault(os.path.dirname(path), []).append(row)
     missing = [row for folder, rows in rows_by_folder.items() for row in _missing_rows(folder, rows, table.paths)]
-    if not missing:
-        return
-    row = min(missing)
-    path, count = table.paths[row], len(missing)
+    listed = dict[str, dict[str, str]]()
+    for row in missing:
+        table.paths[row] = find_file(table.paths[row], listed) or table.paths[row]
+    lost = [row for row in missing if not os.path.lexists(table.paths[row])]
+    if not lost:
+        return len(missing)
+    row, count = min(lost), len(lost)
+    path = table.paths[row]
     counted = "1 image that is not there" if count == 1 else f"{count:,} images that are not there"
     failure = bad_table(
         table.file, f"names {counted}", f"line {table.lines[row]}: {one_line(path)}", _missing_image_fix(path)

@@ -19,6 +19,7 @@ from train.config.schema import DataConfig
 from train.data import class_folders
 from train.data.label_table import TRAINING, LabelTable, bad_table, list_lines
 from train.files import one_line
+from train.names import describe_look_alikes, read_name
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, TargetScale
 
 Int64Array = npt.NDArray[np.int64]
@@ -141,7 +142,7 @@ def read_label_sets(table: LabelTable, rows: Sequence[int], data: DataConfig) ->
         classes = table.label_columns
         sets = [_named_columns(table, row) for row in rows]
     else:
-        sets = [{name for cell in SEPARATORS.split(table.labels[row]) if (name := cell.strip())} for row in rows]
+        sets = [{name for cell in SEPARATORS.split(table.labels[row]) if (name := read_name(cell))} for row in rows]
         classes = tuple(sorted(set().union(*sets)))
     if not any(sets):
         actual = f"{len(rows):,} lines without one"
@@ -260,7 +261,8 @@ def _refuse_untrained_labels(table: LabelTable, rows: Sequence[int], sets: Seque
         lines = [table.lines[row] for row, names in untrained if name in names]
         what = f"has a {noun} that no {TRAINING} row has"
         fix = "add training images of it, or remove these lines"
-        raise bad_table(table.file, what, f"{one_line(name)}: {list_lines(lines)}", fix)
+        alike = describe_look_alikes((name, *trained), "; ")
+        raise bad_table(table.file, what, f"{one_line(name)}: {list_lines(lines)}{alike}", fix)
 
 
 def _refuse_wrong_class_count(data: DataConfig, classes: Sequence[str]) -> None:

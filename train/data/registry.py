@@ -8,7 +8,7 @@ loads it. A new source is a module in `train/data/sources/` with its entry, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -20,6 +20,7 @@ from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.preprocessing import refuse_cut_border
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
+from train.names import look_alike_warnings, normalize_name
 from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
 
 if TYPE_CHECKING:
@@ -141,7 +142,9 @@ def open_splits(data: DataConfig, host: HostRanks | None = None, cache_folder: P
     """
     from train.distributed.shared_memory import SINGLE_RANK  # torch
 
-    return find_source(data.name).open(data, host or SINGLE_RANK, cache_folder)
+    splits = find_source(data.name).open(data, host or SINGLE_RANK, cache_folder)
+    warnings = (*splits.warnings, *look_alike_warnings(splits.classes))
+    return replace(splits, classes=tuple(map(normalize_name, splits.classes)), warnings=warnings)
 
 
 def configured_shape(data: DataConfig) -> Shape | None:

@@ -32,6 +32,7 @@ from train.data.process_pool import map_in_processes
 from train.data.shard_labels import LABEL_SUFFIXES, MAX_CLASSES, Label, LabelKind, number_labels, parse_label
 from train.data.shard_runs import Entries, Int64Array, cut_into_runs
 from train.fields import MAX_INT64, TEXTS, check_fields, whole_number
+from train.names import normalize_name
 from train.tasks import AUTO, MULTI_LABEL, REGRESSION, TASKS
 
 ENTRIES_FILE: Final = "index.npy"
@@ -413,7 +414,7 @@ def _samples(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, tarfi
     """
     current, image, labels = "", None, dict[str, tarfile.TarInfo]()
     for member in _members(path, file, size):
-        above, _, base = member.name.rpartition("/")
+        above, _, base = normalize_name(member.name).rpartition("/")
         stem, dot, suffix = base.partition(".")
         key, suffix = (f"{above}/{stem}" if above else stem), (dot + suffix).lower()
         if key != current:

@@ -20,6 +20,7 @@ from entrypoint import ExitCode, Failure, parse_json
 from train import files
 from train.data.labels import MAX_NUMBER, parse_number, strata_of_numbers
 from train.data.shard_runs import Int64Array
+from train.names import describe_look_alikes, normalize_name, read_name
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION
 
 LABEL_SUFFIXES: Final = (".cls", ".json", ".txt")  # the first that is there counts
@@ -75,7 +76,7 @@ def parse_label(suffix: str, text: str) -> Label | None:
     Raises:
         ValueError: the key of the label is there twice, or its number is not finite or too large.
     """
-    return _parse_json(text) if suffix == ".json" else text.strip()
+    return _parse_json(text) if suffix == ".json" else read_name(text)
 
 
 def _mark_repeated_labels(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -101,8 +102,8 @@ def _parse_json(text: str) -> Label | None:
     if isinstance(value, float) and parse_number(str(value)) is None:
         raise ValueError(f"the number of {key!r} is {value}")
     if isinstance(value, list) and all(isinstance(each, int | str) for each in value):
-        return tuple(sorted({str(each).strip() for each in value}))
-    return str(value).strip() if isinstance(value, int | float | str) else None
+        return tuple(sorted({read_name(str(each)) for each in value}))
+    return read_name(str(value)) if isinstance(value, int | float | str) else None
 
 
 def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[LabelKind, Int64Array]:
@@ -210,9 +211,10 @@ def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...],
         values = {name: number for number, name in enumerate(names)}
         missing = [label for label in labels if label not in values]
     if missing:
+        alike = describe_look_alikes((missing[0], *names), ": ")
         raise Failure(
             f"a label of the shards is not in {CLASSES_FILE}",
-            found=f"{_quote(missing[0])}, and {len(names)} names in {folder / CLASSES_FILE}",
+            found=f"{_quote(missing[0])}, and {len(names)} names in {folder / CLASSES_FILE}{alike}",
             fix="write a name for each class, one on each line",
             code=ExitCode.DATA,
         )
@@ -226,7 +228,8 @@ def _read_class_names(folder: Path) -> list[str] | None:
         return None
     with files.translate_os_errors(path, "read"):
         text = os.fsdecode(files.read_regular_file(path))
-    names = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    text = normalize_name(text.removeprefix("\ufeff").removesuffix("\n"))
+    names = [line.removesuffix("\r") for line in text.split("\n")]
     if len(set(names)) < len(names):
         raise Failure(
             f"{path} has a class twice",

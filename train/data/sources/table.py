@@ -64,6 +64,7 @@ def describe(data: DataConfig) -> DataSummary:
         outputs=len(read.classes),
         facts=facts if read.task == CLASSIFICATION else facts | {"task": read.task},
         warnings=warnings,
+        notes=table.notes,
         task=read.task,
     )
 
