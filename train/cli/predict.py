@@ -104,7 +104,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from train.data import decode
     from train.inference import predict
 
-    for warning in decode.gray_level_warnings(decode.highest_values(files)):
+    for warning in decode.describe_facts(decode.sample_facts(files.__getitem__, len(files))):
         print_message(f"WARNING: {warning}", sys.stderr)
     if model.warning:
         print_message(f"WARNING: {model.warning}", sys.stderr)

@@ -30,12 +30,11 @@ from train import file_lock, files
 from train.config.schema import DataConfig
 from train.data import decode, path_list, registry
 from train.data.image_folder import ImageFileSource
-from train.data.preprocessing import DEFAULT_PREPROCESSING
 from train.data.splits import DataSplits, SampleIndices
 from train.distributed.shared_memory import HostRanks
 from train.files import os_error_failure
 
-CACHE_VERSION: Final = 2  # raised whenever the same file would decode to other pixels
+CACHE_VERSION: Final = 3  # raised whenever the same file would decode to other pixels
 RGB_CHANNELS: Final = 3
 METADATA_BYTES_PER_IMAGE: Final = 5  # a checksum (4 bytes), and whether the image is readable (1 byte)
 
@@ -306,9 +305,7 @@ def cache_key(files: ImageFileSource, data: DataConfig, pulse: Heartbeat) -> str
     preprocessing = files.preprocessing
     if (cut := (preprocessing.crop_ratio, preprocessing.interpolation)) != (1.0, "bilinear"):
         digest.update(f"{cut}\n".encode())
-    if preprocessing.fit != DEFAULT_PREPROCESSING.fit:
-        border = decode.fill_color(preprocessing, RGB_CHANNELS) if preprocessing.fit == "pad" else None
-        digest.update(f"{preprocessing.fit} {border}\n".encode())
+    digest.update(f"{preprocessing.fit} {decode.fill_color(preprocessing, RGB_CHANNELS)}\n".encode())
     if preprocessing.decode == "exact":  # the others decode whole images alike
         digest.update(b"exact\n")
     chunks = np.array_split(np.arange(len(files.paths)), -(-len(files.paths) // FILES_PER_CHUNK))

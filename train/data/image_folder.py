@@ -112,10 +112,11 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
     """The splits of listed image files. weights: as in `DataSplits`.
 
     Raises:
-        Failure: as `decode.bit_depth_warnings`.
+        Failure: as `decode.refuse_black_images`.
     """
     preprocessing, channels = configured_preprocessing(data), COLOR_CHANNELS[data.color]
     listed = _convert_splits(listed, lambda files: replace(files, preprocessing=preprocessing, channels=channels))
+    facts = decode.sample_facts(listed.training.image, len(listed.training.labels))
     return DataSplits(
         training=listed.training,
         validation=listed.validation,
@@ -123,10 +124,7 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
         classes=listed.classes,
         shape=Shape(channels=channels, size=height_and_width(data.image_size)),
         notes=listed.notes,
-        warnings=(
-            *listed.warnings,
-            *decode.bit_depth_warnings(decode.highest_values(listed.training.paths), f"data.root {data.root}"),
-        ),
+        warnings=(*listed.warnings, *decode.sample_warnings(facts, f"data.root {data.root}")),
         weights=weights,
     )
 
