@@ -143,7 +143,7 @@ def to_8_bits(image: Image.Image, channels: int, preprocessing: Preprocessing = 
     Raises:
         ValueError: for 32 bits, whose range of values is unknown.
     """
-    if image.has_transparency_data:
+    if has_transparency(image):
         rgba = to_rgba(image)
         flat = Image.new("RGB", rgba.size, fill_color(preprocessing, len("RGB")))
         flat.paste(rgba, mask=rgba)
@@ -151,6 +151,11 @@ def to_8_bits(image: Image.Image, channels: int, preprocessing: Preprocessing = 
     reduced = _with_8_bits(image)
     converted = reduced.convert("L" if channels == 1 and reduced.mode in GRAY_MODES else "RGB")
     return _turn_upright(converted, image)
+
+
+def has_transparency(image: Image.Image) -> bool:
+    """Whether pixels may be transparent. What a user's code made RGB or gray has none, whatever its `info` keeps."""
+    return image.has_transparency_data and (image.format is not None or image.mode not in ("RGB", *GRAY_MODES))
 
 
 def to_rgba(image: Image.Image) -> Image.Image:
@@ -430,13 +435,13 @@ NO_FACTS: Final = ImageFacts()
 
 def find_facts(image: Image.Image) -> ImageFacts:
     """The facts about an opened image, which this loads if they are not in its header. Raises one of DECODE_ERRORS."""
-    has_pages = getattr(image, "is_animated", False)
+    has_pages = getattr(image, "is_animated", False) and image.format != "MPO"  # a photo with previews of it
     values = None if image.mode == "F" else np.asarray(image) if is_high_bit_depth(image) else _read_deep_colors(image)
     highest = -1 if values is None else int(values.max())
     return ImageFacts(
         highest=highest if 0 <= highest <= MAX_16_BIT_VALUE else None,
         format=image.format if has_pages else None,
-        is_hidden=image.has_transparency_data and to_rgba(image).getchannel("A").getextrema()[1] == 0,
+        is_hidden=has_transparency(image) and to_rgba(image).getchannel("A").getextrema()[1] == 0,
     )
 
 
@@ -447,33 +452,6 @@ def sample_facts(image: Callable[[int], ImageFile], count: int) -> list[ImageFac
         with suppress(Failure, *DECODE_ERRORS), open_image(image(int(number))) as opened:
             facts.append(find_facts(opened))
     return facts
-
-
-def refuse_black_images(facts: Sequence[ImageFacts], name: str) -> None:
-    """Refuse a data set whose sampled images would all be black, or are all transparent.
-
-    A single dark image is no reason, and one of 8 bits says nothing.
-
-    Raises:
-        Failure: DATA.
-    """
-    values = [each.highest for each in facts]
-    dark = [value for value in values if value is not None and value <= MAX_BLACK_VALUE]
-    if dark and len(dark) == len(values) < 2 * sum(map(bool, dark)):  # but where most are black in the file
-        raise Failure(
-            f"{name} holds images of 16 bits that would all be read as black",
-            found=_describe_values(dark),
-            expected=f"values up to {MAX_16_BIT_VALUE:,}, of which the upper 8 bits are read",
-            fix="save them again with 8 bits",
-            code=ExitCode.DATA,
-        )
-    if values and all(each.is_hidden for each in facts):
-        raise Failure(
-            f"{name} holds images that are transparent everywhere",
-            found=f"{len(values)} images looked at, each would be one colour",
-            fix="save them without an alpha channel, if the colours behind it are the images",
-            code=ExitCode.DATA,
-        )
 
 
 def describe_facts(facts: Iterable[ImageFacts]) -> tuple[str, ...]:
@@ -497,8 +475,30 @@ PAGES_TEXT: Final = "hold several pages or frames, of which the first is read"
 
 
 def sample_warnings(facts: Sequence[ImageFacts], name: str) -> tuple[str, ...]:
-    """The warnings of `describe_facts`, with the name of the data set. Raises Failure: as `refuse_black_images`."""
-    refuse_black_images(facts, name)
+    """The warnings of `describe_facts`, with the name of the data set.
+
+    A single dark image is no reason to refuse it, and one of 8 bits says nothing.
+
+    Raises:
+        Failure: DATA if all sampled images would be black, or are transparent everywhere.
+    """
+    values = [each.highest for each in facts]
+    dark = [value for value in values if value is not None and value <= MAX_BLACK_VALUE]
+    if dark and len(dark) == len(values) < 2 * sum(map(bool, dark)):  # most are not black in the file
+        raise Failure(
+            f"{name} holds images of 16 bits that would all be read as black",
+            found=_describe_values(dark),
+            expected=f"values up to {MAX_16_BIT_VALUE:,}, of which the upper 8 bits are read",
+            fix="save them again with 8 bits",
+            code=ExitCode.DATA,
+        )
+    if values and all(each.is_hidden for each in facts):
+        raise Failure(
+            f"{name} holds images that are transparent everywhere",
+            found=f"{len(values)} images looked at, each would be one colour",
+            fix="save them without an alpha channel, if the colours behind it are the images",
+            code=ExitCode.DATA,
+        )
     return tuple(f"{name}: {warning}" for warning in describe_facts(facts))
 
 

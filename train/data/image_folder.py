@@ -112,7 +112,7 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
     """The splits of listed image files. weights: as in `DataSplits`.
 
     Raises:
-        Failure: as `decode.refuse_black_images`.
+        Failure: as `decode.sample_warnings`.
     """
     preprocessing, channels = configured_preprocessing(data), COLOR_CHANNELS[data.color]
     listed = _convert_splits(listed, lambda files: replace(files, preprocessing=preprocessing, channels=channels))

@@ -219,7 +219,7 @@ def _scale(file: decode.ImageBytes, scaling: Scaling) -> tuple[str, bytes] | Non
     with decode.open_image(file) as image:
         if min(image.size) <= scaling.size or decode.is_high_bit_depth(image):
             return None
-        has_alpha = image.has_transparency_data
+        has_alpha = decode.has_transparency(image)
         upright = decode.to_rgba(image) if has_alpha else decode.to_8_bits(image, 1 if image.mode == "L" else 3)
     width, height = upright.size
     factor = scaling.size / min(width, height)

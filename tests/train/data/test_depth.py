@@ -142,6 +142,11 @@ def test_planes_of_16_bits_are_read_as_their_upper_8() -> None:
     assert (decode.decode_image(decode.ImageBytes("a.tif", bytes(content)), 8, 0) == planes >> 8).all()
 
 
+def test_a_black_image_among_dark_ones_does_not_hide_them() -> None:
+    with pytest.raises(Failure, match="would all be read as black"):
+        warned([0, 10, 20, 40, 250, 250, 250, 250])
+
+
 def test_black_shapes_in_an_alpha_channel_of_16_bits_are_no_dark_images() -> None:
     facts = [decode.ImageFacts(highest=0)] * 8
     assert decode.sample_warnings(facts, "icons") == ()

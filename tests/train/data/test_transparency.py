@@ -159,6 +159,14 @@ def test_a_crop_and_a_picture_of_ones_own_show_the_same(tmp_path: Path) -> None:
     assert (own.read(np.arange(1))[0, ..., 0].numpy() == expected).all()
 
 
+def test_a_picture_that_ones_own_code_made_rgb_keeps_its_colours(tmp_path: Path) -> None:
+    with Image.open(two_colors(tmp_path / "a.gif", "RGBA")) as image:
+        converted = image.convert("RGB")
+    assert "transparency" in converted.info
+    own = custom.open_dataset_source([(converted, 0)], torch.zeros(1, dtype=torch.int64), 16, "own:make")
+    assert (own.read(np.arange(1))[0].numpy() == np.asarray(converted)).all()
+
+
 def test_the_data_check_compares_what_is_seen(tmp_path: Path) -> None:
     first, second = (shape_in_alpha(tmp_path / f"{hidden}.png", hidden=hidden) for hidden in (0, 255))
     assert data_check.inspect_file(first, 0).digest == data_check.inspect_file(second, 1).digest
