@@ -129,8 +129,7 @@ def open_image(path: ImageFile | BinaryIO) -> Image.Image:
         deep = ";16" + ("B" if image.tag_v2.prefix == TiffImagePlugin.MM else "L")
         suffix = deep if 16 in image.tag_v2[TiffImagePlugin.BITSPERSAMPLE] else ""
         image.tile = [tile._replace(args=(tile.args[0] + suffix, *tile.args[1:])) for tile in image.tile]
-    opened: Image.Image = image
-    return opened
+    return image  # type: ignore[no-any-return]
 
 
 def to_8_bits(image: Image.Image, channels: int, preprocessing: Preprocessing = DEFAULT_PREPROCESSING) -> Image.Image:
@@ -216,8 +215,7 @@ def _read_deep_colors(image: Any) -> npt.NDArray[np.uint16] | None:
     """
     tiles: Any = getattr(image, "tile", ())
     if tiles and tiles[0].codec_name.startswith("ppm") and tiles[0].args[-1] > MAX_BYTE:  # it rounds to 8 bits
-        rounded: npt.NDArray[np.uint16] = np.maximum(np.asarray(image), 1) * np.uint16(MAX_BYTE + 1) - np.uint16(1)
-        return rounded
+        return np.maximum(np.asarray(image), 1) * np.uint16(MAX_BYTE + 1) - np.uint16(1)  # type: ignore[no-any-return]
     match = DEEP_COLORS.search(str(tiles))
     if match is None:
         return None
@@ -228,8 +226,7 @@ def _read_deep_colors(image: Any) -> npt.NDArray[np.uint16] | None:
         exchanged: Any = open_image(image.fp)
         exchanged.tile = [tile._replace(args=_exchange_bytes(tile.args)) for tile in exchanged.tile]
         lower = np.asarray(exchanged)[..., bands]
-    colors: npt.NDArray[np.uint16] = np.asarray(image)[..., bands] * np.uint16(MAX_BYTE + 1) + lower
-    return colors
+    return np.asarray(image)[..., bands] * np.uint16(MAX_BYTE + 1) + lower  # type: ignore[no-any-return]
 
 
 def _is_planar(image: Image.Image) -> bool:
