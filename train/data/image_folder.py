@@ -19,7 +19,7 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import class_folders, decode, grouping, path_list
+from train.data import class_folders, grouping, path_list
 from train.data.class_folders import FolderLayout
 from train.data.encoded_images import EncodedImageSource
 from train.data.folder_listing import ListingCache
@@ -109,14 +109,9 @@ def _convert_splits(
 
 
 def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tensor | None = None) -> DataSplits:
-    """The splits of listed image files. weights: as in `DataSplits`.
-
-    Raises:
-        Failure: as `decode.sample_warnings`.
-    """
+    """The splits of listed image files. weights: as in `DataSplits`."""
     preprocessing, channels = configured_preprocessing(data), COLOR_CHANNELS[data.color]
     listed = _convert_splits(listed, lambda files: replace(files, preprocessing=preprocessing, channels=channels))
-    facts = decode.sample_facts(listed.training.image, len(listed.training.labels))
     return DataSplits(
         training=listed.training,
         validation=listed.validation,
@@ -124,7 +119,7 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
         classes=listed.classes,
         shape=Shape(channels=channels, size=height_and_width(data.image_size)),
         notes=listed.notes,
-        warnings=(*listed.warnings, *decode.sample_warnings(facts, f"data.root {data.root}")),
+        warnings=listed.warnings,
         weights=weights,
     )
 

@@ -217,14 +217,13 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK) -> DataSplits:
     warnings = tuple[str, ...]()
     if counts.validation:
         warnings = missing_validation_warnings(task, classes, *(source.labels.numpy() for source in sources))
-    facts = decode.sample_facts(sources[0].image, len(sources[0].labels))
     return DataSplits(
         training=sources[0],
         validation=sources[1],
         test=open_chosen(test) if len(test) else None,
         classes=classes,
         shape=Shape(channels=COLOR_CHANNELS[data.color], size=height_and_width(data.image_size)),
-        warnings=(*warnings, *decode.sample_warnings(facts, f"data.root {data.root}")),
+        warnings=warnings,
         task=task,
         target=_target_scale(index, sources[0]) if task == REGRESSION else None,
     )

@@ -150,3 +150,24 @@ def test_a_black_image_among_dark_ones_does_not_hide_them() -> None:
 def test_black_shapes_in_an_alpha_channel_of_16_bits_are_no_dark_images() -> None:
     facts = [decode.ImageFacts(highest=0)] * 8
     assert decode.sample_warnings(facts, "icons") == ()
+
+
+OWN = """
+import torch
+from train.data.image_folder import ImageFileSource
+from train.data.shape import Shape
+from train.data.splits import DataSplits
+
+def make(data):
+    files = [f"{data.root}/{number}-a.png" for number in range(4)]
+    source = ImageFileSource(files, torch.arange(4) % 2, 8)
+    return DataSplits(training=source, validation=source, classes=("a", "b"), shape=Shape(channels=3, size=(8, 8)))
+"""
+
+
+def test_the_files_of_a_data_set_of_ones_own_are_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_dark_files.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    write(tmp_path, 255, 255, 255, 255)
+    with pytest.raises(Failure, match="own_dark_files:make holds images of 16 bits that would all be read as black"):
+        registry.open_splits(DataConfig(name="own_dark_files:make", root=str(tmp_path), image_size=8))
