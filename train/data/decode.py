@@ -124,10 +124,10 @@ def open_image(path: ImageFile | BinaryIO) -> Image.Image:
     if isinstance(path, Path) and not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError("no regular file")
     image: Any = Image.open(io.BytesIO(path.data) if isinstance(path, ImageBytes) else path)
-    if image.format == "TIFF" and _is_planar(image) and image.tile[0].codec_name == "raw":
+    if image.format == "TIFF" and _is_planar(image) and "codec_name='raw'" in str(image.tile[:1]):
         # Pillow forgets the depth of such colours, and reads numbers of 16 bits as bytes.
         deep = ";16" + ("B" if image.tag_v2.prefix == TiffImagePlugin.MM else "L")
-        suffix = deep if 16 in image.tag_v2[TiffImagePlugin.BITSPERSAMPLE] else ""
+        suffix = deep if 16 in image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, ()) else ""
         image.tile = [tile._replace(args=(tile.args[0] + suffix, *tile.args[1:])) for tile in image.tile]
     return image  # type: ignore[no-any-return]
 
