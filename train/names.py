@@ -5,6 +5,7 @@ This module does not import torch.
 
 from __future__ import annotations
 
+import json
 import os
 import unicodedata
 from collections.abc import Iterable
@@ -44,6 +45,13 @@ def look_alike_warnings(classes: Iterable[str]) -> tuple[str, ...]:
     """At most one warning of classes that look alike."""
     alike = describe_look_alikes(classes)
     return (f"classes look alike: {alike}. fix: if they are one class, give them one name",) if alike else ()
+
+
+def other_form_fix(path: str | os.PathLike[str]) -> str:
+    """The beginning of a fix, for a path that is on the disk in another Unicode form; empty for any other path."""
+    absolute = os.path.abspath(path)
+    stored = find_file(absolute, {}) or absolute
+    return "" if stored == absolute else f"write it in the Unicode form of the disk, in YAML {json.dumps(stored)}; or "
 
 
 def find_file(path: str, listed: dict[str, dict[str, str]]) -> str | None:

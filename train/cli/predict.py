@@ -26,6 +26,7 @@ from train.config.models import EXPORT_FILE
 from train.data import class_folders
 from train.files import refuse_unusable_file, write_named_file
 from train.inference import checkpoints, csv_table
+from train.names import other_form_fix
 
 if TYPE_CHECKING:
     from train.inference.predict import InferenceModel
@@ -57,7 +58,8 @@ def find_images(words: Sequence[str], unread: Counter[str] | None = None) -> lis
 
 def _images_at(path: Path, unread: Counter[str] | None) -> list[Path]:
     if not os.path.exists(path):
-        raise _missing_input(f"{path} does not exist", "correct the path (in a container: mount the folder)")
+        fix = f"{other_form_fix(path)}correct the path (in a container: mount the folder)"
+        raise _missing_input(f"{path} does not exist", fix)
     if not os.path.isdir(path):
         return [path]
     _refuse_unreadable_folder(path)

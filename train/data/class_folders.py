@@ -17,7 +17,7 @@ from typing import Final
 
 from entrypoint import ExitCode, Failure
 from train.files import one_line
-from train.names import describe_look_alikes, normalize_name
+from train.names import describe_look_alikes, normalize_name, other_form_fix
 
 # Formats that every build of Pillow reads. Other files (labels, licences, thumbnail databases) are no images.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -320,6 +320,7 @@ def unreadable_folder_failure(error: OSError, folder: Path) -> Failure:
     path = Path(error.filename or folder)
     inside = folder in path.parents
     fix = f"let your user read {path.absolute()}, mend the link that it is, or remove it" if inside else _FIX_DATA_ROOT
+    fix = other_form_fix(path) + fix
     return _data_root_failure(f"data.root cannot be read: {error.strerror}", str(path.absolute()), fix)
 
 

@@ -19,7 +19,7 @@ from train import files
 from train.config.schema import DataConfig
 from train.data import class_folders
 from train.files import one_line
-from train.names import find_file, normalize_name, read_name
+from train.names import find_file, normalize_name, other_form_fix, read_name
 
 PATH, LABEL, SPLIT, GROUP, WEIGHT = COLUMNS = ("path", "label", "split", "group", "weight")
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
@@ -154,7 +154,7 @@ def _open_text(file: Path) -> TextIO:
         raise Failure(
             f"the table data.root cannot be read: {error.strerror}",
             found=str(file.absolute()),
-            fix="set data.root to the table (in a container: mount its folder)",
+            fix=f"{other_form_fix(file)}set data.root to the table (in a container: mount its folder)",
             code=ExitCode.NO_INPUT,
         ) from error
 

@@ -153,6 +153,18 @@ def test_a_label_that_differs_in_case_from_all_classes_says_so(tmp_path: Path) -
     assert str(caught.value.found).endswith("; 'B' and 'b'")
 
 
+@pytest.mark.parametrize("name", ["folder", "table"])
+def test_a_root_in_another_form_is_named_as_it_is_on_the_disk(tmp_path: Path, name: str) -> None:
+    suffix = ".csv" if name == "table" else ""
+    (tmp_path / f"{NFD}{suffix}").mkdir()
+    with pytest.raises(Failure) as caught:
+        registry.open_splits(DataConfig(name=name, root=str(tmp_path / f"{NFC}{suffix}")))
+    expected = (
+        f'write it in the Unicode form of the disk, in YAML "{tmp_path}/cafe\\u0301{suffix}"; or set data.root to'
+    )
+    assert str(caught.value.fix).startswith(expected)
+
+
 def test_a_run_that_recorded_decomposed_classes_goes_on_and_is_measured(tmp_path: Path) -> None:
     write_split(tmp_path, NFC, "tea")
     resume_rules.refuse_data_changes({"classes": [NFD, "tea"]}, {"classes": [NFC, "tea"]}, tmp_path)
