@@ -65,6 +65,7 @@ LAYERS = {
     ],
     "train": [
         "fault_injection",
+        "names",
         "tasks",
         "metrics",
         "rng",

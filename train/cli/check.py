@@ -35,6 +35,7 @@ from train.evaluation import early_stopping
 from train.evaluation.final_score import read_final_score
 from train.evaluation.results import EvaluationResult
 from train.logging.progress import format_rows, pluralize
+from train.names import look_alike_warnings
 from train.optim import schedule
 from train.run import folder, lock, time_limit
 from train.run.folder import describe_folder_state, refuse_symlinks, run_folder
@@ -246,7 +247,8 @@ def describe_plan(
     }
     folder = run_folder(config)
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
-    warnings = [*plan.warnings, *data.warnings, *schedule.regression_warnings(config, data.task)]
+    warnings = [*plan.warnings, *data.warnings, *look_alike_warnings(data.facts.get("classes", ()))]
+    warnings += schedule.regression_warnings(config, data.task)
     notes = [note, *data.notes, describe_text_order(data.facts.get("classes", ())), *network_notes]
     notes += batches.step_notes(steps, batch, samples=data.training, max_steps=train.max_steps)
     if run := preview_resume(config, folder, steps=steps, data=data.facts):

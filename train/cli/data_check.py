@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +25,8 @@ from train import plugin
 from train.config.schema import RunConfig
 from train.data import decode, registry, statistics
 from train.data.decode import MAX_16_BIT_VALUE
-from train.data.image_folder import ImageFileSource
+from train.data.encoded_images import EncodedImageSource
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import ImageSize, Shape, height_and_width
 from train.data.splits import DataSplits, SampleIndices, SampleSource
 from train.tasks import MULTI_LABEL, REGRESSION, TASKS
@@ -40,15 +40,15 @@ CHANNEL_MODES: Final = {1: "L", 3: "RGB"}
 class InspectedSample:
     """One sample.
 
-    size: (width, height), for clips (width, height, frames). mode: Pillow's pixel format. highest:
-    the highest value of a 16-bit image, otherwise None. digest: of the decoded pixels. seconds: to
-    read it. broken: why it cannot be read; size, mode and digest are then empty.
+    size: (width, height), for clips (width, height, frames). mode: Pillow's pixel format. facts: what may be lost of an
+    image file. digest: of the decoded pixels. seconds: to read it. broken: why it cannot be read; size, mode and digest
+    are then empty.
     """
 
     sample: int
     size: tuple[int, ...] = ()
     mode: str = ""
-    highest: int | None = None
+    facts: decode.ImageFacts = decode.NO_FACTS
     digest: bytes = b""
     seconds: float = 0.0
     broken: str | None = None
@@ -63,7 +63,7 @@ def inspect_source(source: SampleSource, shape: Shape, threads: int) -> Iterator
     count = len(source.labels)
     size = (
         FILES_PER_CHUNK
-        if isinstance(source, ImageFileSource)
+        if isinstance(source, EncodedImageSource)
         else max(1, BYTES_PER_CHUNK // (4 * math.prod(shape.stored)))
     )
     chunks = (np.arange(start, min(start + size, count)) for start in range(0, count, size))
@@ -71,18 +71,27 @@ def inspect_source(source: SampleSource, shape: Shape, threads: int) -> Iterator
         yield from _map_in_order(pool, _chunk_inspector(source, shape), chunks, ahead=2 * threads)
 
 
-def inspect_file(path: Path, sample: int) -> InspectedSample:
+def _inspect_image(source: EncodedImageSource, sample: int) -> InspectedSample:
+    try:
+        return inspect_file(source.image(sample), sample, source.preprocessing)
+    except Failure as failure:  # of a shard
+        return _broken_sample(sample, failure)
+
+
+def inspect_file(
+    path: decode.ImageFile, sample: int, preprocessing: Preprocessing = DEFAULT_PREPROCESSING
+) -> InspectedSample:
     """Read one image file."""
     start = time.perf_counter()
     try:
         with decode.open_image(path) as image:
-            mode, rgb, highest = image.mode, decode.to_rgb(image), decode.highest_value(image)
-            size, pixels = rgb.size, rgb.tobytes()
+            mode, facts = image.mode, decode.find_facts(image)
+            rgb = decode.to_8_bits(image, len("RGB"), preprocessing)
     except decode.DECODE_ERRORS as error:
         return _broken_sample(sample, decode.unreadable_image_failure(path, sample, error))
     seconds = time.perf_counter() - start
-    digest = _pixel_digest(repr(size).encode(), pixels)
-    return InspectedSample(sample=sample, size=size, mode=mode, highest=highest, digest=digest, seconds=seconds)
+    digest = _pixel_digest(repr(rgb.size).encode(), rgb.tobytes())
+    return InspectedSample(sample=sample, size=rgb.size, mode=mode, facts=facts, digest=digest, seconds=seconds)
 
 
 def inspect_samples(source: SampleSource, shape: Shape, samples: SampleIndices) -> list[InspectedSample]:
@@ -108,9 +117,8 @@ def inspect_samples(source: SampleSource, shape: Shape, samples: SampleIndices) 
 
 
 def _chunk_inspector(source: SampleSource, shape: Shape) -> Callable[[SampleIndices], list[InspectedSample]]:
-    if isinstance(source, ImageFileSource):
-        paths = source.paths
-        return lambda chunk: [inspect_file(Path(str(paths[sample])), int(sample)) for sample in chunk]
+    if isinstance(source, EncodedImageSource):
+        return lambda chunk: [_inspect_image(source, int(sample)) for sample in chunk]
     return partial(inspect_samples, source, shape)
 
 
@@ -164,14 +172,15 @@ class SplitFindings:
     """Findings about one split.
 
     name_of, label_of: of a sample. files: how image files are read; None for other samples. highest: of 16-bit
-    images. small: files that are scaled up. cut: files that lose more than half of their area to the crop.
+    images. small: files that are scaled up. cut: files that lose more than half of their area to the crop. paged: files
+    with further pages or frames. hidden: files that are transparent everywhere.
     duplicates: (sample, the earlier sample with the same pixels). leaked: images that are in another split too.
     """
 
     name: str
     name_of: Callable[[int], str]
     label_of: Callable[[int], int]
-    files: ImageFileSource | None = None
+    files: EncodedImageSource | None = None
     samples: int = 0
     seconds: float = 0.0
     sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -179,6 +188,8 @@ class SplitFindings:
     highest: int | None = None
     small: list[int] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)
+    paged: list[int] = field(default_factory=list)
+    hidden: list[int] = field(default_factory=list)
     broken: list[tuple[int, str]] = field(default_factory=list)
     first_by_digest: dict[bytes, int] = field(default_factory=dict)
     duplicates: list[SamplePair] = field(default_factory=list)
@@ -193,8 +204,10 @@ class SplitFindings:
         self.seconds += sample.seconds
         self.sizes[sample.size] += 1
         self.modes[sample.mode] += 1
-        if sample.highest is not None:
-            self.highest = max(sample.highest, self.highest or 0)
+        if sample.facts.highest is not None:
+            self.highest = max(sample.facts.highest, self.highest or 0)
+        self.paged += [sample.sample] * (sample.facts.format is not None)
+        self.hidden += [sample.sample] * sample.facts.is_hidden
         if self.files is not None:
             self._compare_size(sample, self.files)
         if self.first_by_digest.setdefault(sample.digest, sample.sample) != sample.sample:
@@ -205,7 +218,7 @@ class SplitFindings:
             if sample.digest in other.first_by_digest
         ]
 
-    def _compare_size(self, sample: InspectedSample, files: ImageFileSource) -> None:
+    def _compare_size(self, sample: InspectedSample, files: EncodedImageSource) -> None:
         width, height = sample.size[:2]
         if decode.is_enlarged((width, height), files.size, files.preprocessing):
             self.small.append(sample.sample)
@@ -228,6 +241,8 @@ class SplitFindings:
             "seconds_per_sample": self.seconds / self.read if self.read else None,
             "smaller_than_image_size": [self.name_of(sample) for sample in self.small],
             "cut_by_more_than_half": [self.name_of(sample) for sample in self.cut],
+            "several_pages": [self.name_of(sample) for sample in self.paged],
+            "transparent_everywhere": [self.name_of(sample) for sample in self.hidden],
             "broken": [{"name": self.name_of(sample), "reason": reason} for sample, reason in self.broken],
             "duplicates": [_pair_json(self, self, pair) for pair in self.duplicates],
         }
@@ -311,6 +326,12 @@ class DataFindings:
         if split.cut:
             share = f"{len(split.cut):,} of {split.read:,} lose more than half of their area to the crop"
             rows += [("  cut", f"{share}: {_format_examples(split, split.cut)}. fix: {CUT_FIX}")]
+        for title, samples, text in (
+            ("  pages", split.paged, decode.PAGES_TEXT),
+            ("  transparent", split.hidden, "are transparent everywhere, and read as one colour"),
+        ):
+            if samples:
+                rows += [(title, f"{len(samples):,} {text}: {_format_examples(split, samples)}")]
         if split.duplicates:
             examples = "; ".join(_format_pair(split, split, pair) for pair in split.duplicates[:3])
             rows += [
@@ -418,7 +439,7 @@ def _make_findings(
     config: RunConfig, sets: DataSplits, findings: Sequence[SplitFindings], per_class: Sequence[dict[str, int]]
 ) -> DataFindings:
     """findings, per_class: of training, validation, and test if there is one."""
-    location = f" ({config.data.root})" if isinstance(sets.training, ImageFileSource) else ""
+    location = f" ({config.data.root})" if isinstance(sets.training, EncodedImageSource) else ""
     labels = sets.training.labels, sets.validation.labels
     notes = [*(f"WARNING: {warning}" for warning in sets.warnings), *(f"note: {note}" for note in sets.notes)]
     return DataFindings(
@@ -432,7 +453,7 @@ def _make_findings(
 
 
 def _make_split_findings(name: str, source: SampleSource) -> SplitFindings:
-    labels, files = source.labels.tolist(), source if isinstance(source, ImageFileSource) else None
+    labels, files = source.labels.tolist(), source if isinstance(source, EncodedImageSource) else None
 
     def name_of(sample: int) -> str:
         return f"{name} sample {sample}" if files is None else str(files.paths[sample])

@@ -26,6 +26,7 @@ from train.config.models import EXPORT_FILE
 from train.data import class_folders
 from train.files import did_you_mean, refuse_unusable_file, write_named_file
 from train.inference import checkpoints, csv_table
+from train.names import other_form_fix
 
 if TYPE_CHECKING:
     from train.inference.predict import InferenceModel
@@ -58,7 +59,7 @@ def find_images(words: Sequence[str], unread: Counter[str] | None = None) -> lis
 
 def _images_at(path: Path, unread: Counter[str] | None) -> list[Path]:
     if not os.path.exists(path):
-        fix = f"{did_you_mean(path)}correct the path (in a container: mount the folder)"
+        fix = f"{other_form_fix(path) or did_you_mean(path)}correct the path (in a container: mount the folder)"
         raise _missing_input(f"{path} does not exist", PLACEHOLDER_FIX if str(path) == "IMAGES" else fix)
     if not os.path.isdir(path):
         return [path]
@@ -111,7 +112,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from train.data import decode
     from train.inference import predict
 
-    for warning in decode.gray_level_warnings(decode.highest_values(files)):
+    for warning in decode.describe_facts(decode.sample_facts(files.__getitem__, len(files))):
         print_message(f"WARNING: {warning}", sys.stderr)
     if model.warning:
         print_message(f"WARNING: {model.warning}", sys.stderr)

@@ -15,6 +15,7 @@ from train.config import checks
 from train.config.load import format_value
 from train.config.optimizers import usual_learning_rate
 from train.config.schema import RunConfig
+from train.names import normalize_name
 from train.tasks import AUTO, CLASSIFICATION
 
 # The keys that may differ between two starts of one run, and why. Any other change makes it a different
@@ -156,6 +157,8 @@ def refuse_data_changes(before: Mapping[str, Any] | None, current: Mapping[str, 
     if before is None:
         return
     before = {"task": CLASSIFICATION, **before}
+    if before.get("classes"):  # an older version recorded them as the folders' names are written
+        before["classes"] = [*map(normalize_name, before["classes"])]
     compared = [key for key in current if key not in UNCOMPARED_KEYS]
     if (key := next((key for key in compared if before[key] != current[key]), None)) is not None:
         name = SPLIT_NAMES.get(key, key)

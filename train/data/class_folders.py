@@ -17,6 +17,7 @@ from typing import Final
 
 from entrypoint import ExitCode, Failure
 from train.files import one_line
+from train.names import describe_look_alikes, normalize_name, other_form_fix
 
 # Formats that the image's Pillow reads. Other files (labels, licences, thumbnail databases) are no images.
 IMAGE_SUFFIXES = (
@@ -84,7 +85,8 @@ def find_layout(root: Path, *, keep_test: bool = False) -> FolderLayout:
         Failure: NO_INPUT if the folder is missing, has no classes, if the classes of the splits differ, or if
             folders may be splits as well as classes.
     """
-    folders = class_names(root)
+    paths = class_paths(root)
+    folders = tuple(paths)
     training_name = _find_training_folder(root, folders)
     training = root if training_name is None else root / training_name
     classes = folders if training_name is None else class_names(training)
@@ -99,7 +101,7 @@ def find_layout(root: Path, *, keep_test: bool = False) -> FolderLayout:
         _refuse_different_classes(training, classes, validation, class_names(validation))
     test = None if _is_test_folder(validation) else _find_test_folder(root, folders, classes)
     used = {training_name, *(folder.name for folder in (validation, test) if folder)}
-    aside = tuple(name for name in folders if name not in used and _looks_like_image_folder(root / name, classes))
+    aside = tuple(name for name in folders if name not in used and _looks_like_image_folder(paths[name], classes))
     return FolderLayout(training=training, validation=validation, classes=classes, aside=aside, test=test)
 
 
@@ -169,11 +171,12 @@ def _refuse_validation_without_training(root: Path, classes: tuple[str, ...]) ->
 
 def _looks_like_image_folder(folder: Path, classes: tuple[str, ...]) -> bool:
     """By its name, or because it directly holds an image or a folder with the name of a class."""
-    if folder.name in classes or folder.name.lower() in (*TRAINING_FOLDER_NAMES, *VALIDATION_FOLDER_NAMES):
+    names = {*classes, *TRAINING_FOLDER_NAMES, *VALIDATION_FOLDER_NAMES}
+    if {normalize_name(folder.name), folder.name.lower()} & names:
         return True
     try:
         with os.scandir(folder) as entries:
-            return any(entry.name in classes or is_image(entry.name) for entry in entries)
+            return any(normalize_name(entry.name) in classes or is_image(entry.name) for entry in entries)
     except OSError:  # nothing in it is needed
         return False
 
@@ -202,12 +205,27 @@ def _too_few_classes_failure(root: Path, training: Path, classes: tuple[str, ...
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """The class folders, sorted, without hidden ones.
+    """The names of the class folders, in NFC and sorted, without hidden ones. Raises as `class_paths`."""
+    return tuple(class_paths(folder))
+
+
+def class_paths(folder: Path) -> dict[str, Path]:
+    """The class folders by name, as `class_names`. On disk a name may have another Unicode form.
 
     Raises:
-        Failure: NO_INPUT, where the folder cannot be listed.
+        Failure: NO_INPUT, where the folder cannot be listed; DATA for a name in two forms.
     """
-    return tuple(name for name in list_entries(folder, os.DirEntry.is_dir) if not is_hidden(name))
+    paths = dict[str, Path]()
+    for entry in list_entries(folder, os.DirEntry.is_dir):
+        path = paths.setdefault(normalize_name(entry), folder / entry)
+        if path.name != entry:
+            raise Failure(
+                "two folders have one name, in two Unicode forms",
+                found=f"{path.name!a} and {entry!a}, in {folder.absolute()}",
+                fix="move the images of one into the other, and remove it",
+                code=ExitCode.DATA,
+            )
+    return {name: paths[name] for name in sorted(paths) if not is_hidden(name)}
 
 
 def list_entries(folder: Path, accepts: Callable[[os.DirEntry[str]], bool]) -> list[str]:
@@ -344,6 +362,7 @@ def unreadable_folder_failure(error: OSError, folder: Path) -> Failure:
     path = Path(error.filename or folder)
     inside = folder in path.parents
     fix = f"let your user read {path.absolute()}, mend the link that it is, or remove it" if inside else _FIX_DATA_ROOT
+    fix = other_form_fix(path) + fix
     return _data_root_failure(f"data.root cannot be read: {error.strerror}", str(path.absolute()), fix)
 
 
@@ -375,8 +394,10 @@ def count_images_by_class(
     Raises:
         Failure: NO_INPUT, naming the classes that have none.
     """
-    others = Counter() if others is None else others
-    counts = {name: sum(1 for _ in image_files(folder / name, others, inside.get(name))) for name in classes}
+    others, paths = Counter() if others is None else others, class_paths(folder)
+    counts = {
+        name: sum(1 for _ in image_files(paths.get(name, folder / name), others, inside.get(name))) for name in classes
+    }
     empty = [name for name, images in counts.items() if images == 0]
     if empty:
         what = f"class folders in {folder} without an image: {len(empty)}"
@@ -410,7 +431,9 @@ def _refuse_different_classes(
             f"only in {training.absolute()}: {_abbreviate(only_here)}; "
             f"only in {validation.absolute()}: {_abbreviate(only_there)}"
         )
-        fixes = [f"put images to measure into {validation / only_here[0]}"] if only_here and others else []
+        alike = describe_look_alikes((*only_here, *only_there))
+        fixes = [f"let both have the same names: {alike}"] if alike else []
+        fixes += [f"put images to measure into {validation / only_here[0]}"] if only_here and others else []
         fixes += [f"move {validation / only_there[0]} out of {validation.name}"] if only_there else []
         fixes += [f"move {validation} out of data.root: a part of the training images is taken, data.val_fraction"]
         raise _data_root_failure(
@@ -479,7 +502,9 @@ def split_folder_warnings(inside: Mapping[str, Collection[str]]) -> tuple[str, .
     Args:
         inside: the folders directly in each class folder.
     """
-    matches = {name: sorted((inside.keys() & {*folders}) - {name}) for name, folders in inside.items()}
+    matches = {
+        name: sorted((inside.keys() & {*map(normalize_name, folders)}) - {name}) for name, folders in inside.items()
+    }
     warnings = [_split_folder_warning(name, classes) for name, classes in matches.items() if len(classes) > 1]
     return (*warnings[:MAX_LISTED_CLASSES], *_repeated_folder_warnings(inside))
 

@@ -104,7 +104,7 @@ class DatasetSource:
         """One image or clip as [*size, channels]: a PIL image is fitted, or its box is cut out."""
         if not isinstance(image, Image.Image):
             return _array_tensor(image, name)
-        rgb = _to_8_bit_rgb(image, name)
+        rgb = _to_8_bit_rgb(image, name, self.preprocessing)
         if choose_box:
             pixels = decode_crop.crop_image(rgb, self.size, choose_box, self.preprocessing, self.channels)
         else:
@@ -148,16 +148,16 @@ def find_changing_item(items: DatasetSource) -> int | None:
     return None
 
 
-def highest_item_values(items: DatasetSource) -> list[int | None]:
-    """Like `decode.highest_values`, for the first few items; empty if they are no PIL images."""
-    values: list[int | None] = []
+def item_facts(items: DatasetSource) -> list[decode.ImageFacts]:
+    """Like `decode.sample_facts`, for the first few items; empty if they are no PIL images."""
+    facts = list[decode.ImageFacts]()
     for row in items.rows[:NUM_CHECKED_ITEMS].tolist():
         with suppress(Failure, *decode.DECODE_ERRORS):
             image, _ = read_item(items.dataset, row, items.name, items.task)
             if not isinstance(image, Image.Image):
                 return []
-            values.append(decode.highest_value(image))
-    return values
+            facts.append(decode.find_facts(image))
+    return facts
 
 
 def are_pil_images(items: DatasetSource) -> bool:
@@ -242,10 +242,10 @@ def _array_tensor(image: Any, name: str) -> Tensor:
     return laid.contiguous() if laid.dtype == torch.uint8 else laid.float().contiguous()
 
 
-def _to_8_bit_rgb(image: Image.Image, name: str) -> Image.Image:
+def _to_8_bit_rgb(image: Image.Image, name: str, preprocessing: Preprocessing) -> Image.Image:
     """Upright and in 8 bits. Refuses mode I with values up to 255: their upper 8 of 16 bits would be black."""
     try:
-        flat = decode.to_rgb(image)
+        flat = decode.to_8_bits(image, len("RGB"), preprocessing)
         if image.mode == "I" and 0 < np.asarray(image).max() <= 0xFF:
             raise ValueError("pixels of 32 bits (mode I), none above 255: save it with 8 or 16 bits")
     except decode.DECODE_ERRORS as error:  # Pillow decodes an opened image only here
@@ -474,7 +474,7 @@ def _as_splits(returned: Any, factory: FactoryCall) -> DataSplits:
     shape, dtype = training.first or ((), torch.uint8)
     changing = find_changing_item(training)
     warnings = () if changing is None else (_changing_item_warning(data, changing),)
-    deep = decode.bit_depth_warnings(highest_item_values(training), data.name)
+    deep = decode.sample_warnings(item_facts(training), data.name)
     return DataSplits(
         training=training,
         validation=validation,

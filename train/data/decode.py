@@ -1,7 +1,7 @@
 """Decodes an image file to RGB or gray pixels of one size.
 
-Of 16-bit images only the upper 8 bits are kept, so images that do not use them are reported. This
-module does not import torch.
+Of 16-bit images only the upper 8 bits are kept, so images that do not use them are reported. Transparent pixels show
+the colour of the border of data.fit: pad. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 
 from entrypoint import ExitCode, Failure, shell_command
 from train.data.class_folders import CONVERT_FIX, UNSUPPORTED_IMAGE_SUFFIXES
@@ -29,13 +29,16 @@ from train.data.shape import ImageSize, height_and_width
 # All that Pillow raised for 70,000 damaged files of its main formats.
 DECODE_ERRORS: Final = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
 HIGH_BIT_DEPTH_MODES: Final = ("I", "F")  # Pillow opens 16-bit PGM files as I, too
-GRAY_MODES: Final = ("1", "L", "LA")  # of 8 bits or less
+GRAY_MODES: Final = ("1", "L")  # of 8 bits or less
 MAX_BYTE: Final = 255
 PIXELS_PER_MEGAPIXEL: Final = 10**6
-EXIF_KEYS: Final = frozenset(
-    {"exif", "Raw profile type exif"}
-)  # keys of Image.info for the EXIF block; a TIFF has none
-# The transposition that makes an image upright, by its EXIF orientation.
+# Keys of Image.info for the EXIF block and for XMP, whose orientation Pillow takes where EXIF has none. Pillow turns a
+# TIFF when it loads it, by the same two.
+ORIENTATION_KEYS: Final = frozenset({"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"})
+# How a tile of colours of 16 bits is unpacked: big-endian, little-endian or in this machine's order. BGR;16 has 16 bits
+# for all three colours.
+DEEP_COLORS: Final = re.compile(r"'(?:LA|R|RGB[AaX]?|CMYK);16[BLN]'")
+# The transposition that makes an image upright, by its orientation in EXIF.
 EXIF_TRANSPOSES: Final[Mapping[object, Image.Transpose]] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -104,7 +107,7 @@ def decode_image(
         with open_image(path) as image:
             if draft and preprocessing.decode != "exact":
                 image.draft("RGB", _draft_size(image, size, preprocessing))
-            return as_pixels(fit_image(to_8_bits(image, channels), size, preprocessing), channels)
+            return as_pixels(fit_image(to_8_bits(image, channels, preprocessing), size, preprocessing), channels)
     except DECODE_ERRORS as error:
         raise unreadable_image_failure(path, sample, error) from error
 
@@ -117,31 +120,53 @@ def _draft_size(image: Image.Image, size: ImageSize, preprocessing: Preprocessin
     return scaled_size(image.size, (height, width), preprocessing)
 
 
-def open_image(path: ImageFile) -> Image.Image:
+def open_image(path: ImageFile | BinaryIO) -> Image.Image:
     """Open an image without decoding it. Raises one of DECODE_ERRORS; also for a pipe, where reading would block."""
-    if isinstance(path, ImageBytes):
-        return Image.open(io.BytesIO(path.data))
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    if isinstance(path, Path) and not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError("no regular file")
-    return Image.open(path)
+    image: Any = Image.open(io.BytesIO(path.data) if isinstance(path, ImageBytes) else path)
+    if image.format == "TIFF" and _is_planar(image) and "codec_name='raw'" in str(image.tile[:1]):
+        # Pillow forgets the depth of such colours, and reads numbers of 16 bits as bytes.
+        deep = ";16" + ("B" if image.tag_v2.prefix == TiffImagePlugin.MM else "L")
+        suffix = deep if 16 in image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, ()) else ""
+        image.tile = [tile._replace(args=(tile.args[0] + suffix, *tile.args[1:])) for tile in image.tile]
+    return image  # type: ignore[no-any-return]
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert to 8 bits and three channels, and turn it upright by its EXIF orientation.
+def to_8_bits(image: Image.Image, channels: int, preprocessing: Preprocessing = DEFAULT_PREPROCESSING) -> Image.Image:
+    """Convert to 8 bits and three channels, and turn it upright by its orientation in EXIF, or else in XMP.
 
-    Of 16 bits the upper 8 are taken: Pillow itself would clip nearly all pixels to white.
+    A gray image stays gray if it gets one channel; `as_pixels` mixes colours, after they are scaled. Of 16 bits the
+    upper 8 are taken: Pillow itself would clip nearly all pixels to white. Pixels that are transparent show
+    `fill_color`, as far as they are: what they hide is seen nowhere else, and need not mean anything.
 
     Raises:
         ValueError: for 32 bits, whose range of values is unknown.
     """
-    return to_8_bits(image, 3)
+    if has_transparency(image):
+        rgba = to_rgba(image)
+        flat = Image.new("RGB", rgba.size, fill_color(preprocessing, len("RGB")))
+        flat.paste(rgba, mask=rgba)
+        return flat
+    reduced = _with_8_bits(image)
+    converted = reduced.convert("L" if channels == 1 and reduced.mode in GRAY_MODES else "RGB")
+    return _turn_upright(converted, image)
 
 
-def to_8_bits(image: Image.Image, channels: int) -> Image.Image:
-    """As `to_rgb`; a gray image stays gray if it gets one channel. `as_pixels` mixes colours, after they are scaled."""
-    mode = "L" if channels == 1 and (image.mode in GRAY_MODES or is_high_bit_depth(image)) else "RGB"
-    converted = _with_8_bits(image).convert(mode)  # loads it: before that a TIFF is not turned, a PNG lacks tags
-    transpose = exif_transpose(image)
+def has_transparency(image: Image.Image) -> bool:
+    """Whether pixels may be transparent. What a user's code made RGB or gray has none, whatever its `info` keeps."""
+    return image.has_transparency_data and (image.format is not None or image.mode not in ("RGB", *GRAY_MODES))
+
+
+def to_rgba(image: Image.Image) -> Image.Image:
+    """Convert an image with transparency to RGBA of 8 bits, upright. Raises as `to_8_bits`."""
+    reduced = _with_8_bits(image)
+    return _turn_upright((reduced.convert("LA") if reduced.mode == "La" else reduced).convert("RGBA"), image)
+
+
+def _turn_upright(converted: Image.Image, original: Image.Image) -> Image.Image:
+    """Turn what was made of `original`, which is loaded: before that a TIFF is not turned, and a PNG lacks tags."""
+    transpose = exif_transpose(original)
     return converted if transpose is None else converted.transpose(transpose)
 
 
@@ -151,8 +176,8 @@ def as_pixels(image: Image.Image, channels: int) -> npt.NDArray[np.uint8]:
 
 
 def exif_transpose(image: Image.Image) -> Image.Transpose | None:
-    """The transposition of its EXIF orientation. None also for damaged tags: the pixels may be intact."""
-    if EXIF_KEYS.isdisjoint(image.info):
+    """The transposition of its orientation in EXIF, or else in XMP; None for damaged tags: the pixels may be intact."""
+    if ORIENTATION_KEYS.isdisjoint(image.info):
         return None
     try:
         return EXIF_TRANSPOSES.get(image.getexif().get(ExifTags.Base.Orientation))
@@ -161,17 +186,60 @@ def exif_transpose(image: Image.Image) -> Image.Transpose | None:
 
 
 def is_high_bit_depth(image: Image.Image) -> bool:
-    """Whether its pixels have more than 8 bits."""
+    """Whether it is gray, and its pixels have more than 8 bits."""
     return image.mode in HIGH_BIT_DEPTH_MODES or image.mode.startswith("I;16")
 
 
 def _with_8_bits(image: Image.Image) -> Image.Image:
-    if not is_high_bit_depth(image):
+    transparent, is_gray = image.info.get("transparency"), is_high_bit_depth(image)
+    if transparent is None and not is_gray:
         return image
-    values = np.asarray(image)
-    if image.mode == "F" or values.max() > 0xFFFF or values.min() < 0:
+    # Pillow scales the pixels of 2 and 4 bits, and not this gray level.
+    if transparent and (bits := re.search("'L;([24])'", str(getattr(image, "tile", "")))):
+        image.info["transparency"] = transparent * MAX_BYTE // (2 ** int(bits[1]) - 1)
+    values = np.asarray(image) if is_gray else _read_deep_colors(image)
+    if values is None:
+        return image
+    if image.mode == "F" or values.max() > MAX_16_BIT_VALUE or values.min() < 0:
         raise ValueError(f"pixels of 32 bits (mode {image.mode}): save it with 8 or 16 bits")
-    return Image.fromarray((values >> 8).astype(np.uint8))
+    reduced = Image.fromarray((values >> 8).astype(np.uint8))
+    if transparent is not None:
+        is_visible = (values.reshape(*values.shape[:2], -1) != transparent).any(axis=2)
+        reduced.putalpha(Image.fromarray(is_visible.astype(np.uint8) * MAX_BYTE))
+    return reduced
+
+
+def _read_deep_colors(image: Any) -> npt.NDArray[np.uint16] | None:
+    """All 16 bits of an image's colours, [height, width, 3 or 1]; None for an image of 8 bits, or one that is loaded.
+
+    Pillow keeps the upper 8, so the image is decoded again, with the bytes of each number exchanged.
+    """
+    tiles: Any = getattr(image, "tile", ())
+    if tiles and tiles[0].codec_name.startswith("ppm") and tiles[0].args[-1] > MAX_BYTE:  # it rounds to 8 bits
+        return np.maximum(np.asarray(image), 1) * np.uint16(MAX_BYTE + 1) - np.uint16(1)  # type: ignore[no-any-return]
+    match = DEEP_COLORS.search(str(tiles))
+    if match is None:
+        return None
+    bands = slice(1, 2) if "LA" in match[0] else slice(3)  # of gray and alpha the four bytes are read
+    lower: Any = np.uint16(MAX_BYTE)
+    if tiles[0].codec_name != "libtiff" or not _is_planar(image):  # of which Pillow tells the upper ones alone
+        image.fp.seek(0)
+        exchanged: Any = open_image(image.fp)
+        exchanged.tile = [tile._replace(args=_exchange_bytes(tile.args)) for tile in exchanged.tile]
+        lower = np.asarray(exchanged)[..., bands]
+    return np.asarray(image)[..., bands] * np.uint16(MAX_BYTE + 1) + lower  # type: ignore[no-any-return]
+
+
+def _is_planar(image: Image.Image) -> bool:
+    """Whether it is a TIFF that stores its colours one behind the other."""
+    return getattr(image, "tag_v2", {}).get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2
+
+
+def _exchange_bytes(args: Any) -> Any:
+    """The arguments of a tile whose numbers are unpacked from their lower bytes, on a little-endian machine."""
+    if isinstance(args, tuple):
+        return (_exchange_bytes(args[0]), *args[1:])
+    return "RGBA" if args == "LA;16B" else args[:-1] + ("L" if args.endswith("B") else "B")
 
 
 def read_image(path: ImageFile) -> ImageBytes:
@@ -352,55 +420,89 @@ MAX_BLACK_VALUE: Final = 0xFF  # up to this value the upper 8 bits are 0
 MAX_12_BIT_VALUE: Final = 0xFFF  # of cameras and scanners: the upper 8 bits hold 16 of 256 gray levels
 
 
-def highest_values(paths: Sequence[str] | Sequence[Path]) -> list[int | None]:
-    """The highest value of some of these images; None for one of 8 bits. Broken images are skipped."""
-    values = []
-    for index in np.unique(np.linspace(0, len(paths) - 1, NUM_CHECKED_IMAGES).astype(int)) if len(paths) else ():
-        with suppress(*DECODE_ERRORS), open_image(Path(paths[int(index)])) as image:
-            values.append(highest_value(image))
-    return values
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """What may be lost of an image when it is read.
+
+    highest: the highest value of an image of 16 bits, or of 32 that are read as 16; None for any other image. format:
+    of a file with further pages or frames, which are not read; None without them. is_hidden: all is transparent.
+    """
+
+    highest: int | None = None
+    format: str | None = None
+    is_hidden: bool = False
 
 
-def highest_value(image: Image.Image) -> int | None:
-    """The highest value of an image of 16 bits, or of 32 that are read as 16; None for any other image."""
-    if image.mode == "F" or not is_high_bit_depth(image):
-        return None
-    value = int(np.asarray(image).max())
-    return value if 0 <= value <= MAX_16_BIT_VALUE else None
+NO_FACTS: Final = ImageFacts()
 
 
-def bit_depth_warnings(values: Iterable[int | None], name: str) -> tuple[str, ...]:
-    """At most one warning for a data set whose sampled images have these highest values.
+def find_facts(image: Image.Image) -> ImageFacts:
+    """The facts about an opened image, which this loads if they are not in its header. Raises one of DECODE_ERRORS."""
+    has_pages = getattr(image, "is_animated", False) and image.format != "MPO"  # a photo with previews of it
+    values = None if image.mode == "F" else np.asarray(image) if is_high_bit_depth(image) else _read_deep_colors(image)
+    highest = -1 if values is None else int(values.max())
+    return ImageFacts(
+        highest=highest if 0 <= highest <= MAX_16_BIT_VALUE else None,
+        format=image.format if has_pages else None,
+        is_hidden=has_transparency(image) and to_rgba(image).getchannel("A").getextrema()[1] == 0,
+    )
 
-    The set is refused only if all sampled images would be black: a single dark image is no reason, and None (8 bits)
-    says nothing.
+
+def sample_facts(image: Callable[[int], ImageFile], count: int) -> list[ImageFacts]:
+    """The facts about some of so many images. image: where one is. Broken images are skipped."""
+    facts = []
+    for number in np.unique(np.linspace(0, count - 1, NUM_CHECKED_IMAGES).astype(int)) if count else ():
+        with suppress(Failure, *DECODE_ERRORS), open_image(image(int(number))) as opened:
+            facts.append(find_facts(opened))
+    return facts
+
+
+def describe_facts(facts: Iterable[ImageFacts]) -> tuple[str, ...]:
+    """Warnings of what is lost of these images, even if all would be black; none if all of them is read."""
+    facts, warnings = [*facts], list[str]()
+    deep = [each.highest for each in facts if each.highest is not None]
+    top = max(deep, default=0)
+    if 0 < top <= MAX_12_BIT_VALUE:
+        levels = (top >> 8) + 1
+        left = f"{levels} gray levels are left" if levels > 1 else "nothing but black is left"
+        factor = MAX_16_BIT_VALUE // top
+        fix = f"multiply them by {factor} and save them again" if levels > 1 else "save them again with 8 bits"
+        warnings.append(f"{_describe_values(deep)}: of 16 bits the upper 8 are read, {left}. fix: {fix}")
+    if formats := sorted({each.format for each in facts if each.format}):
+        count = sum(each.format is not None for each in facts)
+        warnings.append(f"{count} of {len(facts)} images looked at {PAGES_TEXT} ({', '.join(formats)})")
+    return tuple(warnings)
+
+
+PAGES_TEXT: Final = "hold several pages or frames, of which the first is read"
+
+
+def sample_warnings(facts: Sequence[ImageFacts], name: str) -> tuple[str, ...]:
+    """The warnings of `describe_facts`, with the name of the data set.
+
+    A single dark image is no reason to refuse it, and one of 8 bits says nothing.
 
     Raises:
-        Failure: DATA if all of them would be black.
+        Failure: DATA if all sampled images would be black, or are transparent everywhere.
     """
-    sampled = list(values)
-    if sampled and all(value is not None and 0 < value <= MAX_BLACK_VALUE for value in sampled):
+    values = [each.highest for each in facts]
+    dark = [value for value in values if value is not None and value <= MAX_BLACK_VALUE]
+    if dark and len(dark) == len(values) < 2 * sum(map(bool, dark)):  # most are not black in the file
         raise Failure(
             f"{name} holds images of 16 bits that would all be read as black",
-            found=_describe_values([value for value in sampled if value is not None]),
+            found=_describe_values(dark),
             expected=f"values up to {MAX_16_BIT_VALUE:,}, of which the upper 8 bits are read",
             fix="save them again with 8 bits",
             code=ExitCode.DATA,
         )
-    return tuple(f"{name}: {warning}" for warning in gray_level_warnings(sampled))
-
-
-def gray_level_warnings(values: Iterable[int | None]) -> tuple[str, ...]:
-    """At most one warning, even if all images would be black."""
-    deep = [value for value in values if value is not None]
-    top = max(deep, default=0)
-    if not 0 < top <= MAX_12_BIT_VALUE:
-        return ()
-    levels = (top >> 8) + 1
-    left = f"{levels} gray levels are left" if levels > 1 else "nothing but black is left"
-    factor = MAX_16_BIT_VALUE // top
-    fix = f"multiply them by {factor} and save them again" if levels > 1 else "save them again with 8 bits"
-    return (f"{_describe_values(deep)}: of 16 bits the upper 8 are read, {left}. fix: {fix}",)
+    if values and all(each.is_hidden for each in facts):
+        raise Failure(
+            f"{name} holds images that are transparent everywhere",
+            found=f"{len(values)} images looked at, each would be one colour",
+            fix="save them without an alpha channel, if the colours behind it are the images",
+            code=ExitCode.DATA,
+        )
+    return tuple(f"{name}: {warning}" for warning in describe_facts(facts))
 
 
 def _describe_values(values: Sequence[int]) -> str:

@@ -50,7 +50,9 @@ def decode_crop(
                     return decode.as_pixels(reduced, channels)
             if channels == 3 and (pixels := _decode_plain_jpeg(file, image)) is not None:
                 return _scale_box(pixels, size, choose_box, preprocessing)
-            return crop_image(decode.to_8_bits(image, channels), size, choose_box, preprocessing, channels)
+            return crop_image(
+                decode.to_8_bits(image, channels, preprocessing), size, choose_box, preprocessing, channels
+            )
     except decode.DECODE_ERRORS as error:
         raise decode.unreadable_image_failure(path, sample, error) from error
 
@@ -120,7 +122,7 @@ def _crop_reduced(
     image.draft("RGB", least[::-1] if is_turned else least)
     if (image.size[::-1] if is_turned else image.size) == (width, height):
         return None
-    upright = decode.to_8_bits(image, channels)
+    upright = decode.to_8_bits(image, channels, preprocessing)
     across, down = upright.width / width, upright.height / height
     box = (left * across, top * down, (left + box_width) * across, (top + box_height) * down)
     return upright.resize((target_width, target_height), decode.RESAMPLING[preprocessing.interpolation], box=box)

@@ -30,13 +30,11 @@ from train import file_lock, files
 from train.config.schema import DataConfig
 from train.data import decode, path_list, registry
 from train.data.image_folder import ImageFileSource
-from train.data.preprocessing import DEFAULT_PREPROCESSING
 from train.data.splits import DataSplits, SampleIndices
 from train.distributed.shared_memory import HostRanks
 from train.files import os_error_failure
 
-CACHE_VERSION: Final = 2  # raised whenever the same file would decode to other pixels
-RGB_CHANNELS: Final = 3
+CACHE_VERSION: Final = 3  # raised whenever the same file would decode to other pixels
 METADATA_BYTES_PER_IMAGE: Final = 5  # a checksum (4 bytes), and whether the image is readable (1 byte)
 
 StoredShape = tuple[int, int, int]  # height, width and channels of one image
@@ -198,13 +196,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _manifest_content(count: int, stored: StoredShape) -> dict[str, Any]:
-    return {"version": CACHE_VERSION, "images": count, "image_size": _describe_shape(stored)}
-
-
-def _describe_shape(stored: StoredShape) -> int | list[int]:
-    """The side of a square RGB image, which is all that older caches hold; else height, width and channels."""
-    height, width, channels = stored
-    return height if height == width and channels == RGB_CHANNELS else [*stored]
+    return {"version": CACHE_VERSION, "images": count, "stored": [*stored]}
 
 
 def _manifest_path(path: Path) -> Path:
@@ -300,17 +292,11 @@ def cache_key(files: ImageFileSource, data: DataConfig, pulse: Heartbeat) -> str
     Raises:
         Failure: NO_INPUT or IO for a file that is gone.
     """
-    digest = hashlib.sha256(f"{CACHE_VERSION} {_describe_shape(files.stored)}\n".encode())
+    how, is_exact = files.preprocessing, files.preprocessing.decode == "exact"  # all others decode whole images alike
+    scaling = how.crop_ratio, how.interpolation, how.fit, decode.fill_color(how, len("RGB")), is_exact
+    digest = hashlib.sha256(f"{CACHE_VERSION} {files.stored} {scaling}\n".encode())
     is_table = os.path.isfile(data.root)
     above = os.path.abspath(data.images or os.path.dirname(data.root)) if is_table else data.root
-    preprocessing = files.preprocessing
-    if (cut := (preprocessing.crop_ratio, preprocessing.interpolation)) != (1.0, "bilinear"):
-        digest.update(f"{cut}\n".encode())
-    if preprocessing.fit != DEFAULT_PREPROCESSING.fit:
-        border = decode.fill_color(preprocessing, RGB_CHANNELS) if preprocessing.fit == "pad" else None
-        digest.update(f"{preprocessing.fit} {border}\n".encode())
-    if preprocessing.decode == "exact":  # the others decode whole images alike
-        digest.update(b"exact\n")
     chunks = np.array_split(np.arange(len(files.paths)), -(-len(files.paths) // FILES_PER_CHUNK))
     with ThreadPoolExecutor(STAT_THREADS) as pool:
         for lines in pulse.each("data", pool.map(lambda chunk: _stat_files(files, chunk, above), chunks)):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from entrypoint import ExitCode, Failure
 from train import rng
+from train.names import normalize_name
 
 Labels = npt.NDArray[np.int64]
 SampleMask = npt.NDArray[np.bool_]
@@ -30,10 +31,10 @@ def group_names(paths: Iterable[str], pattern: str) -> list[str]:
     Raises:
         Failure: DATA if the pattern is not found in a path, with the first such path and their number.
     """
-    search = re.compile(pattern).search
+    search = re.compile(normalize_name(pattern)).search
     names, unmatched = [], []
     for path in paths:
-        match = search(path)
+        match = search(normalize_name(path))
         if match is None:
             unmatched.append(path)
         else:

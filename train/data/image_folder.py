@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from train.config.schema import DataConfig
-from train.data import class_folders, decode, grouping, path_list
+from train.data import class_folders, grouping, path_list
 from train.data.encoded_images import EncodedImageSource
 from train.data.folder_listing import ListingCache
 from train.data.labels import missing_validation_warnings
@@ -107,11 +107,7 @@ def _convert_splits(
 
 
 def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tensor | None = None) -> DataSplits:
-    """The splits of listed image files. weights: as in `DataSplits`.
-
-    Raises:
-        Failure: as `decode.bit_depth_warnings`.
-    """
+    """The splits of listed image files. weights: as in `DataSplits`."""
     preprocessing, channels = configured_preprocessing(data), COLOR_CHANNELS[data.color]
     listed = _convert_splits(listed, lambda files: replace(files, preprocessing=preprocessing, channels=channels))
     return DataSplits(
@@ -121,10 +117,7 @@ def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tens
         classes=listed.classes,
         shape=Shape(channels=channels, size=height_and_width(data.image_size)),
         notes=listed.notes,
-        warnings=(
-            *listed.warnings,
-            *decode.bit_depth_warnings(decode.highest_values(listed.training.paths), f"data.root {data.root}"),
-        ),
+        warnings=listed.warnings,
         weights=weights,
     )
 
@@ -200,11 +193,13 @@ def _list_files(
     unread: Counter[str],
     inside: Mapping[str, set[str]],
 ) -> ImageFileSource:
-    listing = cache.list_images(above, classes)
+    paths_by_class = class_folders.class_paths(above)
+    names = [paths_by_class.get(name, above / name).name for name in classes]
+    listing = cache.list_images(above, names)
     if not all(listing.counts):
         class_folders.count_images(above, classes)  # names the empty ones
     unread.update(listing.unread)
-    for name, folders in inside.items():
+    for name, folders in zip(names, inside.values(), strict=False):
         folders.update(listing.inside[name])
     paths = path_list.from_lengths(str(above / "_")[:-1], listing.letters, listing.lengths)
     return ImageFileSource(paths, torch.from_numpy(np.repeat(np.arange(len(classes)), listing.counts)), size)

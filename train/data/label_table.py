@@ -11,7 +11,7 @@ import re
 import shlex
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from train import files
 from train.config.schema import DataConfig
 from train.data import class_folders
 from train.files import one_line
+from train.names import find_file, normalize_name, other_form_fix, read_name
 
 PATH, LABEL, SPLIT, GROUP, WEIGHT = COLUMNS = ("path", "label", "split", "group", "weight")
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
@@ -126,8 +127,18 @@ def read_table(data: DataConfig) -> LabelTable:
         raise bad_table(file, "has no row", "only the header line", "add a line for each image")
     _refuse_repeated_paths(table)
     _refuse_groups_in_two_splits(table)
-    _refuse_missing_images(table)
-    return table
+    renamed = _find_images(table)
+    if not renamed:
+        return table
+    _refuse_repeated_paths(table)
+    written = "are written in another Unicode form than the names of their files"
+    return replace(
+        table,
+        notes=(
+            *table.notes,
+            f"{renamed:,} of {len(table.paths):,} paths of {file} {written}: these are read",
+        ),
+    )
 
 
 def _open_text(file: Path) -> TextIO:
@@ -164,7 +175,7 @@ def _open_text(file: Path) -> TextIO:
         raise Failure(
             f"the table data.root cannot be read: {error.strerror}",
             found=str(file.absolute()),
-            fix="set data.root to the table (in a container: mount its folder)",
+            fix=f"{other_form_fix(file)}set data.root to the table (in a container: mount its folder)",
             code=ExitCode.NO_INPUT,
         ) from error
 
@@ -233,14 +244,14 @@ def _read_header(stream: TextIO, data: DataConfig) -> TableHeader:
 def _header_names(stream: TextIO, file: Path, delimiter: str, skipped: int) -> list[str]:
     """The cells of the header line. Empty ones at its end are no columns: a cell below them would be lost."""
     cells = next(_read_rows(stream, file, delimiter, skipped, strict=False), (1, [""]))[1]
-    names = [name.strip() for name in cells]
+    names = [*map(read_name, cells)]
     return names[: max((position for position, name in enumerate(names, 1) if name), default=0)]
 
 
 def column_names(data: DataConfig, column: str) -> list[str]:
     """What the table calls a column; the label may have several."""
     names = data.columns.get(column, column)
-    return list(names) if isinstance(names, list) else [names]
+    return [*map(normalize_name, names if isinstance(names, list) else [names])]
 
 
 def _missing_column(file: Path, column: str, name: str, header: Sequence[str]) -> Failure:
@@ -308,7 +319,7 @@ def _collect(file: Path, data: DataConfig, header: TableHeader, rows: Iterator[t
             raise bad_table(file, f"has a line with {len(cells)} {problem}", actual, fix)
         lines.append(line)
         for position, column_cells in cells_at.items():
-            column_cells.append(cells[position].strip())
+            column_cells.append(cells[position].strip() if position in columns[PATH] else read_name(cells[position]))
         if len(cells) < width:
             short.append(line)
         for position, values in unused.items():
@@ -451,15 +462,24 @@ def _refuse_groups_in_two_splits(table: LabelTable) -> None:
             raise bad_table(table.file, "has a group in two splits", actual, fix)
 
 
-def _refuse_missing_images(table: LabelTable) -> None:
+def _find_images(table: LabelTable) -> int:
+    """Look for each image file, and correct the paths in another Unicode form. Returns the number of these.
+
+    Raises:
+        Failure: NO_INPUT for a missing image.
+    """
     rows_by_folder: dict[str, list[int]] = {}
     for row, path in enumerate(table.paths):
         rows_by_folder.setdefault(os.path.dirname(path), []).append(row)
     missing = [row for folder, rows in rows_by_folder.items() for row in _missing_rows(folder, rows, table.paths)]
-    if not missing:
-        return
-    row = min(missing)
-    path, count = table.paths[row], len(missing)
+    listed = dict[str, dict[str, str]]()
+    for row in missing:
+        table.paths[row] = find_file(table.paths[row], listed) or table.paths[row]
+    lost = [row for row in missing if not os.path.lexists(table.paths[row])]
+    if not lost:
+        return len(missing)
+    row, count = min(lost), len(lost)
+    path = table.paths[row]
     counted = "1 image that is not there" if count == 1 else f"{count:,} images that are not there"
     failure = bad_table(
         table.file, f"names {counted}", f"line {table.lines[row]}: {one_line(path)}", _missing_image_fix(table, path)

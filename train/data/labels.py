@@ -20,6 +20,7 @@ from train.config.schema import DataConfig
 from train.data import class_folders, split_checks
 from train.data.label_table import NO, TRAINING, YES, LabelTable, bad_table, list_lines, refuse_empty_cells
 from train.files import one_line
+from train.names import describe_look_alikes, read_name
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, TargetScale
 
 Int64Array = npt.NDArray[np.int64]
@@ -231,7 +232,7 @@ def read_label_sets(table: LabelTable, rows: Sequence[int], data: DataConfig) ->
         if not any(map(SEPARATORS.search, cells)):
             way_out = "; or one ; at the end of a cell if each cell is one label"
             _refuse_other_separators(table, rows, way_out, ExitCode.DATA)
-        sets = [{name for part in SEPARATORS.split(cell) if (name := part.strip())} for cell in cells]
+        sets = [{name for part in SEPARATORS.split(cell) if (name := read_name(part))} for cell in cells]
         classes = tuple(sorted(set().union(*sets)))
     if not any(sets):
         actual = f"{len(rows):,} lines without one"
@@ -350,4 +351,5 @@ def _refuse_untrained_labels(table: LabelTable, rows: Sequence[int], sets: Seque
         lines = [table.lines[row] for row, names in untrained if name in names]
         what = f"has a {noun} that no {TRAINING} row has"
         fix = "add training images of it, or remove these lines"
-        raise bad_table(table.file, what, f"{one_line(name)}: {list_lines(lines)}", fix)
+        alike = describe_look_alikes((name, *trained), "; ")
+        raise bad_table(table.file, what, f"{one_line(name)}: {list_lines(lines)}{alike}", fix)

@@ -96,6 +96,8 @@ def pack_images(
             fix="pack a folder of class folders, or a table of paths and labels without a column of weights",
             code=ExitCode.USAGE,
         )
+    for warning in splits.warnings:
+        say(f"WARNING: {warning}")
     # The names behind an empty or a broken line would be those of other numbers.
     if unwritable := [name for name in splits.classes if not name.strip() or NO_LINE.search(name)]:
         raise Failure(
@@ -250,26 +252,29 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _read_image(path: str, sample: int, scaling: Scaling | None) -> tuple[str, bytes]:
-    """The ending and the bytes of an image: those of the file, or of a scaled copy of a larger one."""
+    """The ending and the bytes of an image: those of the file, or of a scaled copy of a larger one, as `_scale`."""
     try:
         content = decode.read_image(Path(path)).data
-        scaled = None if scaling is None else _scale(content, scaling)
+        scaled = None if scaling is None else _scale(decode.ImageBytes(path, content), scaling)
     except decode.DECODE_ERRORS as error:
         raise decode.unreadable_image_failure(Path(path), sample, error) from error
     suffix = os.path.splitext(path)[1].lower()
     ending = suffix if suffix in IMAGE_SUFFIXES else ".jpg"  # the index looks for them, readers at the content
-    return (ending, content) if scaled is None else (".jpg", scaled)
+    return scaled or (ending, content)
 
 
-def _scale(content: bytes, scaling: Scaling) -> bytes | None:
-    """A JPEG whose shorter side has scaling.size pixels; None for an image that is no larger, or not of 8 bits."""
-    with Image.open(io.BytesIO(content)) as image:
+def _scale(file: decode.ImageBytes, scaling: Scaling) -> tuple[str, bytes] | None:
+    """The ending and the bytes of a JPEG whose shorter side has scaling.size pixels, or of a PNG if it is transparent:
+    whoever reads it chooses the colour behind it. None for an image that is no larger, or gray with more than 8 bits.
+    """
+    with decode.open_image(file) as image:
         if min(image.size) <= scaling.size or decode.is_high_bit_depth(image):
             return None
-        upright = decode.to_8_bits(image, 1 if image.mode == "L" else 3)
+        has_alpha = decode.has_transparency(image)
+        upright = decode.to_rgba(image) if has_alpha else decode.to_8_bits(image, 1 if image.mode == "L" else 3)
     width, height = upright.size
     factor = scaling.size / min(width, height)
     small = upright.resize((round(width * factor), round(height * factor)), Image.Resampling.BICUBIC)
     written = io.BytesIO()
-    small.save(written, "JPEG", quality=scaling.quality)
-    return written.getvalue()
+    small.save(written, "PNG" if has_alpha else "JPEG", quality=scaling.quality)
+    return (".png" if has_alpha else ".jpg"), written.getvalue()

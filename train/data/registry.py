@@ -8,7 +8,7 @@ loads it. A new source is a module in `train/data/sources/` with its entry, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -20,6 +20,7 @@ from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.preprocessing import refuse_cut_border
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
+from train.names import look_alike_warnings, normalize_name
 from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
 
 if TYPE_CHECKING:
@@ -134,14 +135,24 @@ def find_source(name: str) -> DataSource:
 
 
 def open_splits(data: DataConfig, host: HostRanks | None = None, cache_folder: Path | None = None) -> DataSplits:
-    """Open both splits of the data. Raises Failure: as `DataSource.open`.
+    """Open both splits of the data, and look at a few image files.
+
+    Raises Failure: as `DataSource.open` and `decode.sample_warnings`.
 
     host: the ranks of this machine, all of which call it; None: this rank alone. cache_folder: the user's, for what a
     later start reads again; None: nothing is kept.
     """
-    from train.distributed.shared_memory import SINGLE_RANK  # torch
+    from train.data import decode  # Pillow
+    from train.data.encoded_images import EncodedImageSource  # torch
+    from train.distributed.shared_memory import SINGLE_RANK
 
-    return find_source(data.name).open(data, host or SINGLE_RANK, cache_folder)
+    source = find_source(data.name)
+    splits = source.open(data, host or SINGLE_RANK, cache_folder)
+    warnings = [*splits.warnings, *look_alike_warnings(splits.classes)]
+    if isinstance(splits.training, EncodedImageSource):
+        facts = decode.sample_facts(splits.training.image, len(splits.training.labels))
+        warnings += decode.sample_warnings(facts, data.name if source.origin == "factory" else f"data.root {data.root}")
+    return replace(splits, classes=tuple(map(normalize_name, splits.classes)), warnings=tuple(warnings))
 
 
 def configured_shape(data: DataConfig) -> Shape | None:

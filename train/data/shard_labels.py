@@ -21,6 +21,7 @@ from entrypoint import ExitCode, Failure, parse_json, shell_command
 from train import files
 from train.data.labels import MAX_NUMBER, parse_number, strata_of_numbers
 from train.data.shard_runs import Int64Array
+from train.names import describe_look_alikes, normalize_name, read_name
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION
 
 LABEL_SUFFIXES: Final = (".cls", ".json", ".txt")  # the first that is there counts
@@ -83,7 +84,7 @@ def parse_annotation(suffix: str, text: str) -> Annotation:
         ValueError: the label is empty, or has several lines; its key is there twice; or its number is not finite or too
             large.
     """
-    label, group = _parse_json(text) if suffix == ".json" else (text.strip(), None)
+    label, group = _parse_json(text) if suffix == ".json" else (read_name(text), None)
     for name in (label,) if isinstance(label, str) else label or ():
         if not name or not NO_NAME_CHARACTERS.isdisjoint(name):
             raise ValueError("a label has several lines or a zero byte" if name else "the label is empty")
@@ -112,11 +113,11 @@ def _parse_json(text: str) -> Annotation:
         raise ValueError(f"the key {key if value is REPEATED else GROUP_KEY!r} is there twice")
     if isinstance(value, float) and parse_number(str(value)) is None:
         raise ValueError(f"the number of {key!r} is {value}")
-    label: Label | None = str(value).strip() if isinstance(value, int | float | str) else None
+    label: Label | None = read_name(str(value)) if isinstance(value, int | float | str) else None
     if isinstance(value, list):
         if any(type(each) not in (int, str) for each in value):
             raise ValueError(f"the list of {key!r} is no list of classes: write their names, or the places of the ones")
-        label = tuple(sorted(str(each).strip() for each in value))
+        label = tuple(sorted(read_name(str(each)) for each in value))
     return label, None if group is None else str(group)
 
 
@@ -235,9 +236,10 @@ def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...],
         values = {name: number for number, name in enumerate(names)}
         missing = [label for label in labels if label not in values]
     if missing:
+        alike = describe_look_alikes((missing[0], *names), ": ")
         raise Failure(
             f"a label of the shards is not in {CLASSES_FILE}",
-            found=f"{_quote(missing[0])}, and {len(names)} names in {folder / CLASSES_FILE}",
+            found=f"{_quote(missing[0])}, and {len(names)} names in {folder / CLASSES_FILE}{alike}",
             fix="write a name for each class, one on each line: the first line is that of 0",
             code=ExitCode.DATA,
         )
@@ -251,7 +253,7 @@ def _read_class_names(folder: Path) -> list[str] | None:
         return None
     with files.translate_os_errors(path, "read"):
         content = files.read_regular_file(path)
-    lines = os.fsdecode(content.removeprefix(BOM_UTF8)).rstrip("\r\n").split("\n")
+    lines = normalize_name(os.fsdecode(content.removeprefix(BOM_UTF8))).rstrip("\r\n").split("\n")
     names = [line.removesuffix("\r") for line in lines]
     name, count = Counter(names).most_common(1)[0]
     if count > 1 or not all(map(str.strip, names)):

@@ -20,6 +20,7 @@ from entrypoint import ExitCode, Failure
 from train import files
 from train.data.class_folders import IMAGE_SUFFIXES
 from train.data.shard_labels import LABEL_SUFFIXES, Annotation, Label, parse_annotation
+from train.names import normalize_name
 
 BLOCK: Final = tarfile.BLOCKSIZE
 END_BYTES: Final = 2 * BLOCK  # zeros
@@ -76,26 +77,27 @@ class _Archive:
 
     def add(self, file: BinaryIO, member: tarfile.TarInfo) -> None:
         """Read a member, or count it as skipped. Raises Failure (DATA) for an image that is too large; OSError."""
-        stem, ending = os.path.splitext(member.name)
+        name = normalize_name(member.name)
+        stem, ending = os.path.splitext(name)
         ending = ending.lower()
-        if member.name in self.images or ending in self.labels.get(stem, {}):
-            self._skip("members that a later one of the same name replaces", member.name)
+        if name in self.images or ending in self.labels.get(stem, {}):
+            self._skip("members that a later one of the same name replaces", name)
         file.seek(member.offset_data)
         if not member.isreg() or member.issparse():
             description = (
                 "sparse files, which tar without -S packs whole" if member.isreg() else "devices, pipes and others"
             )
-            self._skip(MEMBER_TYPES.get(member.type, description), member.name)
-        elif os.path.basename(member.name).startswith("."):
-            self._skip("hidden files", member.name)
+            self._skip(MEMBER_TYPES.get(member.type, description), name)
+        elif os.path.basename(name).startswith("."):
+            self._skip("hidden files", name)
         elif ending in IMAGE_SUFFIXES and member.size > MAX_IMAGE_BYTES:
-            raise damaged_shard_failure(self.path, f"{member.name} has {member.size:,} bytes")
+            raise damaged_shard_failure(self.path, f"{name} has {member.size:,} bytes")
         elif ending in IMAGE_SUFFIXES:
-            self.images[member.name] = (member.offset_data, member.size, zlib.crc32(file.read(member.size)))
+            self.images[name] = (member.offset_data, member.size, zlib.crc32(file.read(member.size)))
         elif ending in LABEL_SUFFIXES:
             self.labels.setdefault(stem, {})[ending] = _read_annotation(self.path, file, member, ending)
         else:
-            self._skip(ending or "members without an ending", member.name)
+            self._skip(ending or "members without an ending", name)
 
     def labelled_images(self) -> list[ShardImage]:
         """The images with their labels, in the order of their bytes.

@@ -29,6 +29,7 @@ from train.data.registry import DataSource
 from train.fields import FINITE, TEXTS, check_fields
 from train.files import shorten_name
 from train.logging import progress
+from train.names import describe_look_alikes, normalize_name
 from train.run import record
 from train.run.record import BEST_FILE
 from train.tasks import CLASSIFICATION, REGRESSION, TASKS, TargetScale
@@ -450,7 +451,7 @@ def parse_thresholds(recorded: Any, classes: int) -> tuple[float, ...] | None:
 def recorded_classes(recorded: Mapping[str, Any]) -> tuple[str, ...]:
     """The classes of a checkpoint's record of its data; older ones have none. Raises ValueError: they are no texts."""
     check_fields({"classes": recorded.get("classes") or [""]}, {"classes": TEXTS}, "data.")
-    return tuple(recorded.get("classes") or ())
+    return tuple(map(normalize_name, recorded.get("classes") or ()))
 
 
 SCALE_FIELDS: Final = {
@@ -506,9 +507,10 @@ def refuse_other_classes(trained: DatasetFacts, evaluated: DatasetFacts) -> None
     if trained.classes == evaluated.classes or _match_by_number(trained, evaluated):
         return
     where = "data.classes, data.frames" if evaluated.source.origin == "computed" else "data.root, data.name"
+    alike = describe_look_alikes({*trained.classes} ^ {*evaluated.classes}, "; ")
     raise Failure(
         "the data has other classes than the model was trained on",
-        found=f"{_describe_classes(evaluated.classes, trained.classes)} (in {evaluated.location})",
+        found=f"{_describe_classes(evaluated.classes, trained.classes)} (in {evaluated.location}){alike}",
         expected=f"{_describe_classes(trained.classes, evaluated.classes)} (of the training)",
         fix=f"measure it on data that has the training's classes, by these names: {where}; or train on this data, with "
         "another run.name",

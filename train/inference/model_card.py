@@ -260,8 +260,11 @@ READING_LINES: Final = """\
 def read_image(path):  # {what}
     file = Image.open(path)
 {reduce}    file.load()
-    is_turned = {{"exif", "Raw profile type exif"}} & file.info.keys()
-    image = (ImageOps.exif_transpose(file) if is_turned else file).convert("RGB")
+    image = ImageOps.exif_transpose(file)
+    if image.has_transparency_data:  # its transparent pixels show this colour
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, {color}), image)
+    image = image.convert("RGB")
 {fit}    return image{gray}
 
 
@@ -269,7 +272,7 @@ image = read_image("photo.jpg")"""
 # A JPEG is decoded at a reduced size; an image that is no square may be turned by a quarter afterwards.
 REDUCE_LINE: Final = '    file.draft("RGB", scaled_size(*file.size))\n'
 REDUCE_TURNED_LINES: Final = """\
-    is_quarter_turn = "exif" in file.info and file.getexif().get(274) in (5, 6, 7, 8)
+    is_quarter_turn = file.getexif().get(274) in (5, 6, 7, 8)
     file.draft("RGB", scaled_size(*file.size[::-1])[::-1] if is_quarter_turn else scaled_size(*file.size))
 """
 FIT_LINES: Final[Mapping[str, str]] = {
@@ -320,6 +323,7 @@ def _image_lines(spec: InputSpec) -> list[str]:
         else f"{FIT_WORDS[preprocessing.fit]}, scaled as in the training",
         reduce=reduce_lines if reduces else "",
         fit=FIT_LINES["whole crop" if cuts_first else preprocessing.fit].format(**values),
+        color=values["color"],
         gray='.convert("L")' if spec.shape.channels == 1 else "",
     )
     scaled_size = f"{SCALED_SIZE_LINE}{SCALED_SIZES[preprocessing.fit].format(**values)}\n\n"

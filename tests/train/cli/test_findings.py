@@ -12,6 +12,7 @@ import torch
 
 from entrypoint import ExitCode
 from train.cli.data_check import DataFindings, InspectedSample, SplitFindings
+from train.data.decode import ImageFacts
 from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import Preprocessing
 
@@ -151,7 +152,7 @@ def test_sizes_are_the_smallest_the_largest_and_the_most_frequent() -> None:
 
 def test_the_highest_value_of_16_bits_is_told() -> None:
     looks = [
-        InspectedSample(sample=n, size=(8, 8), mode="I;16", digest=b"%d" % n, highest=value)
+        InspectedSample(sample=n, size=(8, 8), mode="I;16", digest=b"%d" % n, facts=ImageFacts(highest=value))
         for n, value in enumerate((7, 3071))
     ]
     found = findings(looks)

@@ -83,11 +83,12 @@ def test_of_a_picture_of_16_bits_the_upper_8_are_taken() -> None:
 
 def test_the_highest_values_of_pictures_of_16_bits_are_told() -> None:
     pictures = [Image.fromarray(np.full((6, 6), value, np.uint16)) for value in (0, 255, 4095)]
-    assert custom.highest_item_values(opened(*pictures, Image.new("L", (6, 6)))) == [0, 255, 4095, None]
+    facts = custom.item_facts(opened(*pictures, Image.new("L", (6, 6))))
+    assert [each.highest for each in facts] == [0, 255, 4095, None]
 
 
 def test_arrays_have_no_depth_to_be_told() -> None:
-    assert custom.highest_item_values(opened(BYTES, BYTES)) == []
+    assert custom.item_facts(opened(BYTES, BYTES)) == []
 
 
 def test_a_picture_that_was_taken_sideways_is_turned() -> None:
@@ -165,10 +166,10 @@ def test_a_picture_that_is_broken_where_it_is_read_late_is_named() -> None:
 
 
 def test_a_lost_disk_is_not_a_wrong_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(image: Image.Image) -> Image.Image:
+    def lost(*_: object) -> Image.Image:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(custom.decode, "to_rgb", lost)
+    monkeypatch.setattr(custom.decode, "to_8_bits", lost)
     with pytest.raises(OSError, match="error"):
         opened(Image.new("L", (8, 8)))
 

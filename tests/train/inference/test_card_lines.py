@@ -97,6 +97,18 @@ def test_they_name_the_class_that_predict_names(tmp_path: Path, settings: tuple[
     assert float(printed[1]) == pytest.approx(probability, abs=1e-4)
 
 
+def test_they_see_a_transparent_and_turned_image_as_predict_does(tmp_path: Path) -> None:
+    model = exported(tmp_path, "train.max_steps=2")
+    noise = np.random.default_rng(5).integers(0, 256, (20, 32, 4), np.uint8)
+    xmp = b'<rdf:Description tiff:Orientation="6"/>'
+    Image.fromarray(noise).save(tmp_path / "photo.jpg", "WEBP", lossless=True, exact=True, xmp=xmp)
+    name, probability = predicted_class(model, tmp_path / "photo.jpg")
+    (code,) = card_lines(model)
+    printed = run_elsewhere(code, tmp_path)
+    assert printed[0] == name
+    assert float(printed[1]) == pytest.approx(probability, abs=1e-4)
+
+
 def test_the_lines_for_other_formats_name_the_same_class(tmp_path: Path) -> None:
     model = exported(tmp_path, "train.max_steps=2", formats=("torch", "onnx"))
     name, _ = predicted_class(model, photograph(tmp_path))

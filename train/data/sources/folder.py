@@ -100,7 +100,7 @@ def _count_splits_by_group(layout: FolderLayout, data: DataConfig) -> SplitCount
 
     from train.data import grouping, partition
 
-    files = [list(class_folders.image_files(layout.training / name)) for name in layout.classes]
+    files = [list(class_folders.image_files(path)) for path in class_folders.class_paths(layout.training).values()]
     labels = np.repeat(np.arange(len(files)), [len(of_class) for of_class in files])
     paths = (path.relative_to(layout.training).as_posix() for of_class in files for path in of_class)
     groups = grouping.group_names(paths, data.group or "")

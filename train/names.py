@@ -1,0 +1,74 @@
+"""Names are compared in one Unicode form, NFC: a Mac's archives and file systems write others (NFD).
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import unicodedata
+from collections.abc import Iterable
+from typing import Final
+
+INVISIBLE: Final = "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # at an end of a text they mean nothing
+MAX_LISTED: Final = 3
+
+
+def normalize_name(name: str) -> str:
+    """The name in NFC."""
+    return unicodedata.normalize("NFC", name)
+
+
+def read_name(text: str) -> str:
+    """The name in a cell or a text file: in NFC, without spaces and what is invisible at both ends."""
+    return normalize_name(text.strip().strip(INVISIBLE).strip())
+
+
+def describe_look_alikes(names: Iterable[str], begin: str = "") -> str:
+    """The names that a reader takes for each other, as `'Cat' and 'cat'`, behind `begin`; empty if there are none.
+
+    They differ in upper and lower case, in spaces, in what is invisible or in a Unicode form.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in sorted({*names}):
+        look = unicodedata.normalize("NFKC", name).casefold()
+        if not name.isascii():
+            look = "".join(letter for letter in look if unicodedata.category(letter) != "Cf")
+        groups.setdefault(" ".join(look.split()), []).append(ascii(name))
+    alike = [" and ".join(group) for group in groups.values() if len(group) > 1]
+    more = f"; and {len(alike) - MAX_LISTED:,} more" if len(alike) > MAX_LISTED else ""
+    return begin + "; ".join(alike[:MAX_LISTED]) + more if alike else ""
+
+
+def look_alike_warnings(classes: Iterable[str]) -> tuple[str, ...]:
+    """At most one warning of classes that look alike."""
+    alike = describe_look_alikes(classes)
+    return (f"classes look alike: {alike}. fix: if they are one class, give them one name",) if alike else ()
+
+
+def other_form_fix(path: str | os.PathLike[str]) -> str:
+    """The beginning of a fix, for a path that is on the disk in another Unicode form; empty for any other path."""
+    absolute = os.path.abspath(path)
+    stored = find_file(absolute, {}) or absolute
+    return "" if stored == absolute else f"write it in the Unicode form of the disk, in YAML {json.dumps(stored)}; or "
+
+
+def find_file(path: str, listed: dict[str, dict[str, str]]) -> str | None:
+    """The path of the file whose names are those of `path` in any Unicode form; None if there is none.
+
+    listed: the names in the folders that were searched before, by their NFC.
+    """
+    if os.path.lexists(path):
+        return path
+    above, name = os.path.split(path)
+    folder = find_file(above, listed) if name else None
+    if folder is None:
+        return None
+    if folder not in listed:
+        try:
+            listed[folder] = {normalize_name(entry): entry for entry in os.listdir(folder)}
+        except (OSError, ValueError):  # ValueError: NUL
+            listed[folder] = {}
+    entry = listed[folder].get(normalize_name(name))
+    return None if entry is None else os.path.join(folder, entry)
