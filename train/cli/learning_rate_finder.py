@@ -154,6 +154,5 @@ def draw(curve: LossCurve) -> bytes:
         series=series,
         marks=marks,
         log_x=10,
-        legend="lower left",
     )
     return plots.draw_panel(panel)

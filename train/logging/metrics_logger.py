@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from train import files
 
@@ -204,7 +204,7 @@ def _drop_later_events(raw: io.FileIO, step: int, last: Mapping[str, int]) -> No
         raw.write(b"".join(kept))  # it is open for appending
 
 
-def _find_tail(file: io.BufferedReader, step: int) -> int:
+def _find_tail(file: BinaryIO, step: int) -> int:
     """The offset of a line after which all lines of `step` and of later steps stand.
 
     The steps of log points (`train`) only grow, since each start drops the later ones. Other lines of a step come after

@@ -140,7 +140,7 @@ MAX_TINY_PIXELS: Final = 64  # a side of a thumbnail that is shown enlarged, pix
 MAX_UNBROKEN_LETTERS: Final = 30  # of a name in a first column, such as `run-1`; longer ones may break
 MAX_SHORT_LIST_ROWS: Final = 20  # a longer list gets two columns
 BREAK_POINTS: Final = re.compile(r"(?<=/)(?=[^/\s]{2})|(?<=\.)(?=[^\W\d_])")  # not inside images/s and 75.00
-UNBREAKABLE: Final = re.compile(rf"[^\s-]{{{MAX_UNBROKEN_LETTERS},}}")
+UNBREAKABLE: Final = re.compile(rf"[^\s-]{{{MAX_UNBROKEN_LETTERS},}}|\d{{12,}}")  # or a number of many digits
 SCREEN_DPI: Final = 96  # a browser's pixels per inch
 # Characters that may start a link, a tag, code or emphasis anywhere in a line.
 MARKDOWN_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>#|~!&$])")

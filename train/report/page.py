@@ -565,11 +565,11 @@ def _repeats_table(repeats: Repeats) -> Table:
     """The mean and the standard deviation of the runs of each row."""
     has_test = any(read.final_score(run) is not None for _, group in repeats for run in group)
     rows = []
-    for described, group in repeats:
+    for settings_text, group in repeats:
         metric = read.selection_metric(group[0])
         best = [score[0] for run in group if (score := read.best_evaluation(run)) is not None]
         tests = [test.values.get(metric.name, math.nan) for run in group if (test := read.final_score(run))]
-        row = [described, f"{len(group)}", f"{read.metric_label(metric)} {_mean_and_deviation(metric, best)}"]
+        row = [settings_text, f"{len(group)}", f"{read.metric_label(metric)} {_mean_and_deviation(metric, best)}"]
         rows.append([*row, *([_mean_and_deviation(metric, tests)] if has_test else [])])
     head = ["settings", "runs", "best: mean ± standard deviation", *(["on the test split"] if has_test else [])]
     return Table(head=head, rows=rows)
@@ -581,29 +581,29 @@ def folds_section(runs: Sequence[RecordedRun], *, mark: str = "") -> Section | N
     if not repeats:
         return None
     blocks: list[Block] = [Paragraph(text=FOLDS_TEXT), _repeats_table(repeats)]
-    for number, (described, group) in enumerate(repeats, 1):
-        blocks += _fold_blocks(described, group, name=f"confusion-folds{mark}-{number}")
+    for number, (settings_text, group) in enumerate(repeats, 1):
+        blocks += _fold_blocks(settings_text, group, name=f"confusion-folds{mark}-{number}")
     return Section(title="Folds", blocks=blocks)
 
 
-def _fold_blocks(described: str, group: Sequence[RecordedRun], *, name: str) -> list[Block]:
+def _fold_blocks(settings_text: str, group: Sequence[RecordedRun], *, name: str) -> list[Block]:
     """The confusion matrix over all images of the folds, and what it lacks."""
     folds = [schema.parse_fold(str(run.config.get(FOLD_KEY))) for run in group]
     matrices = [matrix for run in group if (matrix := plots.best_confusion(run) or run.confusion) is not None]
     if not matrices:
         return []  # numbers have none, nor have several labels
-    known = sorted({fold for fold in folds if fold is not None})
-    parts, names = {parts for _, parts in known}, {matrix.classes for matrix in matrices}
-    if len(matrices) < len(group) or len(known) < len(group) or len(parts) > 1 or len(names) > 1:
+    recorded = sorted({fold for fold in folds if fold is not None})
+    parts, names = {parts for _, parts in recorded}, {matrix.classes for matrix in matrices}
+    if len(matrices) < len(group) or len(recorded) < len(group) or len(parts) > 1 or len(names) > 1:
         reason = "a fold is there twice, or lacks its matrix, or has other classes or another number of folds"
-        return [Paragraph(text=f"{described}: the confusion matrices do not add up: {reason}.", caution=True)]
+        return [Paragraph(text=f"{settings_text}: the confusion matrices do not add up: {reason}.", caution=True)]
     rows = zip(*(matrix.matrix for matrix in matrices), strict=True)
     counts = tuple(tuple(map(sum, zip(*each, strict=True))) for each in rows)
     total = ConfusionMatrix(step=None, classes=matrices[0].classes, matrix=counts)
     images, correct = sum(map(sum, counts)), sum(row[index] for index, row in enumerate(counts))
     share = f"{plots.format_ratio(correct, images)} of the {images:,} validation images of all of them"
-    lacks = f"{len(known)} of {max(parts)} folds are here" if len(known) < max(parts) else ""
-    text = Paragraph(text=f"{described}: {lacks or 'all folds'}; {share} are right.", caution=bool(lacks))
+    lacks = f"{len(recorded)} of {max(parts)} folds are here" if len(recorded) < max(parts) else ""
+    text = Paragraph(text=f"{settings_text}: {lacks or 'all folds'}; {share} are right.", caution=bool(lacks))
     return [text, *plots.confusion_pictures(total, name, "all folds"), plots.class_table(total)]
 
 

@@ -262,7 +262,8 @@ MIN_MARK_DISTANCE: Final = 0.2  # of the width, between two words that are not r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotSeries:
-    """y over x; NaN is a gap. low and high: the spread around each y, drawn as bars.
+    """y over x; NaN is a gap. name: in the legend, which leaves out an empty one. low and high: the spread around each
+    y, drawn as bars.
 
     colour: an index into COLORS, equal for series that belong together; None means the order of the
     series.
@@ -325,7 +326,7 @@ def _draw_axes(axes: Axes, panel: Panel) -> None:
     if panel.top is not None:
         axes.set_ylim(top=panel.top)
     _draw_marks(axes, panel)
-    named = [series for series in finite if series.style != "faint"]
+    named = [series for series in finite if series.name]
     if len(finite) > 1 and 0 < len(named) <= MAX_LEGEND_ENTRIES:
         _draw_legend(axes, len(finite) - len(named))
     elif len(finite) > MAX_LEGEND_ENTRIES:
@@ -372,7 +373,7 @@ def _draw_series(axes: Axes, series: PlotSeries, number: int) -> None:
     style: dict[str, Any] = {"color": COLORS[color], "linestyle": DASHES[dash], **SERIES_STYLES[series.style]}
     if series.style == "points" or len(series.x) == 1:
         style["marker"] = MARKERS[dash]
-    name = shorten_middle(series.name) if series.style != "faint" else "_nolegend_"
+    name = shorten_middle(series.name) or "_nolegend_"
     if series.low is None or series.high is None:
         axes.plot(series.x, series.y, label=name, **style)
     else:
@@ -556,7 +557,7 @@ def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
         lines = [
             metric_series(run, event, key, run.name, colour, scale, per_epoch, dots) for colour, run in enumerate(runs)
         ]
-        faint = [replace(line, style="faint", colour=FAINT_COLOR) for line in lines[MAX_LEGEND_ENTRIES:]]
+        faint = [replace(line, name="", style="faint", colour=FAINT_COLOR) for line in lines[MAX_LEGEND_ENTRIES:]]
         return lines[:MAX_LEGEND_ENTRIES] + faint
 
     return [
@@ -842,7 +843,7 @@ def gpu_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
 
 def gpu_columns(run: RecordedRun) -> dict[str, GpuColumns]:
     """The measurements of each GPU by its name, in the order of time; without those whose time is no number."""
-    by_gpu = {}
+    by_gpu: dict[str, GpuColumns] = {}
     for name in sorted(run.gpus, key=_natural_sort_key):
         columns = {key: np.asarray(column) for key, column in run.gpus[name].items()}
         order = np.argsort(columns["time"], kind="stable")[: np.isfinite(columns["time"]).sum()]  # NaN comes last
@@ -864,9 +865,11 @@ def gpu_table(by_gpu: Mapping[str, GpuColumns], what: str = "GPU") -> Table:
         metric = GPU_METRICS[key]
         head += [f"{metric.name}, {metric.unit}: {statistic}" for statistic in ("mean", "highest")]
         for row, columns in zip(rows, by_gpu.values(), strict=True):
-            known = np.isfinite(columns[key])
-            values = columns[key][known] / metric.per
-            statistics = (np.average(values, weights=_weights(columns)[known]), values.max()) if known.any() else ()
+            is_finite = np.isfinite(columns[key])
+            values = columns[key][is_finite] / metric.per
+            statistics = (
+                (np.average(values, weights=_weights(columns)[is_finite]), values.max()) if is_finite.any() else ()
+            )
             row += [format_number(float(value)) for value in statistics] or [NOT_MEASURED] * 2
     return Table(head=head, rows=rows)
 

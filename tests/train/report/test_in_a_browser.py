@@ -198,3 +198,19 @@ def test_what_is_wrong_with_a_page_would_be_seen(shown: Browser, tmp_path: Path)
     assert shown.asked == ["http://127.0.0.1:9/x.png"]
     assert shown.value("document.title") == "owned"
     assert shown.value("document.documentElement.scrollWidth") > 1200
+
+
+@pytest.mark.parametrize(("width", "media"), [(360, ""), (768, ""), (1200, ""), (SHEET, "print")])
+def test_no_cell_breaks_inside_a_word(shown: Browser, pages: Mapping[str, Path], width: int, media: str) -> None:
+    """Each word of letters stands on one line."""
+    shown.open(pages["many"], width=width, media=media)
+    broken = shown.value(
+        "[...document.querySelectorAll('td, th')].flatMap(cell => { const broken = []; "
+        "const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT); "
+        "while (texts.nextNode()) { for (const word of texts.currentNode.data.matchAll(/[A-Za-z]+/g)) { "
+        "const range = new Range(); range.setStart(texts.currentNode, word.index); "
+        "range.setEnd(texts.currentNode, word.index + word[0].length); "
+        "if (new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1) broken.push(word[0]) } } "
+        "return broken })"
+    )
+    assert broken == []

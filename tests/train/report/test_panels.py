@@ -102,7 +102,7 @@ def test_a_legend_hides_nothing_and_makes_the_picture_higher(names: int) -> None
 
 def test_of_many_lines_those_with_a_name_stand_in_the_legend_and_the_rest_is_gray() -> None:
     named = [PlotSeries(name=str(number), x=[1, 2], y=[1, 2]) for number in range(12)]
-    faint = [PlotSeries(name="worse", x=[1, 2], y=[1, 2], style="faint")] * 3
+    faint = [PlotSeries(name="", x=[1, 2], y=[1, 2], style="faint")] * 3
     (legend,) = filled(Panel(title="", x="", y="", series=[*named, *faint])).figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [str(number) for number in range(12)]
     assert legend.get_title().get_text() == "3 further runs are gray"
