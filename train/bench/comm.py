@@ -94,7 +94,8 @@ def _exchange(options: BenchOptions, plan: Plan) -> Mapping[str, Any] | None:
     """Run the ranks of this task; return what rank 0 wrote, if rank 0 belongs to this task."""
     result, logs = options.scratch / "exchange.json", options.scratch / "logs"
     sizes = getattr(options.arguments, "sizes", None) or (SIZES[:2] if options.quick else SIZES)
-    command = module_command("train.bench.collectives", "--result", str(result), "--sizes", *map(str, sizes))
+    words = ["--result", str(result), "--timeout", f"{LIMIT_S:g}", "--sizes", *map(str, sizes)]
+    command = module_command("train.distributed.allreduce_check", *words)
     policy = supervision_policy(LIMIT_S, logs)
     code = run_plan(plan, command, options.environ, log_dir=logs, foreign=False, care=policy)
     if code:

@@ -38,7 +38,7 @@ ROOT: Final = Path(__file__).parents[2]  # the folder that holds the package `tr
 # Ranks are started without PYTHONPATH, and a checkout need not be installed.
 CALL_MAIN: Final = (
     "import importlib, os, sys; sys.path.insert(0, sys.argv[1]); "
-    "importlib.import_module(sys.argv[2]).main(sys.argv[3:], os.environ)"
+    "sys.exit(importlib.import_module(sys.argv[2]).main(sys.argv[3:], os.environ))"
 )
 
 

@@ -289,6 +289,11 @@ def choose_device(device_type: str, local_rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
+def gpu_uuid(device: torch.device) -> str:
+    """A GPU's UUID, which shows whether two ranks use the same GPU; empty on the CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
 def _unusable_gpu_failure(index: int, error: Exception) -> Failure:
     return Failure(
         f"CUDA cannot use {describe_gpu(index)}",

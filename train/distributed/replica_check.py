@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from entrypoint import ExitCode, Failure
+from train.distributed.device import gpu_uuid
 from train.distributed.runtime import Runtime
 
 CHUNK_NUMEL: Final = 2**20  # numbers that are widened to 64 bits at once: 8 MiB
@@ -141,7 +142,7 @@ def describe_gpu(device: torch.device) -> str:
     """The GPU's index on this host and its UUID, which CUDA_VISIBLE_DEVICES does not change; empty on the CPU."""
     if device.type != "cuda":
         return ""
-    return f"GPU {device.index}, UUID {torch.cuda.get_device_properties(device).uuid}"
+    return f"GPU {device.index}, UUID {gpu_uuid(device)}"
 
 
 def processor_name(device: torch.device) -> str:

@@ -33,6 +33,7 @@ from train.distributed.device import (
     allow_tf32,
     choose_device,
     choose_precision,
+    gpu_uuid,
     set_up_cudnn,
     use_bitwise_arithmetic,
 )
@@ -281,8 +282,7 @@ def _init_process_group(
     if world.world_size == 1:
         return None
     timeouts = config.launch.timeouts
-    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
-    store = rendezvous.connect(world, environ, timeouts.start, gpu)
+    store = rendezvous.connect(world, environ, timeouts.start, gpu_uuid(device))
     silence = process_group_timeout(timeouts)
     backend = "nccl" if device.type == "cuda" else "gloo"
     own = device if device.type == "cuda" else None

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from entrypoint import gauges
+from train.distributed.device import gpu_uuid
 from train.distributed.runtime import Runtime
 from train.logging import resources
 from train.logging.metrics_logger import MetricsLogger
@@ -108,7 +109,7 @@ def start_usage_recorder(
     devices = compute_devices(runtime)
     for device in devices:
         torch.cuda.reset_peak_memory_stats(device)  # the search for a micro batch may have used all memory
-    page.ask([str(torch.cuda.get_device_properties(device).uuid) for device in devices])
+    page.ask([gpu_uuid(device) for device in devices])
     hosts = runtime.all_gather(socket.gethostname().split(".")[0])
     return UsageRecorder(
         page, rank=runtime.world.rank, hosts=hosts, devices=devices, every_s=every_s, trained_s=trained_s
