@@ -16,7 +16,7 @@ from train.bench import processes
 from train.bench.estimates import estimate_median, ratio_of_medians
 from train.bench.measurements import Measurement, Row, Target
 from train.bench.processes import BenchOptions, Program, RunningProgram
-from train.bench.training import LEARNING_RATE, MANY_EPOCHS, RANDOM_IMAGES
+from train.bench.training import LEARNING_RATE, MANY_EPOCHS
 
 BLOCK_FACTOR: Final = 2.0  # a block lasts so many times as long as a save
 MAX_STEPS: Final = 2000  # of a block
@@ -108,7 +108,7 @@ def steps_for_a_save(program: RunningProgram) -> int:
 def our_program(options: BenchOptions) -> Program:
     """Ours with the reference network. On a CPU the batch is smallest, so that the network's size counts."""
     width, batch, samples = _sizes(options)
-    settings = [f"data.name={RANDOM_IMAGES}", f"data.samples={samples}", "data.image_size=32", "data.classes=100"]
+    settings = ["data.name=synthetic", f"data.samples={samples}", "data.image_size=32", "data.classes=100"]
     settings += ["data.val_fraction=0", "data.loader=memory", "data.augment=none", "model.name=wide_resnet"]
     settings += [f"model.args={{depth: 2, width: {width}}}", f"optim.lr={LEARNING_RATE}"]
     settings += [f"train.epochs={MANY_EPOCHS}", f"train.global_batch_size={batch}"]

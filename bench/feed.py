@@ -6,20 +6,17 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from train.bench.blocks import Connection, Disconnected
-from train.bench.random_images import random_images
-from train.bench.training import MANY_EPOCHS, RANDOM_IMAGES
+from train.bench.training import MANY_EPOCHS
 from train.config import load
 from train.config.batches import compute_batch_sizes, count_steps
-from train.config.schema import DataConfig
 from train.data import registry, shard_order
 from train.data.loader import Batch, open_loader
 from train.data.sampler import BatchSampler, MicroBatch
-from train.data.splits import DataSplits
 
 
 def main(words: Sequence[str]) -> None:
@@ -27,13 +24,10 @@ def main(words: Sequence[str]) -> None:
     arguments = build_parser().parse_args(words)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
     torch.set_num_threads(1)
-    sources: tuple[list[str], Callable[[DataConfig], DataSplits]]
+    settings = memory_settings(arguments.samples)
     if arguments.root:
-        name = "shards" if arguments.shards else "folder"
-        sources = file_settings(name, arguments.root, arguments.workers), registry.open_splits
-    else:
-        sources = memory_settings(arguments.samples), random_images
-    batches = make_batches(*sources, batch=arguments.batch, size=arguments.size, cores=arguments.cores)
+        settings = file_settings("shards" if arguments.shards else "folder", arguments.root, arguments.workers)
+    batches = make_batches(settings, batch=arguments.batch, size=arguments.size, cores=arguments.cores)
     next(batches)
     connection = Connection(arguments.pace)
     request = connection.introduce({"batch": arguments.batch, "workers": arguments.workers, "pid": os.getpid()})
@@ -58,8 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def memory_settings(samples: int) -> list[str]:
-    """Random images in memory, with the default augmentation."""
-    return [f"data.name={RANDOM_IMAGES}", f"data.samples={samples}", "data.loader=memory"]
+    """Drawn images in memory, with the default augmentation."""
+    return ["data.name=synthetic", f"data.samples={samples}", "data.loader=memory"]
 
 
 def file_settings(name: str, root: str, workers: int) -> list[str]:
@@ -73,13 +67,13 @@ def file_settings(name: str, root: str, workers: int) -> list[str]:
 
 
 def make_batches(
-    settings: Sequence[str], open_splits: Callable[[DataConfig], DataSplits], *, batch: int, size: int, cores: int = 1
+    settings: Sequence[str], *, batch: int, size: int, cores: int = 1
 ) -> Iterator[tuple[MicroBatch, Batch]]:
     """Augmented batches as a training gets them, without an end."""
     words = [*settings, f"data.image_size={size}", "data.val_fraction=0", f"train.global_batch_size={batch}"]
     config = load.load_config(None, words)
     data = config.data
-    splits = open_splits(data)
+    splits = registry.open_splits(data)
     loader = open_loader(splits, data, seed=0, device=torch.device("cpu"), cores=cores)
     sizes, samples = compute_batch_sizes(batch, batch, 1), len(splits.training.labels)
     steps = count_steps(sizes, samples, epochs=MANY_EPOCHS, max_steps=None)

@@ -22,7 +22,6 @@ from entrypoint import Failure
 from train.bench import processes
 from train.bench.measurements import Row
 from train.bench.processes import BenchOptions, Program
-from train.bench.random_images import random_images
 from train.config.schema import DataConfig
 from train.data import packing
 
@@ -254,7 +253,7 @@ def test_without_strace_nothing_is_counted(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_batches_never_end() -> None:
-    endless = feed.make_batches(feed.memory_settings(8), random_images, batch=4, size=8)
+    endless = feed.make_batches(feed.memory_settings(8), batch=4, size=8)
     batches = [batch for _, batch in islice(endless, 5)]
     assert {tuple(batch.images.shape) for batch in batches} == {(4, 3, 8, 8)}
 

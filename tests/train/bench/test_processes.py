@@ -16,11 +16,10 @@ from bench import harness
 from entrypoint import ExitCode, Failure
 from train.bench import processes
 from train.bench.processes import BenchOptions, Program, RunningProgram
-from train.bench.training import RANDOM_IMAGES
 
 TINY = ("--model", "tiny", "--size", "8", "--classes", "2", "--samples", "64", "--batch", "8", "--warm-up", "2")
 OURS = (
-    f"data.name={RANDOM_IMAGES}",
+    "data.name=synthetic",
     "data.samples=64",
     "data.image_size=8",
     "data.classes=2",
