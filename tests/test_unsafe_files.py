@@ -25,7 +25,7 @@ from train.checkpoint import format, manifest
 from train.checkpoint.manifest import DamagedCheckpointError
 from train.config.schema import DataConfig, ModelConfig, RunConfig
 from train.data import decoded_cache, download, label_table, packing, registry
-from train.evaluation import final_score
+from train.evaluation import results
 from train.files import is_plain_name
 from train.inference import checkpoints, export
 from train.logging.trackers import RunIds
@@ -73,7 +73,7 @@ READERS: dict[str, Reader] = {
         path.with_suffix(""), file_lock.WaitOutcome(token="a"), DataConfig()
     ),
     "run.json": lambda path: record.read_run(path.parent),
-    "test.json": lambda path: final_score.read_final_score(path.parent),
+    "test.json": lambda path: results.read_final_score(path.parent),
     "errors/exit.json": lambda path: exit_file.read_exit(path.parents[1]),
     "errors/stopping.json": lambda path: exit_file.describe_unfinished_save(path.parents[1]),
     "errors/rank-0001.json": lambda path: supervise._read_error_files(path.parent),

@@ -16,7 +16,7 @@ from entrypoint import Heartbeat, gauges
 from train import batch_size, compilation
 from train.batch_size import NO_CACHE, MicroBatchCache, TrialModel
 from train.compilation import Compiled, SampleImages
-from train.config import checks, task_keys
+from train.config import checks
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, RunConfig
 from train.data import shard_order, shards, staging, statistics
@@ -34,7 +34,7 @@ from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
 from train.distributed.shared_memory import HostRanks
 from train.evaluation.evaluate import max_batch_size, rank_batches
-from train.evaluation.final_score import read_final_score
+from train.evaluation.results import read_final_score
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
 from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
@@ -91,7 +91,7 @@ def build_trainer(
     copies = None if config.data.stage is None else host.first(partial(staging.make_folder, config.data))
     if copies is not None:
         splits = shards.with_copies(splits, copies)
-    config = task_keys.with_task_defaults(config, splits.task)
+    config = checks.with_task_defaults(config, splits.task)
     refuse_unfit_data(config, splits, batches, runtime.device)
     dataset = _describe_dataset(config, runtime, splits, host)
     num_classes = len(dataset.classes)

@@ -21,7 +21,7 @@ from train.config.batches import compute_batch_sizes, step_notes
 from train.config.environment import CallerVariables, refuse_contradicting_variables
 from train.config.schema import RunConfig, TrainConfig
 from train.data.registry import describe_test
-from train.distributed import nccl_trace, runtime, shared_folder
+from train.distributed import runtime
 from train.distributed.device import describe_precision
 from train.distributed.runtime import Runtime
 from train.evaluation.advice import advise
@@ -110,7 +110,7 @@ def train_on_rank(
 def _answer_about_nccl(context: RankContext, environ: Mapping[str, str]) -> None:
     """Tell the parent of a hanging run which collective operations have not ended."""
     context.signals.call_on(
-        TRACE_SIGNAL, lambda: context.heartbeat.answer(nccl_trace.save_and_describe(context.world.rank, environ))
+        TRACE_SIGNAL, lambda: context.heartbeat.answer(runtime.save_and_describe(context.world.rank, environ))
     )
 
 
@@ -126,7 +126,7 @@ def _start_runtime(
         precision=rank_runtime.precision,
         accumulation=batches.accumulation,
     )
-    shared_folder.refuse_unshared_folder(rank_runtime, context.folder)
+    runtime.refuse_unshared_folder(rank_runtime, context.folder)
     return rank_runtime
 
 

@@ -44,8 +44,7 @@ from train.evaluation.evaluate import (
     max_batch_size,
     rank_batches,
 )
-from train.evaluation.final_score import TEST_FILE, FinalScore
-from train.evaluation.results import EvaluationResult
+from train.evaluation.results import TEST_FILE, EvaluationResult, FinalScore
 from train.fault_injection import FaultInjector
 from train.logging import running_mean
 from train.logging.metrics_logger import MetricsLogger

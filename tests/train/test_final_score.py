@@ -23,7 +23,7 @@ from train.config import load
 from train.config.batches import StepCounts
 from train.config.load import keep_last_overrides
 from train.evaluation import results
-from train.evaluation.final_score import TEST_FILE, read_final_score
+from train.evaluation.results import TEST_FILE, read_final_score
 from train.inference import checkpoints, evaluate
 from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.trainer import Trainer

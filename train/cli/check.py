@@ -21,7 +21,7 @@ from train import file_lock, files, plugin
 from train.checkpoint import store
 from train.checkpoint.manifest import DamagedCheckpointError
 from train.cli import launch
-from train.config import augmentations, batches, checks, load, resume_rules, schema, task_keys
+from train.config import augmentations, batches, checks, load, resume_rules, schema
 from train.config.batches import BatchSizes, StepCounts
 from train.config.load import format_value
 from train.config.models import BUILTIN_MODELS
@@ -32,8 +32,7 @@ from train.data.class_folders import describe_text_order
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
-from train.evaluation.final_score import read_final_score
-from train.evaluation.results import EvaluationResult
+from train.evaluation.results import EvaluationResult, read_final_score
 from train.logging.progress import format_rows, pluralize
 from train.names import look_alike_warnings
 from train.optim import schedule
@@ -223,7 +222,7 @@ def describe_plan(
         if data.training is None:
             data = check_network.summarize(config.data, splits)
     is_auto, train = config.optim.lr == "auto", config.train
-    config = task_keys.with_task_defaults(config, data.task)
+    config = checks.with_task_defaults(config, data.task)
     assert data.training is not None  # else it was opened
     steps = batches.count_steps(batch, data.training, epochs=train.epochs, max_steps=train.max_steps)
     network_rows = {"model": _format_with_arguments(config.model.name, config.model.args)}

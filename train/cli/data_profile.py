@@ -22,9 +22,9 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure, Heartbeat, join_lines
 from train import plugin, rng
 from train.config import checks
+from train.config.checks import resolve_learning_rate
 from train.config.precisions import PRECISIONS
 from train.config.schema import RunConfig
-from train.config.task_keys import resolve_learning_rate
 from train.data import augment, decoded_cache, in_memory, loader, registry
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
 from train.data.gpu_decoding import GpuDecoder, decoder_for, find_obstacle, for_reading

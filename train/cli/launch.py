@@ -37,7 +37,7 @@ from entrypoint import (
 )
 from train import files
 from train.checkpoint import store
-from train.config import checks, environment, load, models, task_keys
+from train.config import checks, environment, load, models
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, EvalConfig, RunConfig
 from train.data import download, registry, staging
@@ -60,7 +60,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     checks.refuse_uneven_repeats(config)
     checks.refuse_uneven_readers(config)
     schedule.schedule_arguments(config.optim)
-    task_keys.resolve_learning_rate(config)
+    checks.resolve_learning_rate(config)
     registry.refuse_inapplicable_keys(config.data)
     refuse_unmounted_data(config.data)
     refuse_impossible_target(config.eval)

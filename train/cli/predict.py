@@ -29,8 +29,7 @@ from train.inference import checkpoints, csv_table
 from train.names import other_form_fix
 
 if TYPE_CHECKING:
-    from train.inference.predict import InferenceModel
-    from train.inference.prediction import Prediction
+    from train.inference.predict import InferenceModel, Prediction
 
 
 PLACEHOLDER_FIX: Final = "write your own image files or folders in the place of IMAGES"
@@ -161,7 +160,7 @@ def _write_table(predictions: Iterator[Prediction], file: Path, top: int, classe
     Raises:
         Failure: DATA after the table is written, if there were broken images; as `files.write_named_file`.
     """
-    from train.inference import prediction
+    from train.inference import predict
 
     done: list[Prediction] = []
     failure: Failure | None = None
@@ -171,7 +170,7 @@ def _write_table(predictions: Iterator[Prediction], file: Path, top: int, classe
         if error.code != ExitCode.DATA:
             raise
         failure = error
-    table = prediction.encode_table(done, top, classes)
+    table = predict.encode_table(done, top, classes)
     write_named_file(file, table, csv_table.PREDICT_OPTION, csv_table.SUFFIX)
     print_message(f"table          {len(done):,} rows in {file}", sys.stderr)
     if failure is not None:

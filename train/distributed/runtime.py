@@ -1,17 +1,23 @@
 """The runtime gives a rank its device, precision, process group and Accelerator.
 
-`start` takes a World and the config, meets the other ranks, and returns a `Runtime`.
+`start` takes a World and the config, meets the other ranks, and returns a `Runtime`. Two questions to a running group
+are here too: whether all ranks see the same folder, and which of NCCL's operations have not ended.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
+import os
 import re
 import socket
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import accelerate.state
@@ -24,7 +30,8 @@ from torch import distributed as dist
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from entrypoint import ExitCode, Failure, World
+from entrypoint import ExitCode, Failure, World, file_writer
+from train import files
 from train.config import checks
 from train.config.precisions import PRECISIONS
 from train.config.schema import RunConfig, Timeouts, TrainConfig
@@ -320,3 +327,80 @@ def _value_or_failure(action: Callable[[], Any]) -> tuple[Any, dict[str, Any] | 
         return action(), None
     except Failure as failure:
         return None, failure.arguments()
+
+
+FLIGHT_RECORDER_VARIABLE: Final = "TORCH_FR_DUMP_TEMP_FILE"  # the path of its file, without the rank
+NOT_BEGUN: Final = ", not begun"
+NEW_BACKEND: Final = "nccl2"  # torch 2.15's own; its recorder is another one
+
+
+def save_and_describe(rank: int, environ: Mapping[str, str]) -> str:
+    """Write the flight recorder's file of this rank (for torch's `torchfrtrace`), and tell its oldest unfinished entry.
+
+    `all_reduce 42 of 80 numbers`, with `, not begun` if this rank's GPU has not reached it. Empty if all have ended. It
+    asks neither the GPU nor another rank.
+    """
+    recorder: Any = torch._C._distributed_c10d
+    trace, pickled = json.loads(recorder._dump_nccl_trace_json()), recorder._dump_nccl_trace
+    if not trace.get("entries"):
+        with suppress(TypeError, AttributeError):  # torch 2.10 has one recorder
+            trace = json.loads(recorder._dump_fr_trace_json(backend=NEW_BACKEND))
+            pickled = lambda: recorder._dump_fr_trace(backend=NEW_BACKEND)  # noqa: E731
+    if path := environ.get(FLIGHT_RECORDER_VARIABLE):
+        with suppress(OSError, RuntimeError), file_writer.replace_file(Path(f"{path}{rank}"), durable=False) as file:
+            file.write(pickled())
+    unfinished = [entry for entry in trace.get("entries", []) if entry["state"] != "completed"]
+    return _describe(unfinished[0]) if unfinished else ""
+
+
+def _describe(entry: Mapping[str, Any]) -> str:
+    name, numbers = entry["profiling_name"].rpartition(":")[2], sum(map(math.prod, entry["input_sizes"]))
+    begun = "" if entry["state"] == "started" else NOT_BEGUN
+    return f"{name} {entry['collective_seq_id']} of {numbers:,} numbers{begun}"
+
+
+# NFS may answer for 30 s from its cache of a folder (acdirmin), unless the folder is listed; many ranks may ask.
+VISIBILITY_TIMEOUT_S, VISIBILITY_POLL_S = 35.0, 0.5
+
+
+def refuse_unshared_folder(runtime: Runtime, folder: Path) -> None:
+    """Refuse a run's folder in which some rank does not see a file that rank 0 has created.
+
+    Raises:
+        Failure: OUTPUT on all ranks, naming the nodes that do not see it; as in `files.ERRNO_MEANINGS` if rank 0
+            cannot create it.
+    """
+    if runtime.cpu_group is None:
+        return
+    mark = folder / runtime.run_on_rank_zero(lambda: _write_marker(folder))
+    seen = runtime.all_gather((socket.gethostname(), _wait_for_marker(mark)))
+    if runtime.is_main:
+        files.remove(mark)
+    if apart := sorted({host for host, sees in seen if not sees}):
+        raise Failure(
+            "the run's folder is not the same one on all nodes: its checkpoints would stay on one of them",
+            found=f"what {seen[0][0]} writes in {folder.absolute()} is not there on {', '.join(apart)}",
+            expected="a folder on a file system that all nodes of the job share",
+            fix="set run.output_dir to such a folder (/tmp and a node's own disk are none)",
+            code=ExitCode.OUTPUT,
+        )
+
+
+def _write_marker(folder: Path) -> str:
+    mark = file_writer.temporary_path(folder / "seen")
+    with files.translate_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        files.create_file(mark, b"")
+    return mark.name
+
+
+def _wait_for_marker(mark: Path) -> bool:
+    end = time.monotonic() + VISIBILITY_TIMEOUT_S
+    while not os.path.exists(mark):  # Path.exists() of Python 3.11 raises NFS's error of a stale handle
+        if time.monotonic() > end:
+            return False
+        for folder in (mark.parent.parent, mark.parent):
+            with suppress(OSError):
+                os.listdir(folder)
+        time.sleep(VISIBILITY_POLL_S)
+    return True

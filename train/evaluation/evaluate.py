@@ -21,8 +21,8 @@ from train.data.sampler import SampleIndices, rank_blocks
 from train.data.splits import DataSplits
 from train.distributed import device
 from train.distributed.runtime import Runtime
-from train.evaluation.confusion import ConfusionCounter
 from train.evaluation.results import EvaluationResult
+from train.evaluation.scores import ConfusionCounter
 
 AUTO_BATCH_SIZE: Final = 256  # eval.batch_size auto: without gradients it mostly fits if training does
 

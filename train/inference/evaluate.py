@@ -48,10 +48,10 @@ from train.evaluation.evaluate import (
     rank_batches,
     refuse_flips,
 )
-from train.inference import checkpoints, csv_table, explanation, gallery, grad_cam
+from train.inference import checkpoints, csv_table, explanation
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
-from train.inference.mistakes import Mistakes
+from train.inference.mistakes import Explain, Mistakes, make_gallery
 from train.inference.per_image import ImageResults, ResultCollector, SampleNames, encode_table
 from train.models import registry as model_registry
 from train.models import weights as model_weights
@@ -203,7 +203,7 @@ def evaluate_on_rank(
         print_message(f"WARNING: {note}", sys.stderr)
     if with_heat_maps:
         example = torch.zeros((1, *sets.shape.input), device=rank_runtime.device)
-        grad_cam.refuse_network_without_map(model, example, explanation.EXPLAIN_OPTION)
+        explanation.refuse_network_without_map(model, example, explanation.EXPLAIN_OPTION)
     num_images = len(sets.validation.labels)
     with explain_out_of_memory(max_batch_size(num_images, config.eval.batch_size)):
         loader = open_validation_loader(config, sets, rank_runtime, heartbeat)
@@ -384,12 +384,12 @@ def _build_report(
     )
 
 
-def _explainer(model: nn.Module, device: torch.device, preprocessing: Preprocessing) -> gallery.Explain:
+def _explainer(model: nn.Module, device: torch.device, preprocessing: Preprocessing) -> Explain:
     """What makes heat maps of stored samples."""
 
     def explain(pixels: Tensor, outputs: Sequence[int] | None) -> Tensor:
         images = augment.normalize(pixels.to(device), preprocessing)
-        return grad_cam.compute_heat_maps(model, images, outputs)
+        return explanation.compute_heat_maps(model, images, outputs)
 
     return explain
 
@@ -399,7 +399,7 @@ def _evaluation_for_report(
     results: ImageResults,
     source: SampleSource,
     root: str,
-    explain: gallery.Explain | None,
+    explain: Explain | None,
 ) -> SavedEvaluation:
     names, task, folder = (
         sample_names(source),
@@ -408,8 +408,7 @@ def _evaluation_for_report(
     )
     mistakes: Mistakes = TASKS[task].load("mistakes")(results, report.classes, report.result)
     galleries = (
-        gallery.make_gallery(selection, results.samples, source, names, folder, explain)
-        for selection in mistakes.selections
+        make_gallery(selection, results.samples, source, names, folder, explain) for selection in mistakes.selections
     )
     return SavedEvaluation(
         step=report.step,

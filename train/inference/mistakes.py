@@ -6,16 +6,30 @@ data set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import io
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from torch import Tensor
 
+from entrypoint import Failure
+from train.data.splits import SampleSource
 from train.evaluation.results import EvaluationResult
-from train.inference.calibration import measure_calibration
-from train.inference.per_image import ClassResults, Int64Array, LabelResults, NumberResults, join_labels
-from train.report.saved_evaluation import Calibration, LabelScore, NumberPairs
+from train.inference import explanation
+from train.inference.explanation import displayable
+from train.inference.per_image import ClassResults, Int64Array, LabelResults, NumberResults, SampleNames, join_labels
+from train.report.saved_evaluation import (
+    Calibration,
+    CalibrationBin,
+    GalleryImage,
+    LabelScore,
+    NumberPairs,
+    SavedGallery,
+)
 
 MAX_MISTAKES: Final = 24
 MAX_HARD_CLASSES: Final = 10
@@ -188,3 +202,84 @@ def find_number_mistakes(results: NumberResults, classes: Sequence[str], result:
 def evenly(rows: Int64Array, most: int) -> Int64Array:
     """At most so many of the rows, at even distances."""
     return rows if len(rows) <= most else rows[np.arange(most) * len(rows) // most]
+
+
+NUM_BINS: Final = 15
+
+
+def measure_calibration(confidences: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> Calibration:
+    """The expected calibration error and its bins, of equal width: (0, 1/15], (1/15, 2/15], ..., (14/15, 1].
+
+    ECE = sum over the bins of (images / all images) * |accuracy - mean confidence|: C. Guo, G. Pleiss, Y. Sun,
+    K. Q. Weinberger, "On Calibration of Modern Neural Networks", ICML 2017, equation 3, with their 15 bins.
+
+    Args:
+        confidences: the probability of each predicted class; images where it is not finite are left out.
+        correct: whether each prediction is the label.
+    """
+    finite = np.isfinite(confidences)
+    confidences, hits = confidences[finite].astype(np.float64), correct[finite].astype(np.float64)
+    numbers = np.clip(np.ceil(confidences * NUM_BINS).astype(np.int64) - 1, 0, NUM_BINS - 1)
+    counts = np.bincount(numbers, minlength=NUM_BINS)
+    means = [
+        np.divide(
+            np.bincount(numbers, weights=each, minlength=NUM_BINS), counts, where=counts > 0, out=np.zeros(NUM_BINS)
+        )
+        for each in (confidences, hits)
+    ]
+    bins = [
+        CalibrationBin(images=int(count), confidence=float(confidence), accuracy=float(accuracy))
+        for count, confidence, accuracy in zip(counts, *means, strict=True)
+    ]
+    error = sum(each.images * abs(each.accuracy - each.confidence) for each in bins) / max(1, len(confidences))
+    return Calibration(error=error, bins=tuple(bins))
+
+
+MAX_SIDE: Final = 128  # pixels of a thumbnail
+JPEG_QUALITY: Final = 90
+
+
+# Stored samples [n, *size, channels], and the output that is explained of each or None -> heat maps [n, *size].
+Explain = Callable[[Tensor, Sequence[int] | None], Tensor]
+
+
+def make_gallery(
+    selection: Selection,
+    samples: Int64Array,
+    source: SampleSource,
+    names: SampleNames,
+    root: str,
+    explain: Explain | None = None,
+) -> SavedGallery:
+    """The images of a selection. One that cannot be read any more is left out.
+
+    samples: of each row of the evaluation's results. root: left out of the images' paths. explain: adds a heat map.
+    """
+    images = []
+    for number, (row, cells) in enumerate(zip(selection.rows, selection.cells, strict=True)):
+        sample = int(samples[row])
+        try:
+            pixels = source.read(np.array([sample]))
+        except Failure:
+            continue
+        name = str(names.names[sample]).removeprefix(f"{root.rstrip('/')}/")
+        shown, heat = displayable(pixels[0]), None
+        if explain is not None:
+            outputs = None if selection.outputs is None else [selection.outputs[number]]
+            heat = encode_thumbnail(explanation.blend(shown, explain(pixels, outputs)[0].numpy()))
+        images.append(GalleryImage(name=name, cells=tuple(cells), jpeg=encode_thumbnail(shown), heat=heat))
+    return SavedGallery(title=selection.title, head=selection.head, images=tuple(images))
+
+
+def thumbnail(pixels: Tensor) -> bytes:
+    """A JPEG of at most MAX_SIDE pixels. pixels: one sample [*frames, height, width, channels] of any dtype."""
+    return encode_thumbnail(displayable(pixels))
+
+
+def encode_thumbnail(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """A JPEG of at most MAX_SIDE pixels. pixels: [height, width] or [height, width, 3]."""
+    image = Image.fromarray(pixels)
+    image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    return out.getvalue()

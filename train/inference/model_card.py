@@ -14,13 +14,12 @@ import yaml
 from torch import Tensor
 
 from entrypoint import Failure, redact_words
-from train.config import resume_rules, schema, task_keys
+from train.config import checks, resume_rules, schema
 from train.config.schema import RunConfig
 from train.data import decode, registry
 from train.data.preprocessing import FitName, Preprocessing
 from train.evaluation import results
-from train.evaluation.final_score import FinalScore, read_final_score
-from train.evaluation.results import EvaluationResult
+from train.evaluation.results import EvaluationResult, FinalScore, read_final_score
 from train.inference import checkpoints, evaluate, inputs
 from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.inputs import InputSpec
@@ -436,7 +435,7 @@ def _training_rows(about: ModelFacts) -> dict[str, str]:
     config, training = about.config, submapping(about.recorded, "training")
     world, steps_per_epoch = about.state.get("world_size"), training.get("steps_per_epoch")
     optim = config.optim
-    resolved = task_keys.resolve_learning_rate(config)  # earlier versions recorded `auto`
+    resolved = checks.resolve_learning_rate(config)  # earlier versions recorded `auto`
     learning_rate = schedule.peak_learning_rate(resolved, config.train.global_batch_size)
     rows = {
         "steps": f"{about.step:,}",

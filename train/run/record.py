@@ -24,7 +24,7 @@ from entrypoint import ExitCode, Failure, World, file_writer, job_info_from_envi
 from train import files
 from train.config import load
 from train.config.schema import RunConfig
-from train.evaluation.final_score import TEST_FILE
+from train.evaluation.results import TEST_FILE
 from train.file_lock import LockHolder
 from train.run import exit_file
 from train.run.exit_file import ExitRecord

@@ -14,7 +14,7 @@ from bad.saved import run as finished
 from entrypoint import launch
 from train import file_lock, files
 from train.data import workers
-from train.evaluation.confusion import ConfusionCounter
+from train.evaluation.scores import ConfusionCounter
 from train.run import folder, lock
 
 RUN = ("runs", "runs/*")

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from entrypoint import Failure
-from train.evaluation import confusion
-from train.evaluation.confusion import ConfusionCounter
+from train.evaluation import scores
+from train.evaluation.scores import ConfusionCounter
 
 CPU = torch.device("cpu")
 # Three samples of class 0, two of class 1, one of class 2, none of class 3.
@@ -80,7 +80,7 @@ def test_batches_and_ranks_add_up_to_the_whole() -> None:
 
 
 def test_many_classes_keep_no_matrix_and_no_recall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confusion, "MAX_CONFUSION_CLASSES", 3)
+    monkeypatch.setattr(scores, "MAX_CONFUSION_CLASSES", 3)
     result, matrix = counted().read(alone, only)
     assert (result.recall, matrix) == (None, None)
     assert result.values["macro_f1"] == counted().read(alone, only)[0].values["macro_f1"]

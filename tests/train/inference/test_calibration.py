@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from train.inference.calibration import NUM_BINS, measure_calibration
+from train.inference.mistakes import NUM_BINS, measure_calibration
 
 
 def by_the_paper(confidences: np.ndarray, correct: np.ndarray) -> float:

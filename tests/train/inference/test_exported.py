@@ -19,8 +19,8 @@ from jobs import trained
 
 from entrypoint import Failure
 from train.data import augment, registry
-from train.evaluation.confusion import ConfusionCounter
 from train.evaluation.results import EvaluationResult, metric_rows
+from train.evaluation.scores import ConfusionCounter
 from train.inference import checkpoints, export, model_card
 from train.inference.model_code import ModelCode
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from entrypoint import Failure
 from train import __main__ as front
 from train.data.preprocessing import DEFAULT_PREPROCESSING
-from train.inference import explanation, grad_cam
+from train.inference import explanation
 
 
 def red_and_green(*, size: int = 32) -> nn.Sequential:
@@ -43,7 +43,7 @@ def squares() -> Tensor:
 
 
 def test_the_heat_is_where_the_evidence_for_the_prediction_is() -> None:
-    heat = grad_cam.compute_heat_maps(red_and_green(), squares())
+    heat = explanation.compute_heat_maps(red_and_green(), squares())
     assert heat.shape == (2, 32, 32)
     for image in heat:
         assert image[4:12, 4:12].min() > 0.9
@@ -52,7 +52,7 @@ def test_the_heat_is_where_the_evidence_for_the_prediction_is() -> None:
 
 
 def test_another_output_than_the_highest_can_be_explained() -> None:
-    heat = grad_cam.compute_heat_maps(red_and_green(), squares(), [1, 1])
+    heat = explanation.compute_heat_maps(red_and_green(), squares(), [1, 1])
     assert heat[0, 23:27, 23:27].min() > 0.9
     assert heat[0, :16, :16].max() == 0
     assert heat[1, 4:12, 4:12].min() > 0.9
@@ -61,11 +61,11 @@ def test_another_output_than_the_highest_can_be_explained() -> None:
 def test_frozen_weights_and_many_images_make_no_difference() -> None:
     network = red_and_green()
     images = squares().repeat(12, 1, 1, 1)
-    free = grad_cam.compute_heat_maps(network, images)
+    free = explanation.compute_heat_maps(network, images)
     for parameter in network.parameters():
         parameter.requires_grad_(False)
-    assert torch.equal(grad_cam.compute_heat_maps(network, images), free)
-    assert torch.allclose(free[22:], grad_cam.compute_heat_maps(network, squares()))
+    assert torch.equal(explanation.compute_heat_maps(network, images), free)
+    assert torch.allclose(free[22:], explanation.compute_heat_maps(network, squares()))
     assert all(parameter.grad is None for parameter in network.parameters())
     assert all(not module._forward_hooks for module in network.modules())
 
@@ -82,12 +82,12 @@ class ChannelsLast(nn.Module):
 
 
 def test_a_map_with_its_channels_last_is_the_same_map() -> None:
-    heat = grad_cam.compute_heat_maps(ChannelsLast().eval(), squares())
-    assert torch.allclose(heat, grad_cam.compute_heat_maps(red_and_green(), squares()))
+    heat = explanation.compute_heat_maps(ChannelsLast().eval(), squares())
+    assert torch.allclose(heat, explanation.compute_heat_maps(red_and_green(), squares()))
 
 
 def test_an_image_in_which_nothing_speaks_for_the_prediction_stays_cold() -> None:
-    assert grad_cam.compute_heat_maps(red_and_green(), torch.zeros(1, 3, 32, 32)).max() == 0
+    assert explanation.compute_heat_maps(red_and_green(), torch.zeros(1, 3, 32, 32)).max() == 0
 
 
 def vit() -> nn.Module:
@@ -110,7 +110,7 @@ def test_a_network_without_a_last_map_on_the_image_is_refused_by_name(
     network: Callable[[], nn.Module], name: str
 ) -> None:
     with pytest.raises(Failure) as caught:
-        grad_cam.refuse_network_without_map(network().eval(), torch.zeros(1, 3, 32, 32), "--explain")
+        explanation.refuse_network_without_map(network().eval(), torch.zeros(1, 3, 32, 32), "--explain")
     assert name in (caught.value.found or "")
     assert "leave --explain out" in (caught.value.fix or "")
 
@@ -120,8 +120,8 @@ def test_a_network_without_a_last_map_on_the_image_is_refused_by_name(
 def test_networks_of_torchvision_have_a_map(family: str, size: tuple[int, int]) -> None:
     network = torchvision.models.get_model(family, num_classes=3).eval()
     images = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
-    grad_cam.refuse_network_without_map(network, images, "--explain")
-    assert grad_cam.compute_heat_maps(network, images).shape == (1, *size)
+    explanation.refuse_network_without_map(network, images, "--explain")
+    assert explanation.compute_heat_maps(network, images).shape == (1, *size)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_networks_of_torchvision_have_a_map(family: str, size: tuple[int, int]) 
 )
 def test_a_map_is_known_by_its_shape(shape: tuple[int, ...], channels_last: bool | None) -> None:
     width = 352 if shape[-1] == 11 else 224
-    assert grad_cam._channels_last(torch.empty(shape), (224, width)) is channels_last
+    assert explanation._channels_last(torch.empty(shape), (224, width)) is channels_last
 
 
 def test_the_heat_map_lies_over_the_image_and_leaves_it_visible() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from train.inference.prediction import ClassPrediction
+from train.inference.predict import ClassPrediction
 
 ODD = ["two words", "Größe", "a\nb", "a\tb", "a\r\nb", "\x1b[31mred", "\u2028", "\x85", "\u202egnp.exe", "back\\slash"]
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from entrypoint import ExitCode, Failure
-from train.distributed import shared_folder
+from train.distributed import runtime
 from train.distributed.runtime import Runtime
 
 
@@ -25,14 +25,14 @@ class Second:
     is_main: bool = False
 
     def run_on_rank_zero(self, action: Callable[[], Any]) -> Any:
-        return shared_folder._write_marker(self.first)
+        return runtime._write_marker(self.first)
 
     def all_gather(self, value: Any) -> list[Any]:
         return [("node01", True), ("node02", value[1])]
 
 
 def refuse(first: Path, second: Path) -> None:
-    shared_folder.refuse_unshared_folder(cast(Runtime, Second(first)), second)
+    runtime.refuse_unshared_folder(cast(Runtime, Second(first)), second)
 
 
 def test_one_folder_is_accepted(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_one_folder_is_accepted(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_each_nodes_own_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_folder, "VISIBILITY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(runtime, "VISIBILITY_TIMEOUT_S", 0.0)
     with pytest.raises(Failure, match="not the same one on all nodes") as caught:
         refuse(tmp_path / "a", tmp_path / "b")
     assert caught.value.code == ExitCode.OUTPUT
@@ -62,5 +62,5 @@ def test_a_stale_handle_of_nfs_is_asked_again(tmp_path: Path, monkeypatch: pytes
 
 def test_one_rank_asks_nothing(tmp_path: Path) -> None:
     alone = Second(tmp_path, cpu_group=None)
-    shared_folder.refuse_unshared_folder(cast(Runtime, alone), tmp_path)
+    runtime.refuse_unshared_folder(cast(Runtime, alone), tmp_path)
     assert list(tmp_path.iterdir()) == []
