@@ -17,7 +17,7 @@ from entrypoint import __main__ as main
 from entrypoint import job_script as job_scripts
 from entrypoint.launchers import detect_allocation
 from train.config import load
-from train.run import time_limit
+from train.run import deadline
 
 LAUNCH = Path(__file__).parents[1] / "launch"
 NO_JOBS = ("workstation.sh", "scaling.sh")  # started by hand, and never as a job
@@ -288,4 +288,4 @@ def test_htcondor_holds_no_job_that_stops_at_its_time_limit() -> None:
     held = re.search(r"allowed_job_duration = (\d+)", text)
     assert limit
     assert held
-    assert time_limit.parse_time_limit(limit[1]) + 600 == int(held[1])
+    assert deadline.parse_time_limit(limit[1]) + 600 == int(held[1])

@@ -33,7 +33,7 @@ from train.cli import run as training
 from train.cli.launch import TrainArgumentParser
 from train.config import load
 from train.config.load import drop_key, suggest_config_option, suggest_setting
-from train.run import time_limit
+from train.run import deadline
 from train.run.continue_command import TYPED_COMMAND_VARIABLE
 from train.run.record import installed_version
 
@@ -174,7 +174,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             return 0
         command, overrides = split_command(arguments.words)
         if arguments.time_limit is not None:
-            time_limit.parse_time_limit(arguments.time_limit)  # `check` and `where` refuse a bad value too
+            deadline.parse_time_limit(arguments.time_limit)  # `check` and `where` refuse a bad value too
         refuse_options_of_others(arguments, " ".join([command, *overrides[:1]]) if command == "data" else command)
         if arguments.config and not overrides and os.path.isfile(arguments.config):
             load.refuse_empty_file(Path(arguments.config))

@@ -26,7 +26,7 @@ from train.data.shape import Shape
 from train.distributed.device import is_out_of_memory
 from train.distributed.runtime import Runtime
 from train.models import registry
-from train.models.activation_checkpointing import enable_activation_checkpointing
+from train.models.depth import enable_activation_checkpointing
 from train.optim.ema import EMA
 from train.optim.loss import TaskCriterion
 from train.optim.optimizer import build_optimizer

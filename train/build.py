@@ -37,7 +37,7 @@ from train.evaluation.evaluate import max_batch_size, rank_batches
 from train.evaluation.results import read_final_score
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
-from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
+from train.logging.resources import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
 from train.models import weights
 from train.models.initial_weights import load_initial_weights
 from train.network_fit import adapt_for_training, build_for_training

@@ -20,7 +20,7 @@ from train.data.shape import Shape
 from train.data.splits import DataSplits
 from train.distributed import sync_batchnorm
 from train.models import custom, registry, weights
-from train.models.activation_checkpointing import enable_activation_checkpointing
+from train.models.depth import enable_activation_checkpointing
 from train.models.freezing import Freezing, build_freezing
 from train.optim.optimizer import CPU, build_optimizer
 

@@ -49,8 +49,8 @@ from train.fault_injection import FaultInjector
 from train.logging import running_mean
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import EpochStats, EpochStatsCounter, Progress, pluralize
+from train.logging.resources import UsageRecorder
 from train.logging.running_mean import AveragedValue, MicroBatchValues, RunningMean, StepMetrics, TrainingStopwatch
-from train.logging.usage import UsageRecorder
 from train.loss_monitor import (
     MAX_SKIPPED_STEPS,
     DivergenceRecord,

@@ -23,7 +23,7 @@ from train.config.load import keep_last_overrides
 from train.data import folder_listing
 from train.evaluation import results
 from train.logging import progress
-from train.logging.usage import UsageRecorder
+from train.logging.resources import UsageRecorder
 from train.rank_context import RankContext
 from train.run import exit_file, lock, record
 from train.trainer import Trainer

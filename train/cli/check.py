@@ -36,7 +36,7 @@ from train.evaluation.results import EvaluationResult, read_final_score
 from train.logging.progress import format_rows, pluralize
 from train.names import look_alike_warnings
 from train.optim import schedule
-from train.run import folder, lock, time_limit
+from train.run import deadline, folder, lock
 from train.run.folder import describe_folder_state, refuse_symlinks, run_folder
 
 MAX_STEPS: Final = 1 << 62  # a training refuses more too
@@ -366,9 +366,10 @@ def check(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     if note is None:
         launch.refuse_invalid_launch(config, plan, environ)
         folder.refuse_unwritable_folder(config, plan)
-    deadline = time_limit.deadline_row(arguments.time_limit, environ, now=time.time())
+    deadline_row = deadline.deadline_row(arguments.time_limit, environ, now=time.time())
     print_message(
-        describe_plan(config, arguments.config, launch.add_config_warnings(plan, config), note, deadline), sys.stdout
+        describe_plan(config, arguments.config, launch.add_config_warnings(plan, config), note, deadline_row),
+        sys.stdout,
     )
     return 0
 

@@ -19,7 +19,7 @@ from train.config.load import keep_last_overrides
 from train.config.schema import RunConfig
 from train.data import download, staging
 from train.data.download import StatusLine
-from train.run import exit_file, lock, record, requeue, time_limit
+from train.run import deadline, exit_file, lock, record
 from train.run.folder import choose_writable_folder, refuse_symlinks, run_folder
 from train.run.lock import RunLock
 
@@ -29,7 +29,7 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     config = load.load_config(arguments.config, overrides)
     if arguments.profile_lines:
         line_profiling.load()
-    environ = {**environ, **time_limit.deadline_variables(arguments.time_limit, environ, now=time.time())}
+    environ = {**environ, **deadline.deadline_variables(arguments.time_limit, environ, now=time.time())}
     folder = run_folder(config)
     with lock.record_node_failure(folder, environ):
         plan = launch.plan_launch(config, launch.launch_options(arguments, config, environ), environ)
@@ -42,7 +42,7 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     with lock.record_node_failure(folder, environ):
         launch.print_preflight_findings(plan, config, environ)
     lock.forget_node_failure(folder, environ)
-    if has_rank_0 and (warning := requeue.refuse_missing_run(folder, environ, host=holder.host)):
+    if has_rank_0 and (warning := record.refuse_missing_run(folder, environ, host=holder.host)):
         plan = replace(plan, warnings=(*plan.warnings, warning))
     output = choose_writable_folder(config, plan, environ)
     plan = launch.add_config_warnings(replace(plan, warnings=(*plan.warnings, *output.warnings)), config)
@@ -69,7 +69,7 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
         try:
             exit_file.clear_exit(output.folder)
             if output.folder == folder:  # the next start does not look for a replacement folder
-                requeue.write_job_marker(folder, environ, host=holder.host, written_at=time.time())
+                record.write_job_marker(folder, environ, host=holder.host, written_at=time.time())
             code = _fetch_and_start_ranks(config, plan, words, environ, output.folder, restarting, stop_signals)
         except Failure as failure:  # raised before the ranks were started
             _write_missing_exit(run_lock, failure.code, failure.what)
@@ -77,7 +77,7 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
         if code == ExitCode.STOPPED:  # a rank without a signal handler yet writes no exit file
             by = signal.Signals(stop_signals[0]).name if stop_signals else "a signal"
             _write_missing_exit(run_lock, code, f"stopped by {by} before the first step")
-        requeue.remove_job_marker(folder, environ, code)
+        record.remove_job_marker(folder, environ, code)
         ended(code)
     return code
 

@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as F
 
 from train.config import augmentations
 from train.config.augmentations import Step
-from train.data import boxes, operations, policies, timm_policy
+from train.data import boxes, operations, timm_policy
 
 SAMPLES = np.arange(400)
 
@@ -209,30 +209,30 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("place", range(len(policies.NAMES)))
+@pytest.mark.parametrize("place", range(len(operations.NAMES)))
 @pytest.mark.parametrize("level", [0, 9, 17, 30])
 def test_policy_operations_are_torchvisions_to_the_pixel(policy: str, place: int, level: int) -> None:
     theirs = POLICIES[policy]
-    name, (identifier, (magnitudes, signed)) = policies.NAMES[place], [*theirs._AUGMENTATION_SPACE.items()][place]
+    name, (identifier, (magnitudes, signed)) = operations.NAMES[place], [*theirs._AUGMENTATION_SPACE.items()][place]
     levels = magnitudes(31, 24, 28)
     strength = 0.0 if levels is None else float(levels[level])
     ours = (
-        policies.rand_augment_strength(name, level, 24, 28)
+        operations.rand_augment_strength(name, level, 24, 28)
         if policy == "rand"
-        else policies.trivial_augment_strength(name, level)
+        else operations.trivial_augment_strength(name, level)
     )
     assert levels is None or ours == strength
-    assert policies.POLICY_OPERATIONS[name].signed == signed
+    assert operations.POLICY_OPERATIONS[name].signed == signed
     image = images()[1]
     wanted = theirs._apply_image_or_video_transform(
         image, identifier, strength, interpolation=theirs.interpolation, fill=theirs._fill
     )
-    assert torch.equal(policies.POLICY_OPERATIONS[name].change(image, ours, theirs.interpolation), wanted)
+    assert torch.equal(operations.POLICY_OPERATIONS[name].change(image, ours, theirs.interpolation), wanted)
 
 
 def test_every_policy_operation_is_drawn() -> None:
-    drawn = (numbers("trivial_augment") * len(policies.NAMES)).astype(int)[0]
-    assert set(drawn) == set(range(len(policies.NAMES)))
+    drawn = (numbers("trivial_augment") * len(operations.NAMES)).astype(int)[0]
+    assert set(drawn) == set(range(len(operations.NAMES)))
 
 
 # Ours -> timm's, with "increasing" and without.

@@ -16,7 +16,7 @@ from train.config.checks import refuse_checkpointing_conflicts
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
 from train.models import depth, registry
-from train.models.activation_checkpointing import enable_activation_checkpointing
+from train.models.depth import enable_activation_checkpointing
 
 
 def build(name: str, **args: Any) -> nn.Module:

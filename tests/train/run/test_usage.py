@@ -22,7 +22,7 @@ from train import trainer as trainer_module
 from train.distributed.runtime import Runtime
 from train.logging import metrics_logger, resources
 from train.logging.metrics_logger import MetricsLogger
-from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, compute_devices, start_usage_recorder
+from train.logging.resources import NO_USAGE_RECORDER, UsageRecorder, compute_devices, start_usage_recorder
 from train.trainer import Trainer
 
 DEVICE = torch.device("cuda", 0)
