@@ -56,7 +56,6 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     """
     checks.refuse_multiple_ranks(config.train.parallel, world_size)
     checks.refuse_unknown_arguments(config.model, config.optim)
-    checks.refuse_double_balancing(config)
     checks.refuse_uneven_repeats(config)
     checks.refuse_uneven_readers(config)
     schedule.schedule_arguments(config.optim)
@@ -74,11 +73,8 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     refuse_missing_weights(config)
     checks.refuse_missing_trackers(config.log.trackers)
     checks.refuse_bitwise_conflicts(config, world_size)
-    checks.refuse_compiled_data_parallel(config.train)
-    checks.refuse_compiled_unfreezing(config)
-    checks.refuse_compiled_progressive_size(config)
+    checks.refuse_conflicts(config)
     registry.refuse_fixed_evaluation_size(config.data, config.eval.image_size)
-    checks.refuse_checkpointing_conflicts(config.train)
     batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size)
     samples = registry.find_source(config.data.name).count(config.data)
     if samples is not None:  # else a start counts them

@@ -131,21 +131,6 @@ def _refuse_unlisted(key: str, name: str, arguments: Mapping[str, Any], allowed:
         )
 
 
-def refuse_double_balancing(config: RunConfig) -> None:
-    """Refuse to balance the classes twice: the weights are for classes drawn as often as they occur.
-
-    Raises:
-        Failure: USAGE.
-    """
-    if config.data.sampling == "balanced" and config.optim.class_weights == "balanced":
-        raise Failure(
-            "data.sampling: balanced and optim.class_weights: balanced would balance the classes twice",
-            found="both are balanced: rare classes would count more than common ones",
-            fix="leave one of them out: sampling repeats rare images, weights count each of them more",
-            code=ExitCode.USAGE,
-        )
-
-
 def refuse_uneven_repeats(config: RunConfig) -> None:
     """Refuse a global batch that does not hold at least two images, each of them data.repeats times.
 
@@ -195,21 +180,6 @@ def refuse_uneven_readers(config: RunConfig) -> None:
             "each global batch takes as many images from each of data.readers",
             found=f"train.global_batch_size: {size}, data.readers: {readers}",
             fix=f"set data.readers={math.gcd(size, readers)}, or leave it out",
-            code=ExitCode.USAGE,
-        )
-
-
-def refuse_compiled_progressive_size(config: RunConfig) -> None:
-    """Refuse `train.compile` with images that grow: code would be compiled for each size.
-
-    Raises:
-        Failure: USAGE.
-    """
-    if config.data.progressive_size and config.train.compile is not False:
-        raise Failure(
-            "train.compile does not go with data.progressive_size: each size would be compiled",
-            found=f"train.compile: {config.train.compile}",
-            fix="set train.compile=false, or leave data.progressive_size out",
             code=ExitCode.USAGE,
         )
 
@@ -404,50 +374,51 @@ def parallel_warnings(parallel: str) -> tuple[str, ...]:
     return (DATA_PARALLEL_WARNING,) if parallel == "dp" else ()
 
 
-def refuse_compiled_data_parallel(train: TrainConfig) -> None:
-    """Refuse `train.compile` with DataParallel, which copies the model in every step.
+def refuse_conflicts(config: RunConfig) -> None:
+    """Refuse settings of several keys that do not go together in any launch.
 
     Raises:
         Failure: USAGE.
     """
-    if train.parallel == "dp" and train.compile is not False:
-        raise Failure(
+    data, train = config.data, config.train
+    compiled = f"train.compile: {train.compile}" if train.compile is not False else ""
+    data_parallel = "train.parallel: dp" if train.parallel == "dp" else ""
+    # Whether they are set, what is wrong, the settings, and a fix.
+    conflicts = (
+        (  # the weights are for classes drawn as often as they occur
+            data.sampling == "balanced" and config.optim.class_weights == "balanced",
+            "data.sampling: balanced and optim.class_weights: balanced would balance the classes twice",
+            "both are balanced: rare classes would count more than common ones",
+            "leave one of them out: sampling repeats rare images, weights count each of them more",
+        ),
+        (
+            compiled and data_parallel,
             "train.compile does not go with train.parallel dp, which copies the model to each GPU in every step",
-            found=f"train.compile: {train.compile}",
-            fix="set train.parallel=ddp, or train.compile=false",
-            code=ExitCode.USAGE,
-        )
-
-
-def refuse_checkpointing_conflicts(train: TrainConfig) -> None:
-    """Refuse `train.activation_checkpointing` with DataParallel, which would copy the functions of blocks, and compile.
-
-    Raises:
-        Failure: USAGE.
-    """
-    conflicts = {"train.parallel: dp": train.parallel == "dp", f"train.compile: {train.compile}": train.compile}
-    if train.activation_checkpointing and any(conflicts.values()):
-        raise Failure(
-            "train.activation_checkpointing does not go with the other settings",
-            found=next(setting for setting, holds in conflicts.items() if holds),
-            fix="set train.parallel=ddp and train.compile=false, or leave it out",
-            code=ExitCode.USAGE,
-        )
-
-
-def refuse_compiled_unfreezing(config: RunConfig) -> None:
-    """Refuse `train.compile` with layers that are trained from a later epoch on: compiled code fits one of the two.
-
-    Raises:
-        Failure: USAGE.
-    """
-    if isinstance(config.model.freeze, int) and config.train.compile is not False:
-        raise Failure(
+            compiled,
+            "set train.parallel=ddp, or train.compile=false",
+        ),
+        (  # compiled code fits one of the two
+            compiled and isinstance(config.model.freeze, int),
             "train.compile does not go with layers that model.freeze unfreezes during the run",
-            found=f"model.freeze: {config.model.freeze}, train.compile: {config.train.compile}",
-            fix="set train.compile=false, or model.freeze=backbone or none",
-            code=ExitCode.USAGE,
-        )
+            f"model.freeze: {config.model.freeze}, {compiled}",
+            "set train.compile=false, or model.freeze=backbone or none",
+        ),
+        (
+            compiled and data.progressive_size,
+            "train.compile does not go with data.progressive_size: each size would be compiled",
+            compiled,
+            "set train.compile=false, or leave data.progressive_size out",
+        ),
+        (  # DataParallel would copy the functions of blocks
+            train.activation_checkpointing and (data_parallel or compiled),
+            "train.activation_checkpointing does not go with the other settings",
+            data_parallel or compiled,
+            "set train.parallel=ddp and train.compile=false, or leave it out",
+        ),
+    )
+    for is_set, what, settings, fix in conflicts:
+        if is_set:
+            raise Failure(what, found=settings, fix=fix, code=ExitCode.USAGE)
 
 
 def refuse_cpu_sync_batchnorm(train: TrainConfig, device: str, world_size: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from entrypoint import ExitCode, Failure
 from train.config import checks
-from train.config.schema import TrainConfig
+from train.config.schema import RunConfig, TrainConfig
 
 
 @pytest.mark.parametrize("kind", ["dp", "none"])
@@ -43,9 +43,9 @@ def test_with_one_rank_nobody_exchanges_any() -> None:
 
 def test_compiled_code_is_refused_where_one_process_feeds_all_gpus() -> None:
     with pytest.raises(Failure, match=r"does not go with train\.parallel dp") as caught:
-        checks.refuse_compiled_data_parallel(TrainConfig(parallel="dp", compile="default"))
+        checks.refuse_conflicts(RunConfig(train=TrainConfig(parallel="dp", compile="default")))
     assert caught.value.code == ExitCode.USAGE
-    checks.refuse_compiled_data_parallel(TrainConfig(parallel="none", compile="default"))
+    checks.refuse_conflicts(RunConfig(train=TrainConfig(parallel="none", compile="default")))
 
 
 def test_synchronized_batchnorm_of_several_ranks_is_refused_on_the_cpu() -> None:

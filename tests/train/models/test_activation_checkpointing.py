@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from entrypoint import Failure
 from train.config import load
-from train.config.checks import refuse_checkpointing_conflicts
+from train.config.checks import refuse_conflicts
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
 from train.models import depth, registry
@@ -84,6 +84,6 @@ def test_a_network_without_blocks_is_refused() -> None:
 
 @pytest.mark.parametrize("setting", ["train.parallel=dp", "train.compile=default"])
 def test_what_it_does_not_go_with_is_refused(setting: str) -> None:
-    train = load.load_config(None, ["train.activation_checkpointing=true", setting]).train
+    config = load.load_config(None, ["train.activation_checkpointing=true", setting])
     with pytest.raises(Failure, match="does not go with"):
-        refuse_checkpointing_conflicts(train)
+        refuse_conflicts(config)
