@@ -294,8 +294,8 @@ def _preview_network(
     missing = config.data.download and not download.files_exist(config.data.name, Path(config.data.root))
     if missing and shape is not None and data.outputs is not None:
         splits = check_network.splits_to_fetch(shape, data.outputs)
-        if isinstance(weights := config.optim.class_weights, dict):  # the names are in the files
-            config = replace(config, optim=replace(config.optim, class_weights=[*weights.values()]))
+        if isinstance(weights := config.optim.class_weights, dict) and len(weights) == data.outputs:
+            splits = replace(splits, classes=tuple(weights))  # the true names are in the files
     else:
         splits = registry.open_splits(config.data)
     steps_per_epoch = 1 if steps is None else steps.per_epoch
