@@ -55,9 +55,9 @@ def open_data(config: RunConfig, outputs: int | None) -> tuple[RunConfig, DataSp
     if data.download and not files_exist(data.name, Path(data.root)) and shape is not None and outputs is not None:
         samples = EmptySource(labels=torch.arange(outputs), stored=shape.stored)
         classes = tuple(map(str, range(outputs)))
+        if isinstance(class_weights := config.optim.class_weights, dict) and len(class_weights) == outputs:
+            classes = tuple(class_weights)  # the true names are in the files
         splits = DataSplits(training=samples, validation=samples, classes=classes, shape=shape)
-        if isinstance(class_weights := config.optim.class_weights, dict):  # the names are in the files
-            config = replace(config, optim=replace(config.optim, class_weights=[*class_weights.values()]))
     else:
         splits = registry.open_splits(data)
     return config, with_evaluation_size(splits, config.eval.image_size)

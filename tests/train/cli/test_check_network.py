@@ -259,6 +259,13 @@ def test_check_and_start_show_each_class_beside_its_weight(weights: str, said: s
         assert trainer.criterion.weights.tolist() == pytest.approx([number / 6.5 for number in numbers])
 
 
+def test_weights_by_name_of_data_that_is_not_fetched_yet_are_shown_by_their_names(tmp_path: Path) -> None:
+    weights = "{truck: 2, " + ", ".join(f"class{number}: 1" for number in range(9)) + "}"
+    settings = ("data.name=cifar10", f"data.root={tmp_path}/none", "data.download=true")
+    other = ("data.classes=10", "data.image_size=32", f"optim.class_weights={weights}")
+    assert "class weights  truck: 2, class0: 1, class1: 1" in described(*settings, *other)
+
+
 def test_check_says_what_is_loaded_from_the_weights(tmp_path: Path) -> None:
     settings = (*RESNET, "model.weights=resnet18.pth")
     shown = described(*settings)
@@ -399,7 +406,7 @@ def test_what_a_config_asks_in_vain_is_a_wrong_config(data: tuple[str, ...], ask
 
 @pytest.mark.parametrize("asked", ["mixup of single images", "three weights", "a normalization of two channels"])
 def test_check_knows_published_data_before_it_is_fetched(asked: str) -> None:
-    data = ("data.name=cifar10", "data.download=true", "data.image_size=32")
+    data = ("data.name=cifar10", "data.download=true")
     refusal = verdict(lambda: described(*data, *ASKED[asked]))
     assert refusal is not None
     assert refusal[1] == ExitCode.USAGE, refusal

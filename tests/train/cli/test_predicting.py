@@ -248,6 +248,20 @@ def test_files_in_a_folder_that_are_not_read_are_counted_at_the_end(
     assert err.startswith("note: 3 files are not read: .txt (2), .heic (1)")
 
 
+def test_the_order_of_classes_that_are_numbers_is_said_by_predict_and_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(1, 13):
+        for image in range(2):
+            write_image(tmp_path / f"twelve/{number}/{image}.png", 20 * number + image)
+    settings = ("data.name=folder", f"data.root={tmp_path}/twelve", "data.classes=12", "data.val_fraction=0")
+    trained(tmp_path / "run", *settings)
+    forget_accelerate()
+    assert predict(tmp_path / "run", str(tmp_path / "twelve/1/0.png")) == 0
+    assert front.run_command(["export", str(tmp_path / "run"), "--output", str(tmp_path / "model")], {}) == 0
+    assert capsys.readouterr().err.count("note: the classes are sorted as text: 1, 10, 11, 12, 2 and 7 more.") == 2
+
+
 def test_what_is_no_checkpoint_is_one_error_before_anything_else(capsys: pytest.CaptureFixture[str]) -> None:
     write_image(Path("a.png"))
     assert predict("gone", "a.png") == 66
