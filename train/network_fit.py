@@ -99,7 +99,9 @@ def _refuse_small_micro_batch(
     frozen = [] if freezing is None or freezing.until is not None else freezing.backbone_norms()
     for norm in frozen:
         norm.train(False)
-    problems = [_find_problem(network, shape, classes, samples, is_own=is_own) for shape in shapes]
+    trying = custom.train_forward_error if is_own else custom.forward_error
+    tried = network if is_own else copy.deepcopy(network)  # not every own network can be copied
+    problems = [registry.find_problem(tried, shape, classes, samples, trying) for shape in shapes]
     for norm in frozen:
         norm.train(True)
     if not any(problems):
@@ -115,12 +117,3 @@ def _refuse_small_micro_batch(
         fix=f"set {fits}, or take another model",
         code=ExitCode.USAGE,
     )
-
-
-def _find_problem(network: nn.Module, shape: Shape, classes: int, samples: int, *, is_own: bool) -> str | None:
-    if not is_own:
-        return registry.find_problem(copy.deepcopy(network), shape, classes, samples)
-    try:
-        return custom.train_forward_error(network, shape, classes, samples)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -213,10 +213,16 @@ def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.
     return net
 
 
-def find_problem(net: nn.Module, shape: Shape, classes: int, samples: int = custom.TRIAL_BATCH_SIZE) -> str | None:
+def find_problem(
+    net: nn.Module,
+    shape: Shape,
+    classes: int,
+    samples: int = custom.TRIAL_BATCH_SIZE,
+    trying: Callable[[nn.Module, Shape, int, int], str | None] = custom.forward_error,
+) -> str | None:
     """Why the network cannot train on a batch of so many samples, in words; None if it can."""
     try:
-        return custom.forward_error(net, shape, classes, samples)
+        return trying(net, shape, classes, samples)
     except BUILD_ERRORS as error:
         return _first_line(error)
 
