@@ -36,7 +36,7 @@ def test_check_shows_the_effective_plan(capsys: pytest.CaptureFixture[str], tmp_
     ],
 )
 def test_check_shows_of_an_optimizer_what_it_uses(name: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert front.run_command(["check", *CPU, f"optim.name={name}"], {}) == 0
+    assert front.run_command(["check", *CPU, f"optim.name={name}", "optim.lr=0.1"], {}) == 0
     assert f"\noptimizer      {shown}\n" in capsys.readouterr().out
 
 
