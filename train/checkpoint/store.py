@@ -169,7 +169,11 @@ def prune_checkpoints(
     kept = {valid, best, *complete[: max(policy.keep, 1)]}
     deleted = [path for step, path in checkpoints.items() if step not in kept]
     for path in deleted:
-        _delete_checkpoint(path)
+        # Rename a checkpoint and delete it, so that a kill leaves no partial one.
+        renamed = file_writer.temporary_path(path, "gone-")
+        with suppress(OSError):
+            os.rename(path, renamed)
+            files.remove(renamed)
     return [path.name for path in deleted]
 
 
@@ -181,14 +185,6 @@ def _is_complete(path: Path) -> bool:
         return False
     except Failure:  # of another version, and complete for that one
         return True
-
-
-def _delete_checkpoint(path: Path) -> None:
-    """Rename a checkpoint and delete it, so that a kill leaves no partial one."""
-    renamed = file_writer.temporary_path(path, "gone-")
-    with suppress(OSError):
-        os.rename(path, renamed)
-        files.remove(renamed)
 
 
 def is_valid_checkpoint(path: Path) -> bool:

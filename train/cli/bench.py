@@ -85,7 +85,22 @@ def run_command(command: BenchCommand, argv: Sequence[str], environ: Mapping[str
         what, fix = f"`{command.prog}` needs a name", f"use one of: {command.choices()}"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
     handle_stop_signals(raise_stopped)
-    options = parse_options(arguments, environ)
+    parse_overrides(arguments.words)
+    launch = parse_launch_options(arguments, environ)
+    plan = make_plan(environ, launch)
+    options = BenchOptions(
+        device=plan.device,
+        is_main=plan.world.rank == 0,
+        launch=launch,
+        scratch=make_temporary_folder(environ),
+        environ=environ,
+        log=_log_line,
+        pairs=arguments.pairs,
+        quick=arguments.quick,
+        config=arguments.config,
+        overrides=tuple(arguments.words),
+        arguments=arguments,
+    )
     folder = Path(arguments.output) if arguments.output and options.is_main else None
     machine = measurements.describe_machine(options.device, now=time.time(), quick=options.quick)
     results = list[Measurement]()
@@ -100,7 +115,11 @@ def run_command(command: BenchCommand, argv: Sequence[str], environ: Mapping[str
     finally:
         files.remove(options.scratch)
     if folder:
-        write_plots(folder, results, machine)
+        from train.report import page  # matplotlib, which takes a second to import
+
+        content = measurements.as_json(results, machine)
+        for picture in page.bench_pictures(page.parse_bench(content, name="bench")):
+            files.write_atomic(folder / f"{picture.name}.png", picture.png)
     if options.is_main:
         text = _results_json(results, machine) if arguments.json else measurements.format_markdown(results, machine)
         print(text)
@@ -140,39 +159,10 @@ def build_parser(command: BenchCommand, name: str, modules: Mapping[str, ModuleT
     return parser
 
 
-def parse_options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> BenchOptions:
-    """Turn the command line into options."""
-    parse_overrides(arguments.words)
-    launch = parse_launch_options(arguments, environ)
-    plan = make_plan(environ, launch)
-    return BenchOptions(
-        device=plan.device,
-        is_main=plan.world.rank == 0,
-        launch=launch,
-        scratch=make_temporary_folder(environ),
-        environ=environ,
-        log=_log_line,
-        pairs=arguments.pairs,
-        quick=arguments.quick,
-        config=arguments.config,
-        overrides=tuple(arguments.words),
-        arguments=arguments,
-    )
-
-
 def write_results(folder: Path, results: Sequence[Measurement], machine: Mapping[str, str]) -> None:
     """Write bench.json and bench.md."""
     files.write_atomic(folder / "bench.json", _results_json(results, machine).encode() + b"\n")
     files.write_atomic(folder / "bench.md", measurements.format_markdown(results, machine).encode())
-
-
-def write_plots(folder: Path, results: Sequence[Measurement], machine: Mapping[str, str]) -> None:
-    """Write the pictures that `train report` draws of the results."""
-    from train.report import page  # matplotlib, which takes a second to import
-
-    content = measurements.as_json(results, machine)
-    for picture in page.bench_pictures(page.parse_bench(content, name="bench")):
-        files.write_atomic(folder / f"{picture.name}.png", picture.png)
 
 
 def _results_json(results: Sequence[Measurement], machine: Mapping[str, str]) -> str:

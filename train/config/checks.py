@@ -277,34 +277,42 @@ def refuse_bitwise_conflicts(config: RunConfig, world_size: int) -> None:
 
 
 def _refuse_bitwise_keys(train: TrainConfig) -> None:
-    if train.micro_batch_size == "auto":
-        raise _bitwise_conflict(
+    # Whether it is set, the setting, what is expected, and a fix.
+    conflicts = (
+        (
+            train.micro_batch_size == "auto",
             "train.micro_batch_size: auto",
             "a number: it is what must stay the same",
             _suggest_micro_batch_size(train, 64),
-        )
-    if train.parallel == "dp":
-        raise _bitwise_conflict("train.parallel: dp", "ddp or none", "set train.parallel=ddp")
-    if train.compile is not False:
-        why = "false: each rank would compile for itself, and the kernels may add in another order"
-        raise _bitwise_conflict(f"train.compile: {train.compile}", why, "set train.compile=false")
-    if train.gradient_exchange != "fp32":
-        why = "fp32: the tree adds up what backward gives"
-        raise _bitwise_conflict(
-            f"train.gradient_exchange: {train.gradient_exchange}", why, "set train.gradient_exchange=fp32"
-        )
-    if train.sync_batchnorm:
-        why = "false: BatchNorm over micro batches, whose statistics are added up in the same tree"
-        raise _bitwise_conflict("train.sync_batchnorm: true", why, "set train.sync_batchnorm=false")
-    leaves, rest = divmod(train.global_batch_size, train.micro_batch_size)
-    if rest or leaves.bit_count() != 1:
-        quotient = (
-            f"train.global_batch_size {train.global_batch_size} / train.micro_batch_size {train.micro_batch_size}"
-        )
-        fix = _suggest_micro_batch_size(train, train.micro_batch_size)
-        raise _bitwise_conflict(
-            f"{quotient} = {train.global_batch_size / train.micro_batch_size:g}", "1, 2, 4, 8, ...", fix
-        )
+        ),
+        (train.parallel == "dp", "train.parallel: dp", "ddp or none", "set train.parallel=ddp"),
+        (
+            train.compile is not False,
+            f"train.compile: {train.compile}",
+            "false: each rank would compile for itself, and the kernels may add in another order",
+            "set train.compile=false",
+        ),
+        (
+            train.gradient_exchange != "fp32",
+            f"train.gradient_exchange: {train.gradient_exchange}",
+            "fp32: the tree adds up what backward gives",
+            "set train.gradient_exchange=fp32",
+        ),
+        (
+            train.sync_batchnorm,
+            "train.sync_batchnorm: true",
+            "false: BatchNorm over micro batches, whose statistics are added up in the same tree",
+            "set train.sync_batchnorm=false",
+        ),
+    )
+    for is_set, setting, expected, fix in conflicts:
+        if is_set:
+            raise _bitwise_conflict(setting, expected, fix)
+    size, micro = train.global_batch_size, train.micro_batch_size
+    assert micro != "auto"  # refused above
+    if size % micro or (size // micro).bit_count() != 1:
+        setting = f"train.global_batch_size {size} / train.micro_batch_size {micro} = {size / micro:g}"
+        raise _bitwise_conflict(setting, "1, 2, 4, 8, ...", _suggest_micro_batch_size(train, micro))
 
 
 def _suggest_micro_batch_size(train: TrainConfig, near: int) -> str:
@@ -327,10 +335,6 @@ def _bitwise_conflict(setting: str, expected: str, fix: str) -> Failure:
     )
 
 
-def _format_ranks(number: int) -> str:
-    return "1 rank" if number == 1 else f"{number} ranks"
-
-
 def _world_size_failure(train: TrainConfig, world_size: int) -> Failure:
     leaves, legal = num_micro_batches(train), bitwise_world_sizes(train)
     under = max(size for size in legal if size <= world_size)
@@ -338,8 +342,8 @@ def _world_size_failure(train: TrainConfig, world_size: int) -> Failure:
         f"train.reproducible bitwise cannot add up {leaves} micro batches on {world_size} ranks",
         found=f"{world_size} ranks",
         expected=f"one of {', '.join(map(str, legal))}",
-        fix=f"start {_format_ranks(under)} (--procs-per-node, or srun --ntasks), or set train.reproducible=fast "
-        "(in a new run: another run.name)",
+        fix=f"start {under} rank{'s' * (under > 1)} (--procs-per-node, or srun --ntasks), or set "
+        "train.reproducible=fast (in a new run: another run.name)",
         code=ExitCode.LAUNCH_CONFLICT,
     )
 

@@ -31,7 +31,6 @@ from typing import Any, TextIO
 
 from entrypoint import ExitCode, Failure, file_writer, redact, shell_command, to_printable, write_styled
 from train import file_lock, files
-from train import files as file_io
 from train.config.schema import DataConfig
 from train.file_lock import LockHolder, WaitOutcome
 
@@ -458,30 +457,26 @@ def _translate_os_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _os_error_failure(error, Path(error.filename or root)) from error
-
-
-def _os_error_failure(error: OSError, path: Path) -> Failure:
-    failure = file_io.os_error_failure(error, path)
-    if failure.code == ExitCode.OUTPUT:
-        failure.fix = _FIX_NOT_WRITABLE
-    elif failure.code == ExitCode.IO:
-        failure.fix = _FIX_DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else _FIX_IO_ERROR
-    return failure
+        failure = files.os_error_failure(error, Path(error.filename or root))
+        if failure.code == ExitCode.OUTPUT:
+            failure.fix = _FIX_NOT_WRITABLE
+        elif failure.code == ExitCode.IO:
+            failure.fix = _FIX_DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else _FIX_IO_ERROR
+        raise failure from error
 
 
 @contextmanager
 def _record_failure(lock_path: Path, holder: LockHolder, data: DataConfig) -> Iterator[None]:
     """Record a failure for the waiting processes, so that they do not retry one after the other."""
     note_path = lock_path.with_name(f"{lock_path.name}.failed")
-    file_io.remove(note_path)
+    files.remove(note_path)
     try:
         yield
     except Failure as failure:
         if failure.code != ExitCode.STOPPED:
             with suppress(Failure, OSError):
                 record = {"token": holder.token, "mirror": data.mirror, "by": str(holder)}
-                file_io.write_json(note_path, record | {"failure": failure.as_json()})
+                files.write_json(note_path, record | {"failure": failure.as_json()})
         raise
 
 

@@ -228,20 +228,17 @@ def connect(world: World, environ: MutableMapping[str, str], timeout_s: float, g
         )
         refuse_conflicting_ranks(who, world)
         if world.node_rank == 0 and world.num_nodes > 1 and not environ.get("ENTRYPOINT_INTERFACE"):
-            _use_interface_of_peers(environ, who)
+            # On the host of rank 0: let gloo and NCCL use the interface to which the ranks of other nodes have come.
+            #
+            # The name of this host may mean a network here that they cannot reach. What the user set is kept.
+            reached = {str(other["reached"]) for other in who if other["node"] != 0}
+            name = next(
+                (network.interface_towards(each) for each in reached if each and network.is_own_address(each)), None
+            )
+            for variable in environ.get("ENTRYPOINT_SET", "").split(","):
+                if name and variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                    environ[variable] = name if variable == "GLOO_SOCKET_IFNAME" else f"={name}"
     return store
-
-
-def _use_interface_of_peers(environ: MutableMapping[str, str], who: Sequence[Mapping[str, object]]) -> None:
-    """On the host of rank 0: let gloo and NCCL use the interface to which the ranks of other nodes have come.
-
-    The name of this host may mean a network here that they cannot reach. What the user set is kept.
-    """
-    reached = {str(other["reached"]) for other in who if other["node"] != 0}
-    name = next((network.interface_towards(each) for each in reached if each and network.is_own_address(each)), None)
-    for variable in environ.get("ENTRYPOINT_SET", "").split(","):
-        if name and variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            environ[variable] = name if variable == "GLOO_SOCKET_IFNAME" else f"={name}"
 
 
 def _open_store(world: World, environ: Mapping[str, str], deadline: float) -> dist.Store:

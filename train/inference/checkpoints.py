@@ -533,14 +533,10 @@ def evaluation_caveats(trained: DatasetFacts, evaluated: DatasetFacts, *, split:
 def _match_by_number(trained: DatasetFacts, evaluated: DatasetFacts) -> bool:
     """Whether both have the same number of classes, and one of them has no class names, as arrays."""
     nameless = [
-        not facts.source.has_class_names and facts.classes == _numbers_as_names(facts.classes)
+        not facts.source.has_class_names and facts.classes == tuple(map(str, range(len(facts.classes))))
         for facts in (trained, evaluated)
     ]
     return any(nameless) and len(trained.classes) == len(evaluated.classes)
-
-
-def _numbers_as_names(classes: Sequence[str]) -> tuple[str, ...]:
-    return tuple(map(str, range(len(classes))))
 
 
 def _numbered_classes_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> str | None:
