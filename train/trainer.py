@@ -37,7 +37,6 @@ from train.distributed.vote import StopVote, Vote, open_vote_exchange
 from train.evaluation import early_stopping, results
 from train.evaluation.early_stopping import EarlyStop
 from train.evaluation.evaluate import (
-    Counter,
     Evaluation,
     evaluate,
     explain_out_of_memory,
@@ -45,6 +44,7 @@ from train.evaluation.evaluate import (
     rank_batches,
 )
 from train.evaluation.results import TEST_FILE, EvaluationResult, FinalScore
+from train.evaluation.scores import Counter
 from train.fault_injection import FaultInjector
 from train.logging import running_mean
 from train.logging.metrics_logger import MetricsLogger

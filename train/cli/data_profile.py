@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -128,9 +128,7 @@ class PipelineProfile:
     @property
     def limit(self) -> str:
         """The slowest stage, for which the others wait."""
-        stages = {"augment": self.augment.images_per_s, "step": self.step.images_per_s}
-        if self.copy is not None:
-            stages["copy"] = self.copy.images_per_s
+        stages = {name: stage.images_per_s for name, stage in self.stages.items() if name != "read"}
         slowest = min(stages, key=stages.__getitem__)
         device_waits = self.delivered_per_s < (stages["step"] if self.workers == 0 else self.consumed_per_s)
         return "read" if device_waits and self.delivered_per_s < stages.get("copy", math.inf) else slowest
@@ -188,20 +186,21 @@ class PipelineProfile:
 
     def as_json(self) -> str:
         """The profile as a JSON object."""
-        facts: dict[str, Any] = {
-            "data": self.title,
-            "device": self.device,
-            "cores": self.cores,
-            "workers": self.workers,
-            "images": self.images,
-            "bytes": self.bytes_,
-            "stages": {name: stage.as_json() for name, stage in self.stages.items()},
-            "limit": self.limit,
-            "images_per_s": self.images_per_s,
-            "advice": list(self.advice()),
-            "notes": list(self.all_notes()),
-        }
-        return json.dumps(facts)
+        return json.dumps(
+            {
+                "data": self.title,
+                "device": self.device,
+                "cores": self.cores,
+                "workers": self.workers,
+                "images": self.images,
+                "bytes": self.bytes_,
+                "stages": {name: stage.as_json() for name, stage in self.stages.items()},
+                "limit": self.limit,
+                "images_per_s": self.images_per_s,
+                "advice": list(self.advice()),
+                "notes": list(self.all_notes()),
+            }
+        )
 
     def as_text(self) -> str:
         """A table, the limit, and the advice."""

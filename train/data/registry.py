@@ -46,14 +46,6 @@ class DataSummary:
     task: str = CLASSIFICATION
 
 
-def _accept(data: DataConfig) -> None:
-    """Refuse nothing."""
-
-
-def _has_no_validation(data: DataConfig) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
     """All that is known about one `data.name` before its data is opened.
@@ -81,8 +73,8 @@ class DataSource:
     open: Callable[[DataConfig, HostRanks, Path | None], DataSplits]
     count: Callable[[DataConfig], int | None]
     describe: Callable[[DataConfig], DataSummary]
-    check: Callable[[DataConfig], None] = _accept
-    has_validation: Callable[[DataConfig], bool] = _has_no_validation
+    check: Callable[[DataConfig], None] = lambda data: None  # refuses nothing
+    has_validation: Callable[[DataConfig], bool] = lambda data: False
     keys: frozenset[str]
     origin: Literal["computed", "files", "factory"]
     channels: int | None = None

@@ -11,7 +11,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import torch
@@ -38,16 +38,6 @@ class Vote:
     stop: bool = False
     save: bool = False
     written: bool = False
-
-
-class VoteExchange(Protocol):
-    """Exchanges the ranks' votes. All ranks call `send` and `read` in turn."""
-
-    def send(self, vote: Vote) -> None:
-        """Send this rank's vote without waiting."""
-
-    def read(self) -> Vote:
-        """The result of all ranks' last votes; waits for ranks that are late."""
 
 
 class StopVote:
@@ -98,14 +88,14 @@ class AllReduceVoteExchange:
         self._sent: tuple[dist.Work, Tensor] | None = None
 
     def send(self, vote: Vote) -> None:
-        """See `VoteExchange`."""
+        """Send this rank's vote without waiting. All ranks call `send` and `read` in turn."""
         flags = torch.tensor([vote.stop, vote.save, vote.written], dtype=torch.int32)
         work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None  # every member of the group gets one
         self._sent = (work, flags)
 
     def read(self) -> Vote:
-        """See `VoteExchange`."""
+        """The result of all ranks' last votes; waits for ranks that are late."""
         assert self._sent is not None
         work, flags = self._sent
         work.wait()
@@ -126,13 +116,13 @@ class SharedMemoryVoteExchange:
         self._rank, self._processes, self._number = rank, processes, 0
 
     def send(self, vote: Vote) -> None:
-        """See `VoteExchange`."""
+        """As `AllReduceVoteExchange.send`."""
         self._number += 1
         flags = vote.stop | vote.save << 1 | vote.written << 2
         self._words[self._number % NUM_SLOTS, self._rank] = self._number << FLAG_BITS | flags
 
     def read(self) -> Vote:
-        """See `VoteExchange`.
+        """As `AllReduceVoteExchange.read`.
 
         Raises:
             DistError: a rank that this rank waits for has ended.
@@ -154,6 +144,9 @@ class SharedMemoryVoteExchange:
                 and self._words[self._number % NUM_SLOTS, rank] < self._number << FLAG_BITS
             ):
                 raise dist.DistError(f"rank {rank} has ended")
+
+
+VoteExchange = AllReduceVoteExchange | SharedMemoryVoteExchange
 
 
 def _is_process_alive(process: int) -> bool:

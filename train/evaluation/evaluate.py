@@ -5,10 +5,10 @@ Every image is counted exactly once, on any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,21 +22,9 @@ from train.data.splits import DataSplits
 from train.distributed import device
 from train.distributed.runtime import Runtime
 from train.evaluation.results import EvaluationResult
-from train.evaluation.scores import ConfusionCounter
+from train.evaluation.scores import ConfusionCounter, Counter
 
 AUTO_BATCH_SIZE: Final = 256  # eval.batch_size auto: without gradients it mostly fits if training does
-
-
-class Counter(Protocol):
-    """Counts what a model predicts, as the metrics of its task need it."""
-
-    def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: the model's outputs, and the labels. No host sync."""
-
-    def read(
-        self, total: Callable[[Tensor], Tensor], all_gather: Callable[[Any], Sequence[Any]]
-    ) -> tuple[EvaluationResult, Tensor | None]:
-        """(result, confusion matrix or None) over all ranks, which all call it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

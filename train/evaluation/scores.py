@@ -266,6 +266,10 @@ class ConfusionCounter:
         return result, cells
 
 
+# What an evaluation of each task counts.
+Counter = ConfusionCounter | MultiLabelCounter | ErrorCounter
+
+
 def build_confusion_counter(
     classes: int, device: torch.device, criterion: object, threshold: object
 ) -> ConfusionCounter:

@@ -40,7 +40,6 @@ from train.data.splits import (
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
 from train.evaluation.evaluate import (
-    Counter,
     Evaluation,
     evaluate,
     explain_out_of_memory,
@@ -48,6 +47,7 @@ from train.evaluation.evaluate import (
     rank_batches,
     refuse_flips,
 )
+from train.evaluation.scores import Counter
 from train.inference import checkpoints, csv_table, explanation
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport

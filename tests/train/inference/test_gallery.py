@@ -83,7 +83,7 @@ def test_an_evaluation_for_the_report_is_read_back(looked_at: Path) -> None:
     assert saved is not None
     assert (saved.samples, saved.classes, saved.step) == (9, ("cat", "dog"), 2)
     assert sum(each.images for each in saved.calibration.bins) == 9
-    mistakes, hardest = (mistakes.images for gallery in saved.galleries)
+    mistakes, hardest = (gallery.images for gallery in saved.galleries)
     assert [image.cells[0] for image in hardest] == ["cat"] * 3 + ["dog"] * 3
     wrong = round((1 - (saved.values["accuracy"] or 0)) * 9)
     assert len(mistakes) == wrong > 0
@@ -99,7 +99,7 @@ def test_the_report_of_the_run_shows_it(looked_at: Path, capsys: pytest.CaptureF
     assert saved is not None
     assert front.run_command(["report", str(looked_at)], {}) == 0
     page = (looked_at / "report" / "report.html").read_text()
-    assert page.count("data:image/jpeg;base64,") == 2 * sum(len(mistakes.images) for gallery in saved.galleries)
+    assert page.count("data:image/jpeg;base64,") == 2 * sum(len(gallery.images) for gallery in saved.galleries)
     assert "heat map (Grad-CAM)" in page
     assert (looked_at / "report" / "calibration.png").exists()
     assert "calibration.png" in capsys.readouterr().out
