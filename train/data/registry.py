@@ -8,6 +8,7 @@ loads it. A new source is a module in `train/data/sources/` with its entry, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -142,7 +143,8 @@ def open_splits(data: DataConfig, host: HostRanks | None = None, cache_folder: P
     splits = source.open(data, host or SINGLE_RANK, cache_folder)
     warnings = [*splits.warnings, *look_alike_warnings(splits.classes)]
     if isinstance(splits.training, EncodedImageSource):
-        facts = decode.sample_facts(splits.training.image, len(splits.training.labels))
+        with ThreadPoolExecutor(1) as thread:  # which closes the shards that it opens
+            facts = thread.submit(decode.sample_facts, splits.training.image, len(splits.training.labels)).result()
         warnings += decode.sample_warnings(facts, data.name if source.origin == "factory" else f"data.root {data.root}")
     return replace(splits, classes=tuple(map(normalize_name, splits.classes)), warnings=tuple(warnings))
 
