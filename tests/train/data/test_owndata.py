@@ -359,8 +359,8 @@ def make(data):
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-@pytest.mark.parametrize("name", ["own", "shards"])
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["own", pytest.param("shards", marks=pytest.mark.slow)])
 def test_a_training_starts_its_workers_whatever_way_python_starts_processes(
     tmp_path: Path, method: str, name: str
 ) -> None:
