@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from accelerate.tracking import GeneralTracker, TensorBoardTracker
 
@@ -23,11 +22,13 @@ class ResumableTracker(GeneralTracker):  # type: ignore[misc]
     """A tracker whose run a later start continues.
 
     exit_code: of the start; it is set before `finish`, and until then that of a failure. project_variable: of the
-    library; it overrides the project.
+    library; it overrides the project. variables: those that keep the library's files in `{folder}`, whose address is
+    `{uri}`; they are set unless the user has set them.
     """
 
     requires_logging_directory = False
     project_variable = ""
+    variables: ClassVar[Mapping[str, str]] = {}
     tracker: Any = None  # the library's own run
     exit_code: int = ExitCode.BUG
 
@@ -36,11 +37,6 @@ class ResumableTracker(GeneralTracker):  # type: ignore[misc]
         super().__init__()
         self.project, self.run_name, self.run_id = project, run_name, run_id
 
-    @staticmethod
-    def default_variables(folder: Path) -> Mapping[str, str]:
-        """Variables of the library that keep its files in `folder`, for those that the user has not set."""
-        raise NotImplementedError
-
 
 class WandbTracker(ResumableTracker):
     """Weights & Biases. A start that stopped in order to be continued is `preempted`, not `finished`."""
@@ -48,10 +44,10 @@ class WandbTracker(ResumableTracker):
     name = "wandb"
     project_variable = "WANDB_PROJECT"
 
-    @staticmethod
-    def default_variables(folder: Path) -> Mapping[str, str]:
-        folders = {name: str(folder / "wandb" / name) for name in ("cache", "config", "data", "artifact")}
-        return {"WANDB_DIR": str(folder)} | {f"WANDB_{name.upper()}_DIR": path for name, path in folders.items()}
+    variables: ClassVar[Mapping[str, str]] = {
+        "WANDB_DIR": "{folder}",
+        **{f"WANDB_{name.upper()}_DIR": f"{{folder}}/wandb/{name}" for name in ("cache", "config", "data", "artifact")},
+    }
 
     def start(self) -> None:
         import wandb
@@ -83,17 +79,15 @@ class MLflowTracker(ResumableTracker):
     name = "mlflow"
     project_variable = "MLFLOW_EXPERIMENT_NAME"
 
-    @staticmethod
-    def default_variables(folder: Path) -> Mapping[str, str]:
-        return {
-            "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
-            # Its own default is a folder of the working folder, whose path must hold no quote: it becomes SQL.
-            "_MLFLOW_SERVER_ARTIFACT_ROOT": (folder / "mlflow-artifacts").as_uri(),
-            # What failed is sent again later: else a server that is gone would hold up each record for minutes.
-            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-            "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-        }
+    variables: ClassVar[Mapping[str, str]] = {
+        "MLFLOW_TRACKING_URI": "sqlite:///{folder}/mlflow.db",
+        # Its own default is a folder of the working folder, whose path must hold no quote: it becomes SQL.
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": "{uri}/mlflow-artifacts",
+        # What failed is sent again later: else a server that is gone would hold up each record for minutes.
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
 
     def start(self) -> None:
         import mlflow

@@ -112,8 +112,8 @@ def start_trackers(
     threads = []
     for name, tracker_class in classes.items():
         if issubclass(tracker_class, ResumableTracker):
-            for variable, value in tracker_class.default_variables(own_folder).items():
-                environ.setdefault(variable, value)
+            for variable, value in tracker_class.variables.items():
+                environ.setdefault(variable, value.format(folder=own_folder, uri=own_folder.as_uri()))
         with suppress(Exception, SystemExit):  # the thread meets the same error, and reports it
             # Not in the thread: data workers are forked, and a lock of an import would stay locked in them. Two
             # threads that import a package at the same time may also meet in a deadlock.

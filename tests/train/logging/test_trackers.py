@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from accelerate.tracking import GeneralTracker
@@ -90,11 +90,8 @@ class Resuming(ResumableTracker):
     """Keeps all calls in the list of the other class, and begins `run-1`, `run-2`."""
 
     name, project_variable = "resuming", "PROJECT"
+    variables: ClassVar = {"RESUMING_DIR": "{folder}"}
     run_ids: list[str]
-
-    @staticmethod
-    def default_variables(folder: Path) -> dict[str, str]:
-        return {"RESUMING_DIR": str(folder)}
 
     def start(self) -> None:
         Remembering.calls.append((self.project, self.run_name, self.run_id))
