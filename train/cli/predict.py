@@ -70,7 +70,7 @@ def _images_at(path: Path, unread: Counter[str] | None) -> list[Path]:
         unread_files = class_folders.describe_unread_files(unread)
         is_convertible = any(suffix in class_folders.UNSUPPORTED_IMAGE_SUFFIXES for suffix in unread or ())
         raise _missing_input(
-            f"{path} holds no image", class_folders.CONVERT_FIX if is_convertible else fix, found=unread_files
+            f"{path} holds no image", class_folders.CONVERT_FIX if is_convertible else fix, unread_files
         )
     return images
 
@@ -83,8 +83,8 @@ def _refuse_unreadable_folder(folder: Path) -> None:
         raise _missing_input(f"{folder} cannot be read: {error.strerror}", "let this user read it") from error
 
 
-def _missing_input(what: str, fix: str, found: str | None = None) -> Failure:
-    return Failure(what, found=found, fix=fix, code=ExitCode.NO_INPUT)
+def _missing_input(what: str, fix: str, actual: str | None = None) -> Failure:
+    return Failure(what, found=actual, fix=fix, code=ExitCode.NO_INPUT)
 
 
 EXAMPLES: Final = """examples:
