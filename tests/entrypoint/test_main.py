@@ -108,7 +108,12 @@ def test_a_closed_or_full_console_does_not_change_the_code(closed: str, tmp_path
     assert sorted((tmp_path / "logs/rank-0000.log").read_text().split()) == ["err", "out"]
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">/dev/full", "| true"])
+def test_a_plan_that_a_full_disk_loses_is_74() -> None:
+    line = f'"{sys.executable}" -m entrypoint show --device cpu >/dev/full'
+    assert subprocess.run(["sh", "-c", line], timeout=60, check=False).returncode == 74
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "| true"])
 def test_showing_into_a_closed_console_is_no_failure(closed: str) -> None:
     line = f'"{sys.executable}" -m entrypoint show --device cpu {closed}'
     assert subprocess.run(["sh", "-c", line], timeout=60, check=False).returncode == 0
