@@ -280,7 +280,7 @@ LINES: dict[str, Row] = {
     "device-gpu": ("check --device gpu", 64, ("--device=gpu", "auto, cpu or cuda"), "set --device to"),
     "procs-0": ("check --procs-per-node 0", 64, ("--procs-per-node=0", "from 1 to 1024"), "--procs-per-node"),
     "procs-million": ("check --procs-per-node 1000000", 64, ("--procs-per-node=1000000", "1024"), "--procs-per-node"),
-    "nodes-half": ("check --nodes 2", 64, ("--node-rank, --master-addr missing",), "--nodes N --node-rank K"),
+    "nodes-half": ("check --nodes 2 --node-rank 0", 64, ("--master-addr missing",), "--nodes N --node-rank K"),
     "node-rank-beyond": ("check --nodes 2 --node-rank 2 --master-addr a", 64, ("--node-rank=2",), "below --nodes (2)"),
     "master-port-0": (
         "check --nodes 2 --node-rank 0 --master-addr a --master-port 0",

@@ -171,7 +171,7 @@ ROWS: dict[str, Row] = {
         state(lambda s: put(s, "data", "training", value=5)),
         65,
         ("the data is not what this run began with", "training: 64", "training: 5"),
-        "checkpoint.resume=never; or start a new run from its weights: model.weights=runs/run and",
+        "checkpoint.resume=never; or start a new run from its weights: model.weights=runs/run run.name=",
     ),
     "other-classes": (
         "23",
