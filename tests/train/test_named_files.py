@@ -9,6 +9,8 @@ import pytest
 
 from entrypoint import ExitCode, Failure
 from train import files
+from train.config.schema import DataConfig
+from train.data import registry
 
 
 def test_a_new_file_and_an_older_table_may_be_written(tmp_path: Path) -> None:
@@ -54,3 +56,17 @@ def test_a_failed_write_keeps_the_older_table_and_names_the_option(tmp_path: Pat
         files.write_named_file(tmp_path / name, b"new", "--csv", ".csv")
     assert "--csv DIR/NAME.csv" in str(caught.value.fix)
     assert [path.name for path in tmp_path.iterdir()] == ["old.csv"]
+
+
+def test_a_path_that_is_there_is_not_offered_instead_of_itself(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert files.did_you_mean(tmp_path / "run") == ""
+    assert str(tmp_path / "run") in files.did_you_mean(tmp_path / "rum")
+
+
+@pytest.mark.parametrize("name", ["folder", "table"])
+def test_a_data_root_that_is_nearly_right_is_named_as_it_is_on_the_disk(tmp_path: Path, name: str) -> None:
+    (tmp_path / "photos.csv").mkdir()
+    with pytest.raises(Failure) as refused:
+        registry.find_source(name).describe(DataConfig(name=name, root=str(tmp_path / "fotos.csv")))
+    assert str(refused.value.fix).startswith(f"write {tmp_path}/photos.csv; or ")

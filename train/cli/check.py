@@ -211,7 +211,9 @@ def describe_plan(
     """
     batch = launch.check_config(config, plan.world.world_size)
     data, splits = registry.find_source(config.data.name).describe(config.data), None
-    if not _is_known_to_fit(config, batch):
+    folder = run_folder(config)
+    resumes = config.checkpoint.resume == "auto" and any((folder / "checkpoints").glob("step-*"))
+    if resumes or not _is_known_to_fit(config, batch):
         plugin.add_config_folder_to_path(
             source, config.data.name, config.model.name, config.optim.name, *config.log.trackers
         )
@@ -221,6 +223,8 @@ def describe_plan(
         config, splits = check_network.open_data(config, data.outputs)
         if data.training is None:
             data = check_network.summarize(config.data, splits)
+        elif resumes:
+            data = check_network.with_digests(data, config.data, splits)
     is_auto, train = config.optim.lr == "auto", config.train
     config = checks.with_task_defaults(config, data.task)
     assert data.training is not None  # else it was opened
@@ -244,7 +248,6 @@ def describe_plan(
             schedule.build_schedule(config.optim, steps, batch.global_), is_auto=is_auto
         ),
     }
-    folder = run_folder(config)
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
     warnings = [*plan.warnings, *data.warnings, *look_alike_warnings(data.facts.get("classes", ()))]
     warnings += schedule.regression_warnings(config, data.task)

@@ -78,6 +78,12 @@ def summarize(data: DataConfig, splits: DataSplits) -> DataSummary:
     )
 
 
+def with_digests(summary: DataSummary, data: DataConfig, splits: DataSplits) -> DataSummary:
+    """The summary with all that a resumed run compares; unchanged of data that is still to be fetched."""
+    is_fetched = not isinstance(splits.training, EmptySource)
+    return replace(summary, facts=data_fingerprint(splits, data.root)) if is_fetched else summary
+
+
 def _own_checkpoints(config: RunConfig) -> Path | None:
     """The checkpoints of a run that may resume."""
     return run_folder(config) / "checkpoints" if config.checkpoint.resume == "auto" else None

@@ -175,7 +175,8 @@ def _open_text(file: Path) -> TextIO:
         raise Failure(
             f"the table data.root cannot be read: {error.strerror}",
             found=str(file.absolute()),
-            fix=f"{other_form_fix(file)}set data.root to the table (in a container: mount its folder)",
+            fix=f"{other_form_fix(file) or files.did_you_mean(file)}set data.root to the table "
+            "(in a container: mount its folder)",
             code=ExitCode.NO_INPUT,
         ) from error
 

@@ -118,7 +118,7 @@ def _parse_json(text: str) -> Annotation:
         if any(type(each) not in (int, str) for each in value):
             raise ValueError(f"the list of {key!r} is no list of classes: write their names, or the places of the ones")
         label = tuple(sorted(read_name(str(each)) for each in value))
-    return label, None if group is None else str(group)
+    return label, None if group is None else read_name(str(group))
 
 
 def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[LabelKind, Int64Array]:

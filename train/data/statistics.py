@@ -28,6 +28,7 @@ from train.data.path_list import PackedPaths
 from train.data.shards import ShardSource
 from train.data.splits import DataSplits, SampleSource
 from train.files import one_line
+from train.names import describe_look_alikes, normalize_name
 from train.tasks import CLASSIFICATION
 
 LABELS_AT_A_TIME: Final = 2**16  # converted or hashed at once: malloc keeps the memory of larger arrays
@@ -76,17 +77,25 @@ def weights_in_order(weights: list[float] | dict[str, float], classes: Sequence[
     """
     if isinstance(weights, list):
         return weights
+    weights = _in_one_form(weights)
     missing, unknown = [name for name in classes if name not in weights], sorted(weights.keys() - {*classes})
     if missing or unknown:
         close = nearest_name(unknown[0], missing) if unknown else None
         raise Failure(
             "optim.class_weights has other names than the classes",
-            found=f"not given: {_list_names(missing)}; no classes: {_list_names(unknown)}",
+            found=f"not given: {_list_names(missing)}; no classes: {_list_names(unknown)}"
+            + describe_look_alikes((*unknown, *classes), "; "),
             expected=f"one number for each of {_list_names(classes)}",
             fix=f"write {close} instead of {unknown[0]}" if close else "give each class a number, by its name",
             code=ExitCode.USAGE,
         )
     return [weights[name] for name in classes]
+
+
+def _in_one_form(weights: dict[str, float]) -> dict[str, float]:
+    """The weights by their names in NFC, as those of classes are; unchanged if one name has two forms in it."""
+    normalized = {normalize_name(name): weight for name, weight in weights.items()}
+    return normalized if len(normalized) == len(weights) else weights
 
 
 def _list_names(names: Sequence[str]) -> str:
@@ -104,7 +113,7 @@ def describe_class_weights(weights: ClassWeights, classes: Sequence[str]) -> str
 def _configured_weights(weights: ClassWeights, classes: Sequence[str]) -> Sequence[float | None]:
     """The number that the config has for each class; None where there is none."""
     if isinstance(weights, dict):
-        return [weights.get(name) for name in classes]
+        return [*map(_in_one_form(weights).get, classes)]
     return weights if isinstance(weights, list) and len(weights) == len(classes) else [None] * len(classes)
 
 

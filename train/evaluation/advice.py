@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from train.config.schema import RunConfig
@@ -18,6 +19,8 @@ def advise(config: RunConfig, result: EvaluationResult, *, num_classes: int, imp
 
     improves: whether the last evaluation was the best so far.
     """
+    if (loss := result.values.get("loss")) is not None and not math.isfinite(loss):
+        return "the scores are not finite numbers: a lower optim.lr, or train.clip_grad_norm=1.0"
     score = result.value(SCORES[result.task])
     guess = 1 / num_classes if result.task == CLASSIFICATION else 0.0
     if score is None or score >= guess + POOR_SHARE * (1 - guess):

@@ -167,6 +167,7 @@ FILES_CHANGED: dict[str, tuple[Change, tuple[str, ...], str]] = {
     "the data was moved": (lambda: Path("pets").rename("moved"), ("data.root=moved",), FINISHED),
     "an image more": (grown, (), REFUSED),
     "an image less": (Path("pets/cat/001.png").unlink, (), REFUSED),
+    "an image renamed": (lambda: Path("pets/cat/001.png").rename("pets/cat/zzz.png"), (), REFUSED),
     "a class more": (lambda: shutil.copytree("pets/cat", "pets/emu"), (), REFUSED),
     "a class renamed": (lambda: Path("pets/cat").rename("pets/animal"), (), REFUSED),
     "a file that is no image": (Path("pets/cat/notes.txt").touch, (), FINISHED),
@@ -267,3 +268,19 @@ def save(training: int, validation: int | None) -> None:
     images = {f"x_{side}": np.zeros((count, 8, 8, 3), np.uint8) for side, count in sides.items()}
     labels = {f"y_{side}": np.arange(count) % 2 for side, count in sides.items()}
     np.savez("arrays.npz", **images, **labels)
+
+
+def test_of_a_table_the_weights_of_its_images_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_classes(Path("pets"), cat=20, dog=20)
+    table = ("data.name=table", "data.root=pets.csv", "train.epochs=4")
+    images = sorted(Path("pets").rglob("*.png"))
+
+    def weigh(weight: int) -> None:
+        rows = (f"{path},{path.parent.name},{weight if path == images[0] else 1}" for path in images)
+        Path("pets.csv").write_text("path,label,weight\n" + "\n".join(rows))
+
+    weigh(1)
+    start(*table)
+    weigh(3)
+    assert (foretold(*table), happened(*table)) == (REFUSED, REFUSED)

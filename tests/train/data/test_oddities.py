@@ -91,6 +91,11 @@ def test_a_validation_folder_among_the_classes_is_known_in_any_case() -> None:
     assert told.endswith("or the other class folders into data.root/train")
 
 
+def test_a_validation_folder_of_one_class_among_the_classes_is_named() -> None:
+    (told,) = class_folders.split_folder_warnings({"cat": [], "dog": [], "val": ["cat"]})
+    assert told.startswith("the class folder val holds folders named like other classes (cat): a part of the data")
+
+
 @pytest.mark.parametrize("inside", [["dog"], ["cat", "dog"], ["left", "right"]])
 def test_one_name_of_another_class_is_no_part(inside: list[str]) -> None:
     assert class_folders.split_folder_warnings({"cat": inside, "dog": []}) == ()

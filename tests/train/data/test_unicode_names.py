@@ -13,7 +13,7 @@ from entrypoint import Failure
 from train import names
 from train.config import resume_rules
 from train.config.schema import DataConfig
-from train.data import registry, shard_index
+from train.data import registry, shard_index, shard_labels, statistics
 from train.inference import checkpoints, evaluate
 
 NFC, NFD = "caf\u00e9", "cafe\u0301"  # a Mac's zip holds the second
@@ -85,7 +85,7 @@ def test_classes_that_look_alike_are_shown_with_their_difference(tmp_path: Path,
     write_split(tmp_path / "apart" / "val", pair[1], "tea")
     with pytest.raises(Failure, match="folders for training and for evaluation differ") as caught:
         registry.open_splits(folder_of(tmp_path / "apart"))
-    assert f"have the same: {shown}" in str(caught.value.fix)
+    assert f"have the same names: {shown}" in str(caught.value.fix)
 
 
 def test_names_that_merely_resemble_each_other_are_left_alone() -> None:
@@ -172,3 +172,21 @@ def test_a_run_that_recorded_decomposed_classes_goes_on_and_is_measured(tmp_path
     splits = evaluate.map_to_training_classes(registry.open_splits(folder_of(tmp_path)), recorded)
     assert splits.classes == (NFC, "milk", "tea")
     assert set(splits.training.labels.tolist()) == {0, 2}
+
+
+def test_class_weights_are_those_of_the_names_in_either_form() -> None:
+    weights = {NFD: 2.0, "tea": 1.0}
+    assert statistics.weights_in_order(weights, (NFC, "tea")) == [2, 1]
+    assert statistics.describe_class_weights(weights, (NFC, "tea")) == f"{NFC}: 2, tea: 1"
+
+
+@pytest.mark.parametrize("other", [NFD, "Caf\u00e9"])
+def test_weights_of_names_that_look_like_a_class_are_refused_with_the_difference(other: str) -> None:
+    with pytest.raises(Failure) as refused:
+        statistics.weights_in_order({other: 2.0, NFC: 1.0, "tea": 1.0}, (NFC, "tea"))
+    assert ascii(other) in (refused.value.found or "")
+
+
+def test_a_group_of_shards_is_one_in_both_forms() -> None:
+    groups = {shard_labels.parse_annotation(".json", f'{{"label": "a", "group": "{form}"}}')[1] for form in (NFC, NFD)}
+    assert groups == {NFC}

@@ -51,3 +51,10 @@ def test_a_poor_result_is_followed_by_what_may_help(
 def test_another_result_is_followed_by_nothing(task: str, values: dict[str, float], num_classes: int) -> None:
     result = EvaluationResult(samples=100, values=values, task=task)
     assert advise(load.load_config(None, []), result, num_classes=num_classes, improves=True) is None
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_scores_that_are_not_finite_are_named(loss: float) -> None:
+    result = EvaluationResult(samples=100, values={"mae": loss, "r2": loss, "loss": loss}, task="regression")
+    advice = advise(load.load_config(None, []), result, num_classes=1, improves=False)
+    assert advice == "the scores are not finite numbers: a lower optim.lr, or train.clip_grad_norm=1.0"
