@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from entrypoint import ExitCode, Failure
-from train.files import one_line
+from train.files import did_you_mean, one_line
 from train.names import describe_look_alikes, normalize_name, other_form_fix
 
 # Formats that the image's Pillow reads. Other files (labels, licences, thumbnail databases) are no images.
@@ -362,7 +362,7 @@ def unreadable_folder_failure(error: OSError, folder: Path) -> Failure:
     path = Path(error.filename or folder)
     inside = folder in path.parents
     fix = f"let your user read {path.absolute()}, mend the link that it is, or remove it" if inside else _FIX_DATA_ROOT
-    fix = other_form_fix(path) + fix
+    fix = (other_form_fix(path) or did_you_mean(path)) + fix
     return _data_root_failure(f"data.root cannot be read: {error.strerror}", str(path.absolute()), fix)
 
 
