@@ -258,8 +258,8 @@ def column_names(data: DataConfig, column: str) -> list[str]:
 
 def _missing_column(file: Path, column: str, name: str, header: Sequence[str]) -> Failure:
     lowered = {title.lower(): title for title in header}
-    known = (lowered[word] for word in (column, *OTHER_NAMES.get(column, ())) if word in lowered)
-    similar = nearest_name(name, header) or next(known, "NAME")
+    usual = (lowered[word] for word in (column, *OTHER_NAMES.get(column, ())) if word in lowered)
+    similar = nearest_name(name, header) or next(usual, "NAME")
     fix = f"set data.columns.{column}={similar}, the column of the {column}s; or rename it to {column}"
     return bad_table(file, f"has no column {name}", _list_columns(header), fix)
 
