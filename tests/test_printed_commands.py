@@ -100,6 +100,13 @@ def test_the_line_after_packing_trains_on_the_shards_with_the_same_config(folder
 
 
 @pytest.mark.slow
+def test_the_line_after_packing_trains_also_where_the_config_has_a_run_on_the_files(folder: Path) -> None:
+    run(f"{PROGRAM} --device cpu --config 'my cfg.yaml' {SMALL}", folder)
+    printed = run(f"{PROGRAM} data pack --config 'my cfg.yaml' --output shards", folder)
+    works(f"{printed['train on them']} --device cpu {SMALL}", folder)
+
+
+@pytest.mark.slow
 def test_a_fix_that_is_a_command_mends_it(folder: Path) -> None:
     run(f"{PROGRAM} data pack 'my photos' --output 'my shards'", folder)
     (folder / "my shards" / "index.json").unlink()

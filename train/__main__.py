@@ -175,7 +175,9 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         command, overrides = split_command(arguments.words)
         if arguments.time_limit is not None:
             deadline.parse_time_limit(arguments.time_limit)  # `check` and `where` refuse a bad value too
-        refuse_options_of_others(arguments, " ".join([command, *overrides[:1]]) if command == "data" else command)
+        full_name = " ".join([command, *overrides[:1]]) if command == "data" else command
+        if command != "data" or full_name in HELP:  # `data` itself refuses a name that is none
+            refuse_options_of_others(arguments, full_name)
         if arguments.config and not overrides and os.path.isfile(arguments.config):
             load.refuse_empty_file(Path(arguments.config))
         report_overruled_settings(arguments, overrides)

@@ -308,10 +308,10 @@ MAX_NAME_CHARACTERS: Final = 40  # of a name in a line
 
 
 def did_you_mean(path: Path) -> str:
-    """`write PATH; or `, with the existing path whose first missing part is most similar; empty if none is."""
-    if os.path.exists(path):
-        return ""
+    """`write PATH; or `, with the existing path most similar in its first missing part; else empty."""
     with suppress(OSError):
+        if os.path.lexists(path):
+            return ""
         existing = next(folder for folder in path.absolute().parents if folder.is_dir())
         missing, *below = path.absolute().relative_to(existing).parts
         names = {name.lower(): name for name in os.listdir(existing)}

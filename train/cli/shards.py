@@ -76,6 +76,8 @@ def pack_shards(
         config.data, Path(output), scaling=scaling, say=lambda line: print_message(line, console)
     )
     packed = [f"data.{key}={value}" for key, value in (("name", "shards"), ("root", output))]
+    if (Path(config.run.output_dir) / config.run.name).exists():  # it would go on, and was begun with the files
+        packed.append(f"run.name={config.run.name}-shards")
     settings = load.keep_last_overrides([*overrides, *_reset_unused_keys(config.data), *packed])
     command = shell_command("train", *(["--config", file] if file else []), *settings)
     return join_lines([_describe(index), f"train on them:  {command}"])

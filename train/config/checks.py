@@ -529,8 +529,8 @@ def resolve_learning_rate(config: RunConfig, task: str = CLASSIFICATION) -> Opti
         raise Failure(
             f"optim.lr auto has no rate for optim.name {optim.name}",
             expected=f"one of {', '.join(name for name, entry in OPTIMIZERS.items() if entry.learning_rate)}",
-            fix=f"set optim.lr to a number: `{shell_command('train find-lr')}` suggests one, and earlier versions took "
-            "optim.lr=0.1",
+            fix="set optim.lr to a number: earlier versions took optim.lr=0.1, and from there "
+            f"`{shell_command('train find-lr', same_config=True)} optim.lr=0.1` suggests one",
             code=ExitCode.USAGE,
         )
     return replace(optim, lr=rate, lr_scaling="none")

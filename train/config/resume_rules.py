@@ -69,6 +69,14 @@ UNSEEN_VALIDATION_FIX: Final = (
     "validation images that it was not trained on, in a separate folder (data.root/train, data.root/val): "
     "data.val_fraction would draw a new split"
 )
+# Keys of the data that do not draw the split: the validation images of the run stay unseen. Nor does run.seed.
+KEYS_OF_ONE_SPLIT: Final = frozenset(
+    f"data.{name}"
+    for name in (
+        *("image_size", "progressive_size", "fit", "color", "decode", "crop_ratio", "interpolation", "normalize"),
+        *("augment", "sampling", "repeats", "readers"),
+    )
+)
 
 
 def changed_keys(saved: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -126,8 +134,9 @@ def _describe_ways_on(differences: Mapping[str, tuple[Any, Any]], run: Path) -> 
     settings = [f"{key}={format_value(old)}" for key, (old, _) in differences.items() if key in defaults]
     is_complete = len(settings) == len(differences) and not any(setting.endswith("...") for setting in settings)
     undo = f"write {shlex.join(settings)}" if is_complete else "undo the change"
-    sections = {key.partition(".")[0] for key in differences}  # of `run` only the seed is compared
-    unseen = f" and {UNSEEN_VALIDATION_FIX}" if sections & {"data", "run"} else ""
+    sections = {key.partition(".")[0] for key in differences}
+    draws_split = any(key.startswith("data.") for key in differences.keys() - KEYS_OF_ONE_SPLIT)
+    unseen = f" and {UNSEEN_VALIDATION_FIX}" if draws_split else ""
     weights = "" if "model" in sections else f", from this run's weights: {new_run_settings(run)}{unseen}"
     return (
         f"to go on with this run, {undo}; for a new training set another run.name{weights}; "

@@ -6,6 +6,7 @@ schedules, because the command line checks them without torch.
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -400,7 +401,9 @@ COLUMN_NAMES = Rule(
 )
 # A task that is not there passes here, so that `registry.refuse_inapplicable_keys` names what to do instead.
 TASK_NAMES = Rule(
-    holds=lambda name: name in (*TASKS, *UNSUPPORTED_TASKS), expected=f"one of {', '.join((AUTO, *TASKS))}"
+    holds=lambda name: name in (*TASKS, *UNSUPPORTED_TASKS),
+    expected=f"one of {', '.join((AUTO, *TASKS))}",
+    suggest=lambda name: next(iter(difflib.get_close_matches(name.lower(), TASKS, 1)), None),
 )
 FREEZE = Rule(
     holds=lambda value: value in ("none", "backbone") or 1 <= value <= 1_000_000,

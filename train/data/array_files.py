@@ -292,4 +292,5 @@ def _missing_files_failure(what: str, data_name: str, root: Path, paths: list[Pa
     folder = f"a folder with train{suffix} and, if you have them, val{suffix} or test{suffix}"
     expected = f"one file *{suffix}{alternatives}, or {folder}"
     listed = ", ".join(str(path.absolute()) for path in paths[:5]) or f"no such file in {root.absolute()}"
-    return Failure(what, found=listed, expected=expected, fix=FIX_DATA_ROOT, code=ExitCode.NO_INPUT)
+    fix = files.did_you_mean(root) + FIX_DATA_ROOT
+    return Failure(what, found=listed, expected=expected, fix=fix, code=ExitCode.NO_INPUT)

@@ -19,6 +19,7 @@ from typing import Final, TextIO
 
 from entrypoint import ExitCode, Failure
 from train import files
+from train.config.load import nearest_name
 from train.config.schema import DataConfig
 from train.data import class_folders
 from train.files import one_line
@@ -172,11 +173,11 @@ def _open_text(file: Path) -> TextIO:
         )
         return TextIOWrapper(stream, encoding=encoding, newline="")
     except OSError as error:
+        near = other_form_fix(file) or files.did_you_mean(file)
         raise Failure(
             f"the table data.root cannot be read: {error.strerror}",
             found=str(file.absolute()),
-            fix=f"{other_form_fix(file) or files.did_you_mean(file)}set data.root to the table "
-            "(in a container: mount its folder)",
+            fix=f"{near}set data.root to the table (in a container: mount its folder)",
             code=ExitCode.NO_INPUT,
         ) from error
 
@@ -257,7 +258,8 @@ def column_names(data: DataConfig, column: str) -> list[str]:
 
 def _missing_column(file: Path, column: str, name: str, header: Sequence[str]) -> Failure:
     lowered = {title.lower(): title for title in header}
-    similar = next((lowered[word] for word in (column, *OTHER_NAMES.get(column, ())) if word in lowered), "NAME")
+    usual = (lowered[word] for word in (column, *OTHER_NAMES.get(column, ())) if word in lowered)
+    similar = nearest_name(name, header) or next(usual, "NAME")
     fix = f"set data.columns.{column}={similar}, the column of the {column}s; or rename it to {column}"
     return bad_table(file, f"has no column {name}", _list_columns(header), fix)
 

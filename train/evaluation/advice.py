@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from entrypoint import shell_command
 from train.config.schema import RunConfig
 from train.evaluation.results import WEAK_CLASS_DIFFERENCE, EvaluationResult
 from train.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
@@ -32,5 +33,6 @@ def advise(config: RunConfig, result: EvaluationResult, *, num_classes: int, imp
         "optim.class_weights=balanced or data.sampling=balanced": misses_rare and not is_balanced,
         "more epochs (as below)": improves,
     }
-    chosen = [way for way, may_help in ways.items() if may_help] or ["another optim.lr (`train find-lr` suggests one)"]
+    find_rate = shell_command("train find-lr", same_config=True)
+    chosen = [way for way, may_help in ways.items() if may_help] or [f"another optim.lr (`{find_rate}` suggests one)"]
     return f"the result is poor: {'; '.join(chosen)}"

@@ -147,7 +147,7 @@ def load_config(chosen: ChosenCheckpoint, file: str | None, words: Sequence[str]
     own = load_training_config(chosen)
     base = load.load_config(file) if file else own
     requested = load.load_config(file, words) if file else load_training_config(chosen, words)
-    _refuse_differences(_config_differences(own, requested, only="model.*"), "is the checkpoint's")
+    _refuse_differences(_config_differences(own, requested, only="model.*"), "is the checkpoint's", file)
     _refuse_differences(_config_differences(base, requested), "does not change an evaluation")
     train = replace(own.train, precision=requested.train.precision, tf32=requested.train.tf32)
     measure = replace(
@@ -280,13 +280,15 @@ def _config_differences(old: RunConfig, new: RunConfig, only: str | None = None)
     return [f"{key}: {json.dumps(before.get(key))} -> {json.dumps(after[key])}" for key in named]
 
 
-def _refuse_differences(differences: Sequence[str], why: str) -> None:
+def _refuse_differences(differences: Sequence[str], why: str, file: str | None = None) -> None:
+    """file: the user's --config, which may lack what the command line of the training named."""
+    other = f", or --config {file} if it is another training's" if file else ""
     if differences:
         raise Failure(
             f"{differences[0].partition(':')[0]} {why}",
             found="; ".join(differences),
             expected=f"settings of {', '.join(ALLOWED_SETTINGS)}",
-            fix="leave it out: all else is as the checkpoint was trained",
+            fix=f"leave it out{other}: all else is as the checkpoint was trained",
             code=ExitCode.USAGE,
         )
 

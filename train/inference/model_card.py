@@ -174,6 +174,8 @@ def _hub_metadata(about: ModelFacts) -> str:
     is_own = registry.find_source(data.name).origin == "files" and not is_published
     dataset = {"type": "imagefolder" if data.name == "folder" else data.name, "name": data.name}
     dataset |= {"name": Path(data.root).name or data.name} if is_own else {}
+    fewest = max(len(spec.classes), 2)
+    metrics = [name for name, metric in metrics_of(spec.task).items() if metric.min_classes <= fewest]
     measured = {"validation": about.result, "test": about.test_result}
     results: list[dict[str, Any]] = [
         {
@@ -182,7 +184,7 @@ def _hub_metadata(about: ModelFacts) -> str:
             "metrics": [
                 {"type": name, "value": value, "name": METRICS[name].label}
                 for name in result.values
-                if (value := result.value(name)) is not None
+                if name in metrics and (value := result.value(name)) is not None
             ],
         }
         for split, result in measured.items()
@@ -192,7 +194,7 @@ def _hub_metadata(about: ModelFacts) -> str:
         "license": "unknown",
         "library_name": "pytorch",
         "tags": [task, "pytorch", about.config.model.name],
-        "metrics": [*metrics_of(spec.task)],
+        "metrics": metrics,
         "datasets": [data.name] if is_published else [],
         **({} if spec.task == REGRESSION else {"pipeline_tag": task}),
         **({"model-index": [{"name": about.config.run.name, "results": results}]} if results else {}),

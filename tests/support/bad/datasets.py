@@ -546,6 +546,13 @@ TABLES: dict[str, tuple[Make, str, int, tuple[str, ...], str]] = {
         ("has no column kind", "columns: path, label"),
         "data.columns.label=label",
     ),
+    "nearly-a-column": (
+        listed(header="path,diagnosis"),
+        "data.columns.label=diagnoses",
+        65,
+        ("has no column diagnoses",),
+        "data.columns.label=diagnosis",
+    ),
     "unknown-column": (
         listed(),
         "data.columns.name=x",

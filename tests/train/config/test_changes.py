@@ -96,8 +96,10 @@ def test_the_difference_is_listed_with_both_values() -> None:
         ({"optim__lr": 0.2}, "optim.lr=0.1", False),
         ({"optim__args": {"nesterov": True}}, "'optim.args={}'", False),
         ({"train__clip_grad_norm": 1.0}, "train.clip_grad_norm=null", False),
-        ({"data__image_size": [32, 64]}, "data.image_size=32", True),
-        ({"run__seed": 3}, "run.seed=0", True),
+        ({"data__image_size": [32, 64]}, "data.image_size=32", False),
+        ({"run__seed": 3}, "run.seed=0", False),
+        ({"data__val_fraction": 0.5}, "data.val_fraction=0.2", True),
+        ({"data__image_size": 64, "data__group": "x"}, "data.image_size=32 data.group=null", True),
     ],
     ids=str,
 )

@@ -140,6 +140,8 @@ def test_the_fix_on_the_command_line_is_what_was_meant(words: list[str], fix: st
         ("validate runs/x", "write `train eval RUN`"),
         ("lr-find", "write `train find-lr --config FILE`"),
         ("chek", "write `train check`"),
+        ("data pck photos --output shards", "use one of: train data check"),
+        ("check data.task=regresion", "write data.task=regression"),
         ("check --config https://example.org/a.yaml", "write it into a file first"),
         ("check --config -", "write it into a file first"),
     ],
@@ -162,6 +164,10 @@ PATHS = {
     "config": ("check --config my.yml.bak", "my.yaml.bak"),
     "weights": ("check model.weights=wieghts/net.pth", "weights/net.pth"),
     "run": ("eval runs/phto", "runs/photo"),
+    "folder": ("check data.name=folder data.root=phtos", "photos"),
+    "table": ("check data.name=table data.root=lables.csv", "labels.csv"),
+    "array": ("check data.name=npz data.root=clpis.npz", "clips.npz"),
+    "tensor": ("check data.name=tensor data.root=clpis.pt", "clips.pt"),
     "image": ("predict runs/photo Photos/a.jpg", "photos/a.jpg"),
 }
 
@@ -183,6 +189,14 @@ def test_a_path_that_is_nearly_right_is_written_right(
         return
     assert front.run_command(words.split(), {}) == ExitCode.NO_INPUT
     assert f"fix: write {near}; or " in capsys.readouterr().err
+
+
+def test_a_run_without_checkpoints_is_not_proposed_in_its_own_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "photo").mkdir()
+    assert front.run_command(["eval", str(tmp_path / "photo")], {}) == ExitCode.NO_INPUT
+    assert "write " not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["DEFAULT", "imagenet", "IMAGENET1K_V2", "ResNet18_Weights.DEFAULT", "pretrained"])

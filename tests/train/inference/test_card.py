@@ -104,6 +104,7 @@ def test_a_hub_reads_licence_tags_and_scores_in_the_head() -> None:
     assert (data.license, data.library_name, data.pipeline_tag) == ("unknown", "pytorch", "image-classification")
     assert data.tags == ["image-classification", "pytorch", "small_cnn"]
     assert "accuracy" in data.metrics
+    assert "top5_accuracy" not in data.metrics  # of two classes it is always 1
     assert data.datasets == []  # a hub does not have this data
     assert data.model_name == "cats"
     scores = {score.metric_type: (score.metric_value, score.dataset_split) for score in data.eval_results or ()}
