@@ -48,7 +48,7 @@ def options(script: Path) -> list[str]:
 
 def job_script(*words: str) -> str:
     """What `entrypoint job-script` writes."""
-    return job_scripts.write_job_script(main.build_parser(["job-script"]).parse_args(["job-script", *words]))
+    return job_scripts.write_job_script(main.build_parser().parse_args(["job-script", *words]))
 
 
 def test_every_script_that_was_promised_is_there() -> None:

@@ -271,12 +271,12 @@ def test_labels_of_another_task_are_refused(table: Path, tmp_path: Path) -> None
 def test_a_table_of_predicted_labels_has_the_probability_of_each() -> None:
     predicted = LabelPrediction(path=Path("a"), labels=("x", "y"), probabilities=(0.5, 0.25), thresholds=(0.5, 0.5))
     table = encode_table([predicted], top=1).decode()
-    assert table == '"path","labels","probability of x","probability of y"\n"a","x",0.5,0.25\n'
+    assert table == '\ufeff"path","labels","probability of x","probability of y"\n"a","x",0.5,0.25\n'
 
 
 def test_a_table_of_predicted_numbers_has_the_column_of_the_labels() -> None:
     table = encode_table([NumberPrediction(path=Path("a"), name="age", value=31.5)], top=1).decode()
-    assert table == '"path","age"\n"a",31.5\n'
+    assert table == '\ufeff"path","age"\n"a",31.5\n'
 
 
 @pytest.mark.parametrize("task", TASKS)

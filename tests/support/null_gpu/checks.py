@@ -65,7 +65,7 @@ CHANGES: Final[Mapping[str, Callable[[Any], None]]] = {
     "torch.backends.cudnn": _choose_no_fastest_engine,
     "torch.nn.parallel.distributed": _skip_shape_comparison,
     "train.distributed.replica_check": _accept_replicas,
-    "train.evaluation.confusion": _fill_counts,
+    "train.evaluation.scores": _fill_counts,
     "train.logging.running_mean": _fill_losses,
     "train.trainer": _accept_weights,
 }

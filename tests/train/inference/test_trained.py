@@ -54,7 +54,7 @@ def test_a_checkpoint_tells_classes_and_sizes_of_its_training(tmp_path: Path) ->
     assert found is not None
     assert (found.classes, found.training, found.validation) == (("outline-0", "outline-1"), 64, 16)
     assert found.data.samples == 80
-    assert set(found.digests) == {"training", "held_out"}
+    assert set(found.digests) == {"training", "held_out", "weights"}
 
 
 @pytest.mark.parametrize(

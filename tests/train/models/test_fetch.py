@@ -169,7 +169,7 @@ def test_the_command_fetches_timms_weights_from_the_hub_and_says_how_to_use_them
         done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
         assert server.asked[0] == "/pub/timm/test_resnet.r160_in1k/resolve/main/model.safetensors"
     assert done.returncode == 0, done.stderr
-    assert "use     train model.name=timm/test_resnet model.weights=timm/test_resnet.r160_in1k" in done.stdout
+    assert "-m train model.name=timm/test_resnet model.weights=timm/test_resnet.r160_in1k" in done.stdout
     assert SHA256 in done.stderr
     assert (tmp_path / "weights/timm-test_resnet.r160_in1k.safetensors").is_file()
 

@@ -95,7 +95,7 @@ def test_a_batch_that_grows_with_the_ranks_is_weak_scaling(tmp_path: Path) -> No
 
 def test_the_tables_list_what_differs_and_nothing_else(tmp_path: Path) -> None:
     (table,) = compare.difference_tables(two(tmp_path, settings=["optim.lr=0.2"]))
-    assert (table.head, table.rows) == (["run", "optim.lr", "world_size"], [["one", "0.1", "1"], ["two", "0.2", "2"]])
+    assert (table.head, table.rows) == (["run", "optim.lr", "world_size"], [["one", "auto", "1"], ["two", "0.2", "2"]])
 
 
 def test_the_commit_the_image_and_the_hosts_are_among_what_may_differ(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_runs_that_differ_in_their_seed_get_a_mean_and_a_standard_deviation(tmp_
     ]
     _, table = overview(*folders)
     assert table.head == ["settings", "runs", "best: mean ± standard deviation"]
-    assert table.rows == [["defaults", "3", "val accuracy 72.00% ± 1.00%"]]
+    assert table.rows == [["optim.lr=0.1", "3", "val accuracy 72.00% ± 1.00%"]]
 
 
 def test_a_run_that_has_just_begun_gets_a_page_too(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_home_that_cannot_be_written_is_not_worth_a_word(tmp_path: Path) -> No
     [
         ("short", "short"),
         ("a-very-long-name-of-a-run-lr-0.01", "a-very-lo…un-lr-0.01"),
-        ("two\nlines\x1b[1m", "two?lines?[1m"),
+        ("two\nlines\x1b[1m", "two\\nlines\\x1b[1m"),
     ],
 )
 def test_a_name_is_cut_in_its_middle_and_stays_on_one_line(name: str, shown: str) -> None:
