@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train.config import schema
 
 EXPECTED_MODULE = "a module beside the config file, or an installed one"
@@ -268,5 +268,4 @@ def _raise_factory_error(
 
 
 def _list_functions(listed: list[str]) -> str:
-    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
-    return f"only {', '.join(listed[:5])}{more}" if listed else "no function in it"
+    return f"only {list_some(listed)}" if listed else "no function in it"

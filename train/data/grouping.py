@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train import rng
 from train.names import normalize_name
 
@@ -132,10 +132,9 @@ def refuse_leak(training: Sequence[str], validation: Sequence[str], names: str =
     """
     both = sorted(set(training) & set(validation))
     if both:
-        more = f" and {len(both) - MAX_LISTED_GROUPS:,} more" if len(both) > MAX_LISTED_GROUPS else ""
         what = f"{len(both):,} groups are in both splits, {names}"
         fix = "move all files of a group to one split, or correct data.group"
-        raise Failure(what, found=", ".join(both[:MAX_LISTED_GROUPS]) + more, fix=fix, code=ExitCode.DATA)
+        raise Failure(what, found=list_some(both, MAX_LISTED_GROUPS), fix=fix, code=ExitCode.DATA)
 
 
 LabelCounts = tuple[Labels, Labels]  # the labels in a group, and how many of each

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train.config import resume_rules
 from train.config.load import nearest_name
 from train.config.schema import DataConfig
@@ -59,8 +59,7 @@ def balanced_class_weights(counted: Sequence[int] | ClassCounts, names: Sequence
     if empty or len(counted) == 0:
         raise Failure(
             "optim.class_weights: balanced needs samples of every class to train on",
-            found=f"none of {', '.join(empty[:NUM_EXTREME_CLASSES]) or 'any class'}"
-            + _and_more(len(empty) - NUM_EXTREME_CLASSES),
+            found=f"none of {list_some(empty, NUM_EXTREME_CLASSES) or 'any class'}",
             fix="give samples of them, remove these classes, or set optim.class_weights to one number for each class",
             code=ExitCode.DATA,
         )
@@ -90,8 +89,7 @@ def weights_in_order(weights: list[float] | dict[str, float], classes: Sequence[
 
 
 def _list_names(names: Sequence[str]) -> str:
-    shown = ", ".join(map(one_line, names[:MAX_TABLE_CLASSES])) or "none"
-    return shown + _and_more(len(names) - MAX_TABLE_CLASSES)
+    return list_some(names, MAX_TABLE_CLASSES, one_line) or "none"
 
 
 def describe_class_weights(weights: ClassWeights, classes: Sequence[str]) -> str | None:
@@ -252,10 +250,6 @@ def _describe_imbalance(least: int, most: int) -> str:
     return f"the largest is {most / least:.3g} times the smallest"
 
 
-def _and_more(number: int) -> str:
-    return f" and {number:,} more" if number > 0 else ""
-
-
 DIFFERENT_CONTENT: Final = ": others, or in another order"
 NUM_HASHED_SAMPLES: Final = 64  # of an array
 MAX_LISTED_RANKS: Final = 4
@@ -315,7 +309,9 @@ def refuse_different_data(fingerprint: Mapping[str, Any], name: str, all_gather:
         if others := [rank for rank, (_, rank_facts) in enumerate(gathered) if rank_facts[noun] != first]:
             counts = [f"{gathered[rank][1][noun][0]:,} on rank {rank} ({gathered[rank][0]})" for rank in (0, *others)]
             alike = all(gathered[rank][1][noun][0] == first[0] for rank in others)
-            raise _different_data_failure(name, f"{noun}: {_list_ranks(counts)}{DIFFERENT_CONTENT if alike else ''}")
+            raise _different_data_failure(
+                name, f"{noun}: {list_some(counts, MAX_LISTED_RANKS)}{DIFFERENT_CONTENT if alike else ''}"
+            )
 
 
 def _different_data_failure(name: str, actual: str) -> Failure:
@@ -325,12 +321,6 @@ def _different_data_failure(name: str, actual: str) -> Failure:
         expected="the same classes and the same samples in the same order on all ranks",
         fix=DIFFERENT_DATA_FIXES[registry.find_source(name).origin == "factory"],
         code=ExitCode.DATA,
-    )
-
-
-def _list_ranks(ranks: list[str]) -> str:
-    return ", ".join(ranks[:MAX_LISTED_RANKS]) + (
-        f" and {len(ranks) - MAX_LISTED_RANKS:,} more ranks" if len(ranks) > MAX_LISTED_RANKS else ""
     )
 
 

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train import plugin
 from train.checkpoint import format
 from train.config.schema import ModelConfig
@@ -260,11 +260,9 @@ def eval_mode_notes(net: nn.Module) -> tuple[str, ...]:
     ]
     if not in_eval_mode:
         return ()
-    more = ", ..." if len(in_eval_mode) > MAX_LISTED_MODULES else ""
-    named = ", ".join(in_eval_mode[:MAX_LISTED_MODULES]) + more
     return (
-        f"{len(in_eval_mode)} of the network's modules ({named}) are in evaluation mode, "
-        "as the factory gives them, and stay so: no dropout there, and no new BatchNorm statistics; "
+        f"{len(in_eval_mode)} of the network's modules ({list_some(in_eval_mode, MAX_LISTED_MODULES)}) are in "
+        "evaluation mode, as the factory gives them, and stay so: no dropout there, and no new BatchNorm statistics; "
         "call .train() in the factory unless that is meant",
     )
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train import files
 from train.checkpoint import format, manifest, store
 from train.checkpoint.format import CommittedCheckpoint
@@ -347,8 +347,7 @@ def _describe_shapes(name: str, own: Mapping[str, Tensor], loaded: Mapping[str, 
 
 
 def _list_names(count: str, names: list[str]) -> str:
-    more = ", ..." if len(names) > MAX_LISTED_TENSORS else ""
-    return f"{count}: {', '.join(names[:MAX_LISTED_TENSORS])}{more}" if names else ""
+    return f"{count}: {list_some(names, MAX_LISTED_TENSORS)}" if names else ""
 
 
 def _bad_weights_failure(what: str, problem: str, fix: str) -> Failure:

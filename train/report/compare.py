@@ -12,6 +12,7 @@ from itertools import takewhile
 from statistics import median
 from typing import Any, Final
 
+from entrypoint import list_some
 from train.config import resume_rules
 from train.config.schema import RunConfig
 from train.data import registry
@@ -125,12 +126,9 @@ def _class_differences(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
     names = [run.confusion.classes if run.confusion else None for run in runs]
     if len({*names} - {None}) < 2:
         return {}
-    return {"classes": [NOT_RECORDED if classes is None else _format_class_names(classes) for classes in names]}
-
-
-def _format_class_names(names: Sequence[str]) -> str:
-    more = f", and {len(names) - MAX_NAMED_CLASSES} more" if len(names) > MAX_NAMED_CLASSES else ""
-    return ", ".join(names[:MAX_NAMED_CLASSES]) + more
+    return {
+        "classes": [NOT_RECORDED if classes is None else list_some(classes, MAX_NAMED_CLASSES) for classes in names]
+    }
 
 
 def incomparable_caution(runs: Sequence[RecordedRun], differences: RunDifferences) -> Paragraph:

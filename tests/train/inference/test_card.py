@@ -12,11 +12,11 @@ import pytest
 import torch
 from huggingface_hub import ModelCard, ModelCardData
 from PIL import ExifTags, Image
+from train.evaluation.final_score import FinalScore
 
 from train.config.schema import DataConfig, ModelConfig, OptimConfig, RunConfig, RunSection, TrainConfig
 from train.data.preprocessing import Preprocessing
 from train.data.shape import Shape
-from train.evaluation.final_score import FinalScore
 from train.evaluation.results import EvaluationResult
 from train.inference import file_formats, inputs, model_card
 from train.inference.inputs import InputSpec
