@@ -5,6 +5,7 @@ This module does not import torch.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import unicodedata
@@ -46,6 +47,12 @@ def look_alike_warnings(classes: Iterable[str]) -> tuple[str, ...]:
     """At most one warning of classes that look alike."""
     alike = describe_look_alikes(classes)
     return (f"classes look alike: {alike}. fix: if they are one class, give them one name",) if alike else ()
+
+
+def nearest_name(name: str, names: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The most similar of `names`; None if none has this likeness (0 to 1)."""
+    lowered = {candidate.lower(): candidate for candidate in names}
+    return next((lowered[close] for close in difflib.get_close_matches(name.lower(), lowered, 1, likeness)), None)
 
 
 def other_form_fix(path: str | os.PathLike[str]) -> str:

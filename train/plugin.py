@@ -6,7 +6,6 @@ Its errors name the line of the user's code that raised them.
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib
 import json
@@ -23,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 from entrypoint import ExitCode, Failure, list_some
 from train.config import schema
+from train.names import nearest_name
 
 EXPECTED_MODULE = "a module beside the config file, or an installed one"
 LIBRARY_FOLDERS: Final = frozenset({"site-packages", "dist-packages"})
@@ -262,8 +262,8 @@ def _last_search_folder() -> str:
 def _raise_factory_error(
     what: str, problem: str, name: str = "", candidates: Iterable[str] = (), fix: str = ""
 ) -> NoReturn:
-    close = difflib.get_close_matches(name, candidates, 1)
-    fix = fix or (f"write {close[0]} instead of {name}" if close else "write package.module:factory as it is in Python")
+    close = nearest_name(name, candidates)
+    fix = fix or (f"write {close} instead of {name}" if close else "write package.module:factory as it is in Python")
     raise Failure(what, found=problem, expected=EXPECTED_MODULE, fix=fix, code=ExitCode.USAGE)
 
 

@@ -9,7 +9,6 @@ allowed one. The small recursion over type hints, with errors that know their pa
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 import shlex
@@ -29,6 +28,7 @@ from entrypoint import ExitCode, Failure, redact, redact_value, unmounted_path_f
 from train import files
 from train.config import schema
 from train.config.schema import RunConfig
+from train.names import nearest_name
 
 # A configuration has about 60 values, and perhaps a weight for each of ImageNet's 21,841 classes, by name. An anchor
 # bomb of 80 aliases would otherwise become 9**8 values.
@@ -642,12 +642,6 @@ def _suggest_number(text: str, default: Any, *, is_integer: bool) -> str:
     if DECIMAL_COMMA.fullmatch(text) and not is_integer:
         return f"write {text.replace(',', '.')}, with a point instead of the comma"
     return f"write a plain number, such as {format_value(default)}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"
-
-
-def nearest_name(name: str, names: Iterable[str], likeness: float = 0.6) -> str | None:
-    """The most similar of `names`; None if none has this likeness (0 to 1)."""
-    lowered = {candidate.lower(): candidate for candidate in names}
-    return next((lowered[close] for close in difflib.get_close_matches(name.lower(), lowered, 1, likeness)), None)
 
 
 def nearest_key(key: str, section: str, siblings: Iterable[str]) -> str | None:

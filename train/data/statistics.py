@@ -19,7 +19,6 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure, list_some
 from train.config import resume_rules
-from train.config.load import nearest_name
 from train.config.schema import DataConfig
 from train.data import path_list, registry, shard_order
 from train.data.arrays import ArraySource
@@ -28,6 +27,7 @@ from train.data.path_list import PackedPaths
 from train.data.shards import ShardSource
 from train.data.splits import DataSplits, SampleSource
 from train.files import one_line
+from train.names import nearest_name
 from train.tasks import CLASSIFICATION
 
 LABELS_AT_A_TIME: Final = 2**16  # converted or hashed at once: malloc keeps the memory of larger arrays
