@@ -15,7 +15,6 @@ from typing import Final
 from entrypoint import list_some
 
 INVISIBLE: Final = "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # at an end of a text they mean nothing
-MAX_LISTED: Final = 3
 
 
 def normalize_name(name: str) -> str:
@@ -40,7 +39,7 @@ def describe_look_alikes(names: Iterable[str], begin: str = "") -> str:
             look = "".join(letter for letter in look if unicodedata.category(letter) != "Cf")
         groups.setdefault(" ".join(look.split()), []).append(ascii(name))
     alike = [" and ".join(group) for group in groups.values() if len(group) > 1]
-    return begin + list_some(alike, MAX_LISTED, separator="; ") if alike else ""
+    return begin + list_some(alike, separator="; ") if alike else ""
 
 
 def look_alike_warnings(classes: Iterable[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train.config.schema import DataConfig
 from train.data import labels as table_labels
 from train.data.labels import Int64Array
@@ -163,9 +163,10 @@ def name_label_sets(name: str, claimed: int | None, training: Tensor, validation
         raise bad_data_failure(name, "training and validation have other numbers of labels", actual, "the same")
     empty = (training.sum(dim=0) == 0).nonzero().flatten().tolist()
     if empty:
-        shown = ", ".join(map(str, empty[:5]))
         what = f"{len(empty)} of {count} labels have no training sample"
-        raise bad_data_failure(name, what, f"only 0 in column {shown}", "a 1 in each", "remove these columns")
+        raise bad_data_failure(
+            name, what, f"only 0 in column {list_some(empty)}", "a 1 in each", "remove these columns"
+        )
     return tuple(map(str, range(count)))
 
 

@@ -18,7 +18,6 @@ from train.names import normalize_name
 
 Labels = npt.NDArray[np.int64]
 SampleMask = npt.NDArray[np.bool_]
-MAX_LISTED_GROUPS: Final = 5
 MAX_ROUNDS: Final = 8  # passes over all groups; two or three are enough in practice
 
 
@@ -74,7 +73,7 @@ def validation_mask_by_group(labels: Labels, groups: Sequence[str], count: int) 
     is_validation: SampleMask = is_validation_group[member]
     missing = np.setdiff1d(labels, labels[~is_validation])
     if len(missing):
-        listed = ", ".join(str(name) for name in unique[is_validation_group][:MAX_LISTED_GROUPS])
+        listed = list_some(unique[is_validation_group])
         raise _unsplittable_failure(
             f"no image of {len(missing)} classes would be trained on", f"validation groups: {listed}"
         )
@@ -134,7 +133,7 @@ def refuse_leak(training: Sequence[str], validation: Sequence[str], names: str =
     if both:
         what = f"{len(both):,} groups are in both splits, {names}"
         fix = "move all files of a group to one split, or correct data.group"
-        raise Failure(what, found=list_some(both, MAX_LISTED_GROUPS), fix=fix, code=ExitCode.DATA)
+        raise Failure(what, found=list_some(both), fix=fix, code=ExitCode.DATA)
 
 
 LabelCounts = tuple[Labels, Labels]  # the labels in a group, and how many of each

@@ -150,7 +150,7 @@ def _open_text(file: Path) -> TextIO:
         fix = f"set data.root={file / name}, or data.name=folder for class folders"
         raise Failure(
             "data.root is a folder, not a table",
-            found=f"{file.absolute()}: {', '.join(tables[:MAX_LISTED]) or 'no table in it'}",
+            found=f"{file.absolute()}: {list_some(tables) or 'no table in it'}",
             fix=fix,
             code=ExitCode.NO_INPUT,
         )

@@ -252,7 +252,6 @@ def _describe_imbalance(least: int, most: int) -> str:
 
 DIFFERENT_CONTENT: Final = ": others, or in another order"
 NUM_HASHED_SAMPLES: Final = 64  # of an array
-MAX_LISTED_RANKS: Final = 4
 DIFFERENT_DATA_FIXES: Final = {
     True: "let it give every process the same: sort what os.listdir, glob and set() give, and draw from a generator "
     "with a seed, as numpy.random.default_rng(0)",
@@ -309,9 +308,7 @@ def refuse_different_data(fingerprint: Mapping[str, Any], name: str, all_gather:
         if others := [rank for rank, (_, rank_facts) in enumerate(gathered) if rank_facts[noun] != first]:
             counts = [f"{gathered[rank][1][noun][0]:,} on rank {rank} ({gathered[rank][0]})" for rank in (0, *others)]
             alike = all(gathered[rank][1][noun][0] == first[0] for rank in others)
-            raise _different_data_failure(
-                name, f"{noun}: {list_some(counts, MAX_LISTED_RANKS)}{DIFFERENT_CONTENT if alike else ''}"
-            )
+            raise _different_data_failure(name, f"{noun}: {list_some(counts)}{DIFFERENT_CONTENT if alike else ''}")
 
 
 def _different_data_failure(name: str, actual: str) -> Failure:

@@ -189,7 +189,6 @@ def _module_contents(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, 
 MODEL_NAME_KEY = "model.name"
 # torch's layers that compute differently in training mode. Layers of other packages may do so too.
 MODE_DEPENDENT_LAYERS: Final = (_NormBase, _DropoutNd, nn.MultiheadAttention, nn.RNNBase)
-MAX_LISTED_MODULES: Final = 3  # names in one line
 TrialFunction = Callable[[nn.Module, Shape, int], str | None]
 TRIALS: Final[Mapping[TrialFunction, str]] = {
     eval_forward_error: "",
@@ -261,7 +260,7 @@ def eval_mode_notes(net: nn.Module) -> tuple[str, ...]:
     if not in_eval_mode:
         return ()
     return (
-        f"{len(in_eval_mode)} of the network's modules ({list_some(in_eval_mode, MAX_LISTED_MODULES)}) are in "
+        f"{len(in_eval_mode)} of the network's modules ({list_some(in_eval_mode)}) are in "
         "evaluation mode, as the factory gives them, and stay so: no dropout there, and no new BatchNorm statistics; "
         "call .train() in the factory unless that is meant",
     )

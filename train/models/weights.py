@@ -212,7 +212,6 @@ def _weights_failure(what: str, problem: str | None, fix: str, code: ExitCode, e
 STATE_FILES: Final = tuple(f"{above}{store.STATE_FILE}" for above in ("checkpoints/step-*/", "step-*/", ""))
 STEM_WEIGHT: Final = "conv1.weight"  # of torchvision's ResNets
 STEM_KERNELS: Final[Mapping[tuple[int, ...] | None, bool]] = {(7, 7): False, (3, 3): True}  # small_stem by kernel
-MAX_LISTED_TENSORS: Final = 3  # tensors named in one message
 BATCHNORM_COUNTER: Final = "num_batches_tracked"  # files from before torch 0.4.1 lack it
 AUXILIARY_HEADS: Final = ("AuxLogits.", "aux1.", "aux2.")  # of Inception and GoogLeNet; not trained here
 # Published DenseNets have the names norm.1 for torchvision's norm1.
@@ -347,7 +346,7 @@ def _describe_shapes(name: str, own: Mapping[str, Tensor], loaded: Mapping[str, 
 
 
 def _list_names(count: str, names: list[str]) -> str:
-    return f"{count}: {list_some(names, MAX_LISTED_TENSORS)}" if names else ""
+    return f"{count}: {list_some(names)}" if names else ""
 
 
 def _bad_weights_failure(what: str, problem: str, fix: str) -> Failure:

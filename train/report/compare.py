@@ -92,7 +92,6 @@ DIFFERENCE_HINTS: Final = {
     THREADS_PER_RANK: " Fewer ranks have more cores each; start all with OMP_NUM_THREADS=1 to compare like with like."
 }
 IDENTITY_KEYS: Final = {"commit": "git", "hosts": "hosts", "launcher": "launcher"}
-MAX_NAMED_CLASSES: Final = 5
 WORLD_KEYS: Final = ("world_size", "num_nodes", "local_world_size")
 MAX_COLUMNS: Final = 6  # of differing keys, side by side on paper
 
@@ -126,9 +125,7 @@ def _class_differences(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
     names = [run.confusion.classes if run.confusion else None for run in runs]
     if len({*names} - {None}) < 2:
         return {}
-    return {
-        "classes": [NOT_RECORDED if classes is None else list_some(classes, MAX_NAMED_CLASSES) for classes in names]
-    }
+    return {"classes": [NOT_RECORDED if classes is None else list_some(classes) for classes in names]}
 
 
 def incomparable_caution(runs: Sequence[RecordedRun], differences: RunDifferences) -> Paragraph:
