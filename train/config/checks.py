@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, pip_command
+from entrypoint import ExitCode, Failure, pip_command, shell_command
 from train.config import augmentations, schema
 from train.config.batches import nearest_multiples
 from train.config.models import BUILTIN_MODELS, FORBIDDEN_ARGUMENTS
@@ -529,7 +529,8 @@ def resolve_learning_rate(config: RunConfig, task: str = CLASSIFICATION) -> Opti
         raise Failure(
             f"optim.lr auto has no rate for optim.name {optim.name}",
             expected=f"one of {', '.join(name for name, entry in OPTIMIZERS.items() if entry.learning_rate)}",
-            fix="set optim.lr to a number: `train find-lr` suggests one, and earlier versions took optim.lr=0.1",
+            fix=f"set optim.lr to a number: `{shell_command('train find-lr', same_config=True)}` suggests one, and "
+            "earlier versions took optim.lr=0.1",
             code=ExitCode.USAGE,
         )
     return replace(optim, lr=rate, lr_scaling="none")

@@ -73,7 +73,7 @@ def validation_mask_by_group(labels: Labels, groups: Sequence[str], count: int) 
     is_validation: SampleMask = is_validation_group[member]
     missing = np.setdiff1d(labels, labels[~is_validation])
     if len(missing):
-        listed = list_some(unique[is_validation_group])
+        listed = list_some(unique[is_validation_group].tolist())
         raise _unsplittable_failure(
             f"no image of {len(missing)} classes would be trained on", f"validation groups: {listed}"
         )

@@ -386,7 +386,7 @@ def _label_warnings(labels: LabelKind, column: Int64Array) -> Iterator[str]:
     if labels.sets is not None:
         counts = np.unpackbits(labels.sets, axis=1, count=len(labels.classes)).sum(axis=0)
     if len(empty := np.flatnonzero(counts == 0)):
-        names = list_some(empty, describe=labels.classes.__getitem__)
+        names = list_some(empty.tolist(), describe=labels.classes.__getitem__)
         first = " The first class has the number 0, so numbers from 1 on leave it empty." if counts[0] == 0 else ""
         yield f"{len(empty):,} of {len(counts):,} classes have no image: {names}.{first}"
     if labels.sets is None and len(column) >= MIN_IMAGES and 2 * (len(counts) - len(empty)) > len(column):

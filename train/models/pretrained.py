@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 
-from entrypoint import ExitCode, Failure, redact
+from entrypoint import ExitCode, Failure, redact, shell_command
 from train import files
 from train.config.models import (
     EXPORT_FILE,
@@ -163,8 +162,8 @@ def refuse_other_content(path: Path, record: WeightsRecord) -> None:
             f"{path} has the name of the published weights {record.name}, and another content",
             found=f"sha256 {sha256}",
             expected=f"{named[1]}..., as the name says",
-            fix=f"run `train weights fetch {shlex.quote(record.name)}` for the published ones; give weights of your "
-            "own another name, and set data.normalize to what they were trained with",
+            fix=f"run `{shell_command('train weights fetch', record.name)}` for the published ones; give "
+            "weights of your own another name, and set data.normalize to what they were trained with",
             code=ExitCode.DATA,
         )
 
