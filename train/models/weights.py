@@ -195,17 +195,19 @@ def _without_prefix(tensors: Mapping[str, Tensor], own: Collection[str]) -> tupl
 
 def _no_state_dict_failure(path: Path, content: str) -> Failure:
     fix = "save model.state_dict(), alone or under the key state_dict"
-    return _weights_failure(f"{WEIGHTS_KEY} {path} holds no state dict", content, fix, ExitCode.DATA)
+    return _weights_failure(f"{WEIGHTS_KEY} {path} holds no state dict", content, fix)
 
 
 def _damaged_file_failure(path: Path, error: BaseException) -> Failure:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return _weights_failure(
-        f"{WEIGHTS_KEY} {path} is damaged, or no such file", reason, "copy it again from its source", ExitCode.DATA
+        f"{WEIGHTS_KEY} {path} is damaged, or no such file", reason, "copy it again from its source"
     )
 
 
-def _weights_failure(what: str, problem: str | None, fix: str, code: ExitCode, expected: str | None = None) -> Failure:
+def _weights_failure(
+    what: str, problem: str | None, fix: str, code: ExitCode = ExitCode.DATA, expected: str | None = None
+) -> Failure:
     return Failure(what, found=problem, expected=expected, fix=fix, code=code)
 
 
@@ -302,7 +304,7 @@ def _refuse_misfit(
     ]
     if problems := "; ".join(part for part in parts if part):
         fix = f"set model.name={other_model}" if other_model else _mismatch_fix(shapes, own, loaded)
-        raise _bad_weights_failure(f"the weights in {path} do not fit this model", problems, fix)
+        raise _weights_failure(f"the weights in {path} do not fit this model", problems, fix)
 
 
 def _is_compatible(ours: Tensor, theirs: Tensor) -> bool:
@@ -314,7 +316,7 @@ def _refuse_not_finite(path: str, tensors: Mapping[str, Tensor]) -> None:
     bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
     if bad:
         fix = "take weights from before their training diverged"
-        raise _bad_weights_failure(
+        raise _weights_failure(
             f"the weights in {path} hold NaN or infinite numbers", _list_names(f"{len(bad)} tensors", bad), fix
         )
 
@@ -347,10 +349,6 @@ def _describe_shapes(name: str, own: Mapping[str, Tensor], loaded: Mapping[str, 
 
 def _list_names(count: str, names: list[str]) -> str:
     return f"{count}: {list_some(names)}" if names else ""
-
-
-def _bad_weights_failure(what: str, problem: str, fix: str) -> Failure:
-    return Failure(what, found=problem, fix=fix, code=ExitCode.DATA)
 
 
 def fit_preprocessing(config: RunConfig, checkpoints: Path | None = None) -> DataConfig:
