@@ -10,6 +10,7 @@ from entrypoint.children import die_with_parent
 from entrypoint.console import (
     PrintableText,
     config_words,
+    count_of,
     dump_json,
     join_lines,
     list_some,
@@ -66,6 +67,7 @@ __all__ = [
     "add_launch_arguments",
     "attach_heartbeat",
     "config_words",
+    "count_of",
     "die_with_parent",
     "dump_json",
     "expand_path",

@@ -69,6 +69,11 @@ def list_some(items: Sequence[Any], most: int = 5, describe: Callable[[Any], str
     return separator.join(map(describe, items[:most])) + more
 
 
+def count_of(number: int, noun: str) -> str:
+    """1 image; or 2,000 images."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def dump_json(value: object, **options: Any) -> PrintableText:
     """JSON, whose strings have no character that controls a terminal. options: of json.dumps.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from entrypoint import ExitCode, Failure, list_some
+from entrypoint import ExitCode, Failure, count_of, list_some
 from train.files import one_line
 from train.names import describe_look_alikes, normalize_name, other_form_fix
 
@@ -555,12 +555,8 @@ def missing_validation_warnings(
     fix = "fix: more images of them, or a larger data.val_fraction"
     if len(missed) == 1:
         return (
-            f"class {missed[0][0]} has {_format_image_count(missed[0][1])}: none is used for validation. "
+            f"class {missed[0][0]} has {count_of(missed[0][1], 'image')}: none is used for validation. "
             + fix.replace("them", "it"),
         )
-    listed = list_some([f"{name} ({_format_image_count(count)})" for name, count in missed], MAX_LISTED_CLASSES)
+    listed = list_some([f"{name} ({count_of(count, 'image')})" for name, count in missed], MAX_LISTED_CLASSES)
     return (f"of {len(missed):,} classes no image is used for validation: {listed}. {fix}",)
-
-
-def _format_image_count(count: int) -> str:
-    return "1 image" if count == 1 else f"{count:,} images"
