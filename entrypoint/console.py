@@ -16,7 +16,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TextIO
 from unicodedata import combining, east_asian_width
@@ -61,6 +61,17 @@ def to_printable(text: object) -> PrintableText:
 def join_lines(lines: Iterable[object]) -> PrintableText:
     """The lines, or texts of several lines if they are PrintableText."""
     return PrintableText("\n".join(map(to_printable, lines)))
+
+
+def list_some(items: Sequence[Any], most: int = 5, describe: Callable[[Any], str] = str, separator: str = ", ") -> str:
+    """The first `most` items, and how many more there are."""
+    more = f"{separator.removeprefix(',')}and {len(items) - most:,} more" if len(items) > most else ""
+    return separator.join(map(describe, items[:most])) + more
+
+
+def count_of(number: int, noun: str) -> str:
+    """1 image; or 2,000 images."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def dump_json(value: object, **options: Any) -> PrintableText:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import file_writer, network, pmi
+from entrypoint.console import list_some
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.files import read_json_object
 from entrypoint.launchers.allocation import LOOPBACK
@@ -197,9 +198,8 @@ def _refuse_another_start(own: Path, me: TaskHost) -> None:
 
 
 def _missing_tasks_failure(folder: Path, missing: Sequence[int], num_tasks: int) -> Failure:
-    names = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
     return Failure(
-        f"tasks did not tell their hosts in time: missing {names} of {num_tasks}",
+        f"tasks did not tell their hosts in time: missing {list_some(missing, 8)} of {num_tasks}",
         found=f"no file of theirs in {folder}",
         fix="look at the output of these tasks; if the nodes do not share this folder, set run.output_dir to one that "
         "they do; or start one task per node with --nodes --node-rank --master-addr --master-port",

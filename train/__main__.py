@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import os
 import platform
@@ -33,6 +32,7 @@ from train.cli import run as training
 from train.cli.launch import TrainArgumentParser
 from train.config import load
 from train.config.load import drop_key, suggest_config_option, suggest_setting
+from train.names import nearest_name
 from train.run import deadline
 from train.run.continue_command import TYPED_COMMAND_VARIABLE
 from train.run.record import installed_version
@@ -270,12 +270,12 @@ def _suggest_command(name: str, following: Sequence[str]) -> str:
         return file
     if name.lower() in OTHER_COMMANDS:
         return f"write `{shell_command(OTHER_COMMANDS[name.lower()])}`"
-    close = difflib.get_close_matches(name, [*COMMANDS, *COMMAND_MODULES], 1)
-    if not close:
+    close = nearest_name(name, [*COMMANDS, *COMMAND_MODULES])
+    if close is None:
         return suggest_setting(name, following) or "write section.key=value, and a file as --config FILE"
-    if close == ["train"]:
+    if close == "train":
         return f"leave it out: `{shell_command('train --config FILE')}` trains"
-    return f"write `{shell_command('train', close[0])}`"
+    return f"write `{shell_command('train', close)}`"
 
 
 def with_local_rank(environ: Mapping[str, str], argument: str | None) -> Mapping[str, str]:

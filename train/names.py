@@ -5,14 +5,16 @@ This module does not import torch.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import unicodedata
 from collections.abc import Iterable
 from typing import Final
 
+from entrypoint import list_some
+
 INVISIBLE: Final = "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # at an end of a text they mean nothing
-MAX_LISTED: Final = 3
 
 
 def normalize_name(name: str) -> str:
@@ -37,14 +39,19 @@ def describe_look_alikes(names: Iterable[str], begin: str = "") -> str:
             look = "".join(letter for letter in look if unicodedata.category(letter) != "Cf")
         groups.setdefault(" ".join(look.split()), []).append(ascii(name))
     alike = [" and ".join(group) for group in groups.values() if len(group) > 1]
-    more = f"; and {len(alike) - MAX_LISTED:,} more" if len(alike) > MAX_LISTED else ""
-    return begin + "; ".join(alike[:MAX_LISTED]) + more if alike else ""
+    return begin + list_some(alike, separator="; ") if alike else ""
 
 
 def look_alike_warnings(classes: Iterable[str]) -> tuple[str, ...]:
     """At most one warning of classes that look alike."""
     alike = describe_look_alikes(classes)
     return (f"classes look alike: {alike}. fix: if they are one class, give them one name",) if alike else ()
+
+
+def nearest_name(name: str, names: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The most similar of `names`; None if none has this likeness (0 to 1)."""
+    lowered = {candidate.lower(): candidate for candidate in names}
+    return next((lowered[close] for close in difflib.get_close_matches(name.lower(), lowered, 1, likeness)), None)
 
 
 def other_form_fix(path: str | os.PathLike[str]) -> str:

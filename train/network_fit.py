@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, count_of
 from train.config import schema
 from train.config.batches import BatchSizes, nearest_divisors
 from train.config.schema import ModelConfig, RunConfig
@@ -109,9 +109,8 @@ def _refuse_small_micro_batch(
     per_rank, least = batches.micro * batches.accumulation, (samples + 1) * parts
     micro = nearest_divisors(per_rank, least)[-1]
     fits = f"train.micro_batch_size={micro}" if micro >= least else f"train.global_batch_size={least * batches.world}"
-    count = "1 sample" if samples == 1 else f"{samples} samples"
     raise Failure(
-        f"{config.model.name} cannot train on a micro batch of {count}",
+        f"{config.model.name} cannot train on a micro batch of {count_of(samples, 'sample')}",
         found=next(filter(None, problems)),
         expected="more samples: BatchNorm needs at least two values for each channel" if samples == 1 else None,
         fix=f"set {fits}, or take another model",

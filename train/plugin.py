@@ -6,7 +6,6 @@ Its errors name the line of the user's code that raised them.
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib
 import json
@@ -21,8 +20,9 @@ from types import ModuleType
 from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train.config import schema
+from train.names import nearest_name
 
 EXPECTED_MODULE = "a module beside the config file, or an installed one"
 LIBRARY_FOLDERS: Final = frozenset({"site-packages", "dist-packages"})
@@ -262,11 +262,10 @@ def _last_search_folder() -> str:
 def _raise_factory_error(
     what: str, problem: str, name: str = "", candidates: Iterable[str] = (), fix: str = ""
 ) -> NoReturn:
-    close = difflib.get_close_matches(name, candidates, 1)
-    fix = fix or (f"write {close[0]} instead of {name}" if close else "write package.module:factory as it is in Python")
+    close = nearest_name(name, candidates)
+    fix = fix or (f"write {close} instead of {name}" if close else "write package.module:factory as it is in Python")
     raise Failure(what, found=problem, expected=EXPECTED_MODULE, fix=fix, code=ExitCode.USAGE)
 
 
 def _list_functions(listed: list[str]) -> str:
-    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
-    return f"only {', '.join(listed[:5])}{more}" if listed else "no function in it"
+    return f"only {list_some(listed)}" if listed else "no function in it"

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from entrypoint import ExitCode, Failure, dump_json, join_lines, num_usable_cores
+from entrypoint import ExitCode, Failure, dump_json, join_lines, list_some, num_usable_cores
 from train import plugin
 from train.config.schema import RunConfig
 from train.data import decode, registry, statistics
@@ -278,7 +278,7 @@ class DataFindings:
         problems += [f"{name} images that are in the {other} split too ({n:,})" for (name, other), n in pairs.items()]
         fixes = ["replace or delete the broken ones (or allow some: data.max_bad_images)"] if broken else []
         fixes += ["delete one of each pair (or keep groups together: data.group)"] if leaked else []
-        examples = "; ".join((broken + leaked)[:MAX_SHOWN]) + _format_remainder(len(broken) + len(leaked))
+        examples = list_some(broken + leaked, MAX_SHOWN, separator="; ")
         return Failure(
             f"the data has {' and '.join(problems)}", found=examples, fix="; ".join(fixes), code=ExitCode.DATA
         )
@@ -333,10 +333,8 @@ class DataFindings:
             if samples:
                 rows += [(title, f"{len(samples):,} {text}: {_format_examples(split, samples)}")]
         if split.duplicates:
-            examples = "; ".join(_format_pair(split, split, pair) for pair in split.duplicates[:3])
-            rows += [
-                ("  duplicates", f"{len(split.duplicates):,}: {examples}{_format_remainder(len(split.duplicates), 3)}")
-            ]
+            examples = list_some(split.duplicates, 3, partial(_format_pair, split, split), "; ")
+            rows += [("  duplicates", f"{len(split.duplicates):,}: {examples}")]
         return rows
 
     def _broken(self) -> list[str]:
@@ -382,7 +380,7 @@ def _format_sizes(sizes: Counter[tuple[int, ...]]) -> str:
 
 
 def _format_examples(split: SplitFindings, samples: Sequence[int]) -> str:
-    return ", ".join(split.name_of(sample) for sample in samples[:3]) + _format_remainder(len(samples), 3)
+    return list_some(samples, 3, split.name_of)
 
 
 def _format_image_size(size: ImageSize) -> str:
@@ -401,10 +399,6 @@ def _format_modes(modes: Counter[str]) -> str:
 
 def _format_max_value(value: int | None) -> str:
     return "" if value is None else f", highest value of 16 bits {value:,} of {MAX_16_BIT_VALUE:,}"
-
-
-def _format_remainder(number: int, listed: int = MAX_SHOWN) -> str:
-    return f" and {number - listed:,} more" if number > listed else ""
 
 
 def check_samples(

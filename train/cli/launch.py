@@ -7,7 +7,6 @@ the ranks are started.
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import signal
 import sys
@@ -42,6 +41,7 @@ from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, EvalConfig, RunConfig
 from train.data import download, registry, staging
 from train.metrics import METRICS
+from train.names import nearest_name
 from train.optim import schedule
 from train.run import exit_file
 from train.run.folder import run_folder
@@ -169,9 +169,9 @@ class TrainArgumentParser(StrictArgumentParser):
         if unknown := re.search(r"unrecognized arguments: (-+([\w.-]+)\S*)", message):
             following = self.words[[*self.words, unknown[1]].index(unknown[1]) + 1 :]
             name = unknown[2].replace("-", "_")
-            close = difflib.get_close_matches(f"--{unknown[2]}", self._option_string_actions, 1, 0.75)
+            close = nearest_name(f"--{unknown[2]}", self._option_string_actions, 0.75)
             setting = load.FIXES_FOR_OTHER_TOOLS.get(name) or load.suggest_setting(unknown[1], following)
-            fix = f"write {close[0]}" if close else setting or fix
+            fix = f"write {close}" if close else setting or fix
         raise Failure(f"command line: {message}", fix=fix, code=ExitCode.USAGE)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from entrypoint import ExitCode, Failure, join_lines, print_message, shell_command
+from entrypoint import ExitCode, Failure, join_lines, list_some, print_message, shell_command
 from train import files
 from train.config import load
 from train.config.schema import DataConfig, RunConfig
@@ -30,7 +30,7 @@ def index_shards(config: RunConfig) -> str:
     lines.insert(0, _describe(shard_index.write_index(root, task=config.data.task, say=lines.append)))
     for reason in shard_index.LEFT_OUT:
         if names := shard_index.list_left_out(root, reason):
-            lines.append(f"left out       {len(names):,} {reason}: {', '.join(names[:3])}")
+            lines.append(f"left out       {len(names):,} {reason}: {list_some(names)}")
     return join_lines(lines)
 
 

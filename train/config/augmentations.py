@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Final
+
+from train.names import nearest_name
 
 # When an operation acts. `data.augment` lists them in this order.
 # image: on the whole decoded image, before it is scaled. pixels: on bytes or floats as they are stored, one after the
@@ -311,7 +312,7 @@ def _entry_problem(entry: Entry) -> Problem | None:
         )
     if name not in OPERATIONS:
         names = [NONE, *PRESETS, *OPERATIONS]
-        close = _nearest(name, names)
+        close = nearest_name(name, names)
         return Problem(
             expected=f"one of {', '.join(names)}",
             fix=f"write {close} instead of {name}" if close else "name one of these, or leave data.augment out",
@@ -319,7 +320,7 @@ def _entry_problem(entry: Entry) -> Problem | None:
     arguments = OPERATIONS[name].arguments
     for key, value in overrides.items():
         if key not in arguments:
-            close = _nearest(str(key), arguments)
+            close = nearest_name(str(key), arguments)
             listed = f"arguments of {name}: {', '.join(arguments) or 'none'}"
             return Problem(expected=listed, fix=f"write {close} instead of {key}" if close else f"remove {key}")
         if not arguments[key].holds(value):
@@ -358,7 +359,3 @@ def _name_and_arguments(entry: Entry) -> tuple[str, dict[str, Any]]:
     if overrides is not None and not isinstance(overrides, dict):
         raise ValueError(entry)
     return str(name), dict(overrides or {})
-
-
-def _nearest(name: str, names: Any) -> str | None:
-    return next(iter(get_close_matches(name, [*names], 1, 0.6)), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, count_of
 from train.config import schema
 from train.config.schema import DataConfig
 
@@ -34,7 +34,7 @@ class BatchSizes:
     hint: str = ""
 
     def __str__(self) -> str:
-        ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
+        ranks = count_of(self.world, "rank")
         notes = "".join(f" ({note})" for note in (self.why, self.hint) if note)
         return f"{self.global_} = {self.micro} micro x {self.accumulation} accumulation x {ranks}{notes}"
 

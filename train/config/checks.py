@@ -16,12 +16,12 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure, pip_command, shell_command
 from train.config import augmentations, schema
 from train.config.batches import nearest_multiples
-from train.config.load import nearest_name
 from train.config.models import BUILTIN_MODELS, FORBIDDEN_ARGUMENTS
 from train.config.optimizers import OPTIMIZERS, TorchOptimizer, usual_learning_rate
 from train.config.precisions import PRECISIONS
 from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
 from train.metrics import DEFAULT_METRIC, METRICS, metrics_of
+from train.names import nearest_name
 from train.tasks import AUTO, CLASSIFICATION, REGRESSION, TASKS
 
 

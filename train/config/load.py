@@ -9,7 +9,6 @@ allowed one. The small recursion over type hints, with errors that know their pa
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 import shlex
@@ -29,6 +28,7 @@ from entrypoint import ExitCode, Failure, redact, redact_value, unmounted_path_f
 from train import files
 from train.config import schema
 from train.config.schema import RunConfig
+from train.names import nearest_name
 
 # A configuration has about 60 values, and perhaps a weight for each of ImageNet's 21,841 classes, by name. An anchor
 # bomb of 80 aliases would otherwise become 9**8 values.
@@ -540,59 +540,68 @@ VALUES_OF_OTHER_TOOLS: Final[Mapping[str, Mapping[Any, Any]]] = {
 PLATEAU_FIX: Final = (
     "write optim.schedule: cosine, which needs no validation; eval.early_stop ends a run that no longer improves"
 )
-_PRECISION_FIX = "write train.precision: bf16, fp16 or fp32; auto takes bf16 on GPUs that have it"
-_ACCUMULATION_FIX = (
-    "set train.global_batch_size and train.micro_batch_size: the accumulation is global / (micro x ranks), so that it "
-    "fits any number of GPUs"
-)
-_BETAS_FIX = "write optim.args: {betas: [0.9, 0.999]}, or optim.args.betas=[0.9,0.999] on the command line"
-_AUGMENT_FIX = (
-    "write it in data.augment, a list of operations such as [random_resized_crop, {mixup: {alpha: 0.2}}] (docs/data.md)"
-)
-_NORMALIZE_FIX = "write data.normalize: {mean: [...], std: [...]}, one number for each channel"
-_SPLIT_FOLDERS_FIX = "set data.root to the folder above them: its folders train and val (or test) are found"
-_TABLE_FIX = "set data.name to table, and data.root to the CSV or TSV file (docs/data.md)"
-_CHANNELS_FIX = "leave it out: the network gets the channels of the data"
-_DROP_PATH_FIX = (
-    "write model.args.drop_path_rate for timm's models, or model.args.stochastic_depth_prob for torchvision's"
-)
-_TRACKER_FIX = "write log.trackers: [wandb] or [mlflow] (docs/monitoring.md)"
-_STEP_SCHEDULE_FIX = "set optim.schedule to step, and optim.schedule_args: {at_epochs: [30, 60], factor: 0.1}"
-_SCHEDULE_END_FIX = "write optim.schedule_args: {end: 0.01}, the share of optim.lr at the end"
-# Keys of other tools that have no single key of ours -> what to do instead.
-FIXES_FOR_OTHER_TOOLS = {
-    **dict.fromkeys(("beta1", "beta2", "adam_beta1", "adam_beta2"), _BETAS_FIX),
-    **dict.fromkeys(("gradient_accumulation", "grad_accum_steps", "accum_iter", "update_freq"), _ACCUMULATION_FIX),
-    **dict.fromkeys(("mixup", "mixup_alpha", "cutmix", "cutmix_alpha", "hflip", "vflip", "color_jitter"), _AUGMENT_FIX),
-    **dict.fromkeys(("auto_augment", "randaugment", "random_erasing", "reprob", "transforms"), _AUGMENT_FIX),
-    **dict.fromkeys(("mean", "std"), _NORMALIZE_FIX),
-    **dict.fromkeys(("train_dir", "val_dir", "test_dir", "train_path", "val_path", "train", "val"), _SPLIT_FOLDERS_FIX),
-    **dict.fromkeys(("csv", "csv_file", "labels", "label_file", "annotations"), _TABLE_FIX),
-    **dict.fromkeys(("channels", "in_chans", "in_channels", "num_channels"), _CHANNELS_FIX),
-    **dict.fromkeys(("drop_path", "stochastic_depth"), _DROP_PATH_FIX),
-    **dict.fromkeys(("wandb", "mlflow"), _TRACKER_FIX),
-    **dict.fromkeys(("milestones", "lr_steps"), _STEP_SCHEDULE_FIX),
-    **dict.fromkeys(("min_lr", "eta_min"), _SCHEDULE_END_FIX),
-    "distributed": "leave it out: one rank is started for each GPU, or as the launcher says",
-    **dict.fromkeys(
-        ("find_lr", "lr_find", "auto_lr_find"), "leave it out, and run `train find-lr` before the training"
+# What to do -> the keys of other tools that have no single key of ours.
+KEYS_BY_FIX: Final[Mapping[str, Sequence[str]]] = {
+    "write train.precision: bf16, fp16 or fp32; auto takes bf16 on GPUs that have it": (
+        "dtype",
+        "amp",
+        "use_amp",
+        "fp16",
+        "bf16",
+        "half",
     ),
-    "dtype": _PRECISION_FIX,
-    "amp": _PRECISION_FIX,
-    "use_amp": _PRECISION_FIX,
-    "fp16": _PRECISION_FIX,
-    "bf16": _PRECISION_FIX,
-    "half": _PRECISION_FIX,
-    "accumulation": _ACCUMULATION_FIX,
-    "accumulation_steps": _ACCUMULATION_FIX,
-    "grad_accum": _ACCUMULATION_FIX,
-    "gradient_accumulation_steps": _ACCUMULATION_FIX,
-    "accumulate_grad_batches": _ACCUMULATION_FIX,
-    "pretrained": "set model.weights to the file of pretrained weights, or to the folder of a run (docs/models.md)",
-    "grayscale": "set data.color: gray",
-    "shuffle": "leave it out: training images are shuffled in each epoch, keyed by run.seed",
-    "pin_memory": "leave it out: batches are copied to the GPU from pinned memory",
+    "set train.global_batch_size and train.micro_batch_size: the accumulation is global / (micro x ranks), so that it "
+    "fits any number of GPUs": (
+        *("gradient_accumulation", "grad_accum_steps", "accum_iter", "update_freq", "accumulation"),
+        *("accumulation_steps", "grad_accum", "gradient_accumulation_steps", "accumulate_grad_batches"),
+    ),
+    "write optim.args: {betas: [0.9, 0.999]}, or optim.args.betas=[0.9,0.999] on the command line": (
+        "beta1",
+        "beta2",
+        "adam_beta1",
+        "adam_beta2",
+    ),
+    "write it in data.augment, a list of operations such as [random_resized_crop, {mixup: {alpha: 0.2}}] "
+    "(docs/data.md)": (
+        *("mixup", "mixup_alpha", "cutmix", "cutmix_alpha", "hflip", "vflip", "color_jitter"),
+        *("auto_augment", "randaugment", "random_erasing", "reprob", "transforms"),
+    ),
+    "write data.normalize: {mean: [...], std: [...]}, one number for each channel": ("mean", "std"),
+    "set data.root to the folder above them: its folders train and val (or test) are found": (
+        "train_dir",
+        "val_dir",
+        "test_dir",
+        "train_path",
+        "val_path",
+        "train",
+        "val",
+    ),
+    "set data.name to table, and data.root to the CSV or TSV file (docs/data.md)": (
+        "csv",
+        "csv_file",
+        "labels",
+        "label_file",
+        "annotations",
+    ),
+    "leave it out: the network gets the channels of the data": ("channels", "in_chans", "in_channels", "num_channels"),
+    "write model.args.drop_path_rate for timm's models, or model.args.stochastic_depth_prob for torchvision's": (
+        "drop_path",
+        "stochastic_depth",
+    ),
+    "write log.trackers: [wandb] or [mlflow] (docs/monitoring.md)": ("wandb", "mlflow"),
+    "set optim.schedule to step, and optim.schedule_args: {at_epochs: [30, 60], factor: 0.1}": (
+        "milestones",
+        "lr_steps",
+    ),
+    "write optim.schedule_args: {end: 0.01}, the share of optim.lr at the end": ("min_lr", "eta_min"),
+    "leave it out: one rank is started for each GPU, or as the launcher says": ("distributed",),
+    "leave it out, and run `train find-lr` before the training": ("find_lr", "lr_find", "auto_lr_find"),
+    "set model.weights to the file of pretrained weights, or to the folder of a run (docs/models.md)": ("pretrained",),
+    "set data.color: gray": ("grayscale",),
+    "leave it out: training images are shuffled in each epoch, keyed by run.seed": ("shuffle",),
+    "leave it out: batches are copied to the GPU from pinned memory": ("pin_memory",),
 }
+FIXES_FOR_OTHER_TOOLS: Final = {key: fix for fix, keys in KEYS_BY_FIX.items() for key in keys}
 DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
 TWO_NUMBERS: Final = re.compile(r"\(?(\d+)\s*[x,]\s*(\d+)\)?")  # 224x224 or (224, 224), meant as a list
 
@@ -642,12 +651,6 @@ def _suggest_number(text: str, default: Any, *, is_integer: bool) -> str:
     if DECIMAL_COMMA.fullmatch(text) and not is_integer:
         return f"write {text.replace(',', '.')}, with a point instead of the comma"
     return f"write a plain number, such as {format_value(default)}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"
-
-
-def nearest_name(name: str, names: Iterable[str], likeness: float = 0.6) -> str | None:
-    """The most similar of `names`; None if none has this likeness (0 to 1)."""
-    lowered = {candidate.lower(): candidate for candidate in names}
-    return next((lowered[close] for close in difflib.get_close_matches(name.lower(), lowered, 1, likeness)), None)
 
 
 def nearest_key(key: str, section: str, siblings: Iterable[str]) -> str | None:

@@ -6,7 +6,6 @@ signature of its builder. torchvision's and timm's models need no row: building 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
+
+from train.names import nearest_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,14 +197,14 @@ def suggest_model(name: Any) -> str | None:
     if same := [candidate for candidate in own if candidate.replace("_", "") == joined]:  # resnet_50
         return same[0]
     family = plain.rstrip("_0123456789")  # resnet9
-    return SMALLEST_TORCHVISION_MODELS.get(family) or _nearest(plain, own) or _timm_family(plain)
+    return SMALLEST_TORCHVISION_MODELS.get(family) or nearest_name(plain, own, 0.75) or _timm_family(plain)
 
 
 def _suggest_timm_model(name: str) -> str | None:
     name = name.partition(".")[0]
     if name in timm_models():
         return TIMM_PREFIX + name
-    close = _nearest(name, timm_models())
+    close = nearest_name(name, timm_models(), 0.75)
     return _timm_family(name) or (TIMM_PREFIX + close if close else None)
 
 
@@ -218,10 +219,6 @@ def _timm_family(name: str) -> str | None:
 def _family_of(member: str) -> str:
     """The family's name, without what tells the members apart: resnet of resnet10t, vit of vit_tiny_patch16_224."""
     return re.match(r"[a-z]+", member)[0]  # type: ignore[index]
-
-
-def _nearest(name: str, names: Sequence[str] | frozenset[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, sorted(names), 1, 0.75)), None)
 
 
 # `train weights fetch` puts weights here, and model.weights looks here for a name; relative to the working directory.

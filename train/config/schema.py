@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from entrypoint import expand_path, has_variable
+from entrypoint import expand_path, has_variable, list_some
 from train.config import augmentations, models
 from train.config.models import BUILTIN_MODELS, TORCHVISION_MODELS
 from train.config.optimizers import OPTIMIZERS
@@ -291,10 +291,7 @@ class Rule:
 
 def one_of(*names: str, factory: str | None = None) -> Rule:
     """A rule that allows these names. factory: the form of the user's own code, if it is allowed."""
-    listed = ", ".join(names[:MAX_NAMES_IN_MESSAGE]) + (
-        f" and {len(names) - MAX_NAMES_IN_MESSAGE} more" if len(names) > MAX_NAMES_IN_MESSAGE else ""
-    )
-    expected = f"one of {listed}" + (f", or {factory}" if factory else "")
+    expected = f"one of {list_some(names, MAX_NAMES_IN_MESSAGE)}" + (f", or {factory}" if factory else "")
     return Rule(holds=lambda value: value in names or (factory is not None and is_factory(value)), expected=expected)
 
 

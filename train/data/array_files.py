@@ -81,11 +81,11 @@ def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 SHAPE_READERS: Final = {".npz": _npz_shapes, ".safetensors": _safetensors_shapes}
 
 
-def unusable_file_failure(
-    file: Path, what: str, actual: str, expected: str, fix: str = "write the file again"
+def bad_data_failure(
+    name: object, what: str, actual: str, expected: str = "one of each", fix: str = "write the file again"
 ) -> Failure:
-    """The Failure for a file whose content is wrong."""
-    return Failure(what, found=f"{file}: {actual}", expected=expected, fix=fix, code=ExitCode.DATA)
+    """The Failure for data that cannot be trained on. `name`: of its file or factory."""
+    return Failure(what, found=f"{name}: {actual}", expected=expected, fix=fix, code=ExitCode.DATA)
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def translate_read_errors(file: Path) -> Iterator[None]:
 def _damaged_file_failure(file: Path, error: Exception) -> Failure:
     reason = str(error).split("\n")[0] or type(error).__name__
     what = f"{file.name} is no whole {file.suffix} file"
-    return unusable_file_failure(file, what, reason, "arrays, as numpy or torch saves them")
+    return bad_data_failure(file, what, reason, "arrays, as numpy or torch saves them")
 
 
 def _pickled_objects_failure(file: Path, reason: str) -> Failure:
@@ -197,7 +197,7 @@ def find_array_names(keys: Iterable[str], file: Path) -> dict[str, ArrayNamePair
     training = _matching_name_pairs(names, [""]) + pairs["training"]
     if len(training) != 1:
         what = f"{file.name} holds {len(training) or 'no'} pairs of images and labels"
-        raise unusable_file_failure(file, what, f"arrays {', '.join(names.values()) or 'none'}", EXPECTED_ARRAY_NAMES)
+        raise bad_data_failure(file, what, f"arrays {', '.join(names.values()) or 'none'}", EXPECTED_ARRAY_NAMES)
     return {split: matching[0] for split, matching in (pairs | {"training": training}).items() if matching}
 
 

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure
+from entrypoint import list_some
 from train.config.schema import DataConfig
 from train.data import labels as table_labels
+from train.data.array_files import bad_data_failure
 from train.data.labels import Int64Array
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, TargetScale
 
@@ -56,13 +57,6 @@ def configured_format(data: DataConfig) -> LabelFormat:
     """The format of data.task."""
     label_format: LabelFormat = TASKS[configured_task(data)].load("label_format")
     return label_format
-
-
-def bad_data_failure(
-    name: str, what: str, actual: str, expected: str = "one of each", fix: str = "write the file again"
-) -> Failure:
-    """The Failure for data that cannot be trained on. `name`: of its file or factory."""
-    return Failure(what, found=f"{name}: {actual}", expected=expected, fix=fix, code=ExitCode.DATA)
 
 
 def describe_tensor(tensor: Tensor) -> str:
@@ -163,9 +157,10 @@ def name_label_sets(name: str, claimed: int | None, training: Tensor, validation
         raise bad_data_failure(name, "training and validation have other numbers of labels", actual, "the same")
     empty = (training.sum(dim=0) == 0).nonzero().flatten().tolist()
     if empty:
-        shown = ", ".join(map(str, empty[:5]))
         what = f"{len(empty)} of {count} labels have no training sample"
-        raise bad_data_failure(name, what, f"only 0 in column {shown}", "a 1 in each", "remove these columns")
+        raise bad_data_failure(
+            name, what, f"only 0 in column {list_some(empty)}", "a 1 in each", "remove these columns"
+        )
     return tuple(map(str, range(count)))
 
 

@@ -28,10 +28,10 @@ from torch.nn.functional import interpolate
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import array_files, partition, split_checks
+from train.data.array_files import bad_data_failure
 from train.data.array_labels import (
     CLASS_LABELS,
     LabelFormat,
-    bad_data_failure,
     configured_format,
     configured_task,
     describe_tensor,

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, count_of, list_some
 from train.files import did_you_mean, one_line
 from train.names import describe_look_alikes, normalize_name, other_form_fix
 
@@ -71,7 +71,7 @@ def describe_text_order(classes: Sequence[str]) -> str | None:
     if not all(name.isascii() and name.isdecimal() for name in classes) or [*classes] == sorted(classes, key=int):
         return None
     return (
-        f"the classes are sorted as text: {_abbreviate(classes)}. Labels in arrays, class weights in a list and the "
+        f"the classes are sorted as text: {list_some(classes)}. Labels in arrays, class weights in a list and the "
         "model's outputs are in this order; names such as 01 and 02 would sort as numbers"
     )
 
@@ -117,7 +117,7 @@ def _find_training_folder(root: Path, names: Collection[str]) -> str | None:
     paired = any(name.lower() in VALIDATION_FOLDER_NAMES for name in names)
     candidates = [name for name in matches if paired or class_names(root / name)]
     if len(candidates) > 1:
-        actual = f"{_abbreviate(candidates)}, in {root.absolute()}"
+        actual = f"{list_some(candidates) or 'none'}, in {root.absolute()}"
         raise _data_root_failure(
             "data.root holds more than one folder to train on", actual, "leave one of them in data.root"
         )
@@ -160,7 +160,7 @@ def _refuse_validation_without_training(root: Path, classes: tuple[str, ...]) ->
     if all(name.lower() in VALIDATION_FOLDER_NAMES for name in classes):
         what, actual = (
             "data.root holds folders to measure on, and none to train on",
-            f"{root.absolute()}: {_abbreviate(classes)}",
+            f"{root.absolute()}: {list_some(classes)}",
         )
         fix = (
             f"call the folder to train on {root / TRAINING_FOLDER_NAMES[0]}; if these are classes, "
@@ -192,7 +192,7 @@ def _too_few_classes_failure(root: Path, training: Path, classes: tuple[str, ...
                 inner /= names[0]
         if len(names) > 1:
             fix = f"set data.root={inner}" if training == root else f"move the folders in {inner} to {training}"
-            fix += f": {inner.name} holds {_abbreviate(names)}"
+            fix += f": {inner.name} holds {list_some(names)}"
         return _data_root_failure(what, f"{training.absolute()}: {listed}", fix)
     counted = f"{images:,} images" if images > 1 else "1 image"
     above = os.path.normpath(root / "..") if ".." not in root.parts else str(root.absolute() / "..")
@@ -404,7 +404,7 @@ def count_images_by_class(
         note, _, way = (describe_unread_files(others) or "").partition(". fix: ")
         raise _data_root_failure(
             what,
-            f"{_abbreviate(empty)}, in {folder.absolute()}{'; ' * bool(note)}{note}",
+            f"{list_some(empty)}, in {folder.absolute()}{'; ' * bool(note)}{note}",
             f"remove them, or {way or 'put images into them'} ({' '.join(IMAGE_SUFFIXES)})",
         )
     return counts
@@ -428,8 +428,8 @@ def _refuse_different_classes(
     only_here, only_there = sorted(set(classes) - set(others)), sorted(set(others) - set(classes))
     if only_here or only_there:
         actual = (
-            f"only in {training.absolute()}: {_abbreviate(only_here)}; "
-            f"only in {validation.absolute()}: {_abbreviate(only_there)}"
+            f"only in {training.absolute()}: {list_some(only_here) or 'none'}; "
+            f"only in {validation.absolute()}: {list_some(only_there) or 'none'}"
         )
         alike = describe_look_alikes((*only_here, *only_there))
         fixes = [f"let both have the same names: {alike}"] if alike else []
@@ -441,16 +441,11 @@ def _refuse_different_classes(
         )
 
 
-def _abbreviate(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"
-
-
 def _data_root_failure(what: str, actual: str, fix: str = _FIX_DATA_ROOT) -> Failure:
     expected = "ROOT/train/CLASS/*.jpg with ROOT/test/CLASS/*.jpg (or val), or ROOT/CLASS/*.jpg"
     return Failure(what, found=actual, expected=expected, fix=fix, code=ExitCode.NO_INPUT)
 
 
-MAX_LISTED: Final = 5  # endings or folders in a message
 MAX_LISTED_CLASSES: Final = 3
 # Pictures that not every build of Pillow reads, though users take them for images.
 UNSUPPORTED_IMAGE_SUFFIXES: Final = (
@@ -479,11 +474,10 @@ def describe_unread_files(endings: Mapping[str, int]) -> str | None:
     if not endings:
         return None
     by_count = sorted(endings.items(), key=lambda item: (-item[1], item[0]))
-    listed = ", ".join(f"{ending} ({count:,})" for ending, count in by_count[:MAX_LISTED])
-    more = f" and {len(by_count) - MAX_LISTED} more endings" if len(by_count) > MAX_LISTED else ""
+    listed = list_some([f"{ending} ({count:,})" for ending, count in by_count])
     number = sum(endings.values())
     counted = f"{number:,} files are not read" if number > 1 else "1 file is not read"
-    return f"{counted}: {listed}{more}{_unread_files_fix(endings)}"
+    return f"{counted}: {listed}{_unread_files_fix(endings)}"
 
 
 def _unread_files_fix(endings: Mapping[str, int]) -> str:
@@ -522,7 +516,7 @@ def _repeated_folder_warnings(inside: Mapping[str, Collection[str]]) -> tuple[st
     question, more = "the classes", f"then data.group='^[^/]+/([^/]+)/' keeps each {first} in one split"
     if {other.lower() for other in counts} <= {*TRAINING_FOLDER_NAMES, *VALIDATION_FOLDER_NAMES}:
         question, more = "splits of the data", "or set data.root to one of the class folders"
-    names = _abbreviate([*map(one_line, sorted(counts))])
+    names = list_some(sorted(counts), describe=one_line)
     return (
         f"the class folders hold folders of the same names ({names}): are these {question}? fix: "
         f"if so, move them up, as {name}/{first}/ instead of {first}/{name}/; {more}",
@@ -530,9 +524,7 @@ def _repeated_folder_warnings(inside: Mapping[str, Collection[str]]) -> tuple[st
 
 
 def _split_folder_warning(name: str, classes: Sequence[str]) -> str:
-    listed = ", ".join(map(one_line, classes[:MAX_LISTED_CLASSES])) + (
-        ", ..." if len(classes) > MAX_LISTED_CLASSES else ""
-    )
+    listed = list_some(classes, MAX_LISTED_CLASSES, one_line)
     alternative = ", or the other class folders into data.root/train" if name.lower() in VALIDATION_FOLDER_NAMES else ""
     return (
         f"the class folder {one_line(name)} holds folders named like other classes ({listed}): a part of the data, not "
@@ -544,13 +536,11 @@ def describe_ignored_folders(layout: FolderLayout) -> str | None:
     """A note of the folders of images that are not read, because they are no split; None if there are none."""
     if not layout.aside:
         return None
-    listed = ", ".join(map(one_line, layout.aside[:MAX_LISTED]))
-    more = f" and {len(layout.aside) - MAX_LISTED:,} more" if len(layout.aside) > MAX_LISTED else ""
     training = one_line(layout.training.name)
     validation = one_line(layout.validation.name) if layout.validation else f"a part of {training}"
     used = [f"{training} (training)", f"{validation} (validation)"]
     used += [f"{one_line(layout.test.name)} (test)"] if layout.test else []
-    return f"not read, beside {', '.join(used[:-1])} and {used[-1]}: {listed}{more}"
+    return f"not read, beside {', '.join(used[:-1])} and {used[-1]}: {list_some(layout.aside, describe=one_line)}"
 
 
 def missing_validation_warnings(
@@ -569,13 +559,8 @@ def missing_validation_warnings(
     fix = "fix: more images of them, or a larger data.val_fraction"
     if len(missed) == 1:
         return (
-            f"class {missed[0][0]} has {_format_image_count(missed[0][1])}: none is used for validation. "
+            f"class {missed[0][0]} has {count_of(missed[0][1], 'image')}: none is used for validation. "
             + fix.replace("them", "it"),
         )
-    listed = ", ".join(f"{name} ({_format_image_count(count)})" for name, count in missed[:MAX_LISTED_CLASSES])
-    more = f" and {len(missed) - MAX_LISTED_CLASSES:,} more" if len(missed) > MAX_LISTED_CLASSES else ""
-    return (f"of {len(missed):,} classes no image is used for validation: {listed}{more}. {fix}",)
-
-
-def _format_image_count(count: int) -> str:
-    return "1 image" if count == 1 else f"{count:,} images"
+    listed = list_some([f"{name} ({count_of(count, 'image')})" for name, count in missed], MAX_LISTED_CLASSES)
+    return (f"of {len(missed):,} classes no image is used for validation: {listed}. {fix}",)

@@ -27,7 +27,7 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure
 from train import plugin
 from train.config.schema import DataConfig
-from train.data import array_labels, arrays, decode, decode_crop
+from train.data import array_files, array_labels, arrays, decode, decode_crop
 from train.data.array_labels import ItemLabel, LabelFormat
 from train.data.arrays import move_channels_last
 from train.data.boxes import CropDraws
@@ -530,7 +530,7 @@ def _read_labels(dataset: Any, name: str, task: str) -> Tensor:
     try:
         return torch.as_tensor(np.asarray(listed))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise array_labels.bad_data_failure(name, "labels are no numbers", str(error), EXPECTED_LABELS[task]) from error
+        raise array_files.bad_data_failure(name, "labels are no numbers", str(error), EXPECTED_LABELS[task]) from error
 
 
 def _check_splits(splits: DataSplits, factory: FactoryCall) -> DataSplits:

@@ -12,13 +12,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train import rng
 from train.names import normalize_name
 
 Labels = npt.NDArray[np.int64]
 SampleMask = npt.NDArray[np.bool_]
-MAX_LISTED_GROUPS: Final = 5
 MAX_ROUNDS: Final = 8  # passes over all groups; two or three are enough in practice
 
 
@@ -74,7 +73,7 @@ def validation_mask_by_group(labels: Labels, groups: Sequence[str], count: int) 
     is_validation: SampleMask = is_validation_group[member]
     missing = np.setdiff1d(labels, labels[~is_validation])
     if len(missing):
-        listed = ", ".join(str(name) for name in unique[is_validation_group][:MAX_LISTED_GROUPS])
+        listed = list_some(unique[is_validation_group].tolist())
         raise _unsplittable_failure(
             f"no image of {len(missing)} classes would be trained on", f"validation groups: {listed}"
         )
@@ -132,10 +131,9 @@ def refuse_leak(training: Sequence[str], validation: Sequence[str], names: str =
     """
     both = sorted(set(training) & set(validation))
     if both:
-        more = f" and {len(both) - MAX_LISTED_GROUPS:,} more" if len(both) > MAX_LISTED_GROUPS else ""
         what = f"{len(both):,} groups are in both splits, {names}"
         fix = "move all files of a group to one split, or correct data.group"
-        raise Failure(what, found=", ".join(both[:MAX_LISTED_GROUPS]) + more, fix=fix, code=ExitCode.DATA)
+        raise Failure(what, found=list_some(both), fix=fix, code=ExitCode.DATA)
 
 
 LabelCounts = tuple[Labels, Labels]  # the labels in a group, and how many of each

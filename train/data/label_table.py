@@ -17,13 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, TextIO
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train import files
-from train.config.load import nearest_name
 from train.config.schema import DataConfig
 from train.data import class_folders
 from train.files import one_line
-from train.names import find_file, normalize_name, other_form_fix, read_name
+from train.names import find_file, nearest_name, normalize_name, other_form_fix, read_name
 
 PATH, LABEL, SPLIT, GROUP, WEIGHT = COLUMNS = ("path", "label", "split", "group", "weight")
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
@@ -151,7 +150,7 @@ def _open_text(file: Path) -> TextIO:
         fix = f"set data.root={file / name}, or data.name=folder for class folders"
         raise Failure(
             "data.root is a folder, not a table",
-            found=f"{file.absolute()}: {', '.join(tables[:MAX_LISTED]) or 'no table in it'}",
+            found=f"{file.absolute()}: {list_some(tables) or 'no table in it'}",
             fix=fix,
             code=ExitCode.NO_INPUT,
         )
@@ -265,8 +264,7 @@ def _missing_column(file: Path, column: str, name: str, header: Sequence[str]) -
 
 
 def _list_columns(header: Sequence[str]) -> str:
-    more = f" and {len(header) - MAX_LISTED_COLUMNS} more" if len(header) > MAX_LISTED_COLUMNS else ""
-    return f"columns: {', '.join(map(one_line, header[:MAX_LISTED_COLUMNS])) or 'none'}{more}"
+    return f"columns: {list_some(header, MAX_LISTED_COLUMNS, one_line) or 'none'}"
 
 
 def _read_rows(
@@ -409,8 +407,7 @@ def refuse_empty_cells(file: Path, name: str, cells: Iterable[str], lines: Itera
 
 def list_lines(lines: Sequence[int]) -> str:
     """line 3; or: lines 3, 5, 7 and 12 more."""
-    more = f" and {len(lines) - MAX_LISTED:,} more" if len(lines) > MAX_LISTED else ""
-    return f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines[:MAX_LISTED]))}{more}"
+    return f"line{'s' * (len(lines) > 1)} {list_some(lines, MAX_LISTED)}"
 
 
 def _parse_split(file: Path, name: str, word: str, line: int) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from entrypoint import ExitCode, Failure, file_writer, shell_command
+from entrypoint import ExitCode, Failure, file_writer, list_some, shell_command
 from train import file_lock, files
 from train.config import batches
 from train.config.schema import DataConfig, Rule, one_of
@@ -50,7 +50,6 @@ MAX_UINT32: Final = 2**32 - 1
 READ_BYTES: Final = 4 * 2**20
 CHECKED_AT_A_TIME: Final = 2**18  # entries
 MIN_IMAGES: Final = 20  # from which on a class for nearly each image is said
-MAX_LISTED: Final = 5  # classes or shards in a message
 # Why a file is no shard -> the files. macOS keeps in `._NAME.tar` what its file system knows of NAME.tar.
 APPLE: Final = "of macOS, which are no tars"
 COMPRESSED: Final = "compressed, in which no image can be read alone"
@@ -185,7 +184,7 @@ def refuse_other_shards(folder: Path, shards: Sequence[Shard]) -> None:
         _refuse_other_shard(folder, shard)
     names = {shard.name for shard in shards}
     if others := sorted(name for name, _ in list_shards(folder) if name not in names):
-        raise _index_failure(folder, f"{len(others)} shards are not in the index: {', '.join(others[:3])}")
+        raise _index_failure(folder, f"{len(others)} shards are not in the index: {list_some(others)}")
 
 
 def read_index(folder: Path) -> ShardIndex:
@@ -351,7 +350,7 @@ def read_shards(
     if not any(len(part.entries) for (_, split), part in zip(listed, parts, strict=True) if split == "training"):
         raise Failure(
             "the shards hold no image to train on",
-            found=f"{folder.absolute()}: {', '.join(name for name, _ in listed[:3])}"
+            found=f"{folder.absolute()}: {list_some([name for name, _ in listed])}"
             + (f"; passed over: {describe_skipped(skipped)}" if skipped else ""),
             expected="KEY.jpg with KEY.cls, in a shard whose path has no word such as val or test",
             fix=f"{shell_command('train data pack SOURCE --output DIR')} makes such shards",
@@ -362,7 +361,7 @@ def read_shards(
         for (name, split), part in zip(listed, parts, strict=True)
     )
     if empty := [shard.name for shard in shards if not shard.images]:
-        say(f"warning: {len(empty):,} shards hold no image: {', '.join(empty[:MAX_LISTED])}")
+        say(f"warning: {len(empty):,} shards hold no image: {list_some(empty)}")
     for line in _label_warnings(labels, entries["label"]):
         say(f"warning: {line}")
     first_entries = np.cumsum([0, *(len(part.entries) for part in parts)])
@@ -387,7 +386,7 @@ def _label_warnings(labels: LabelKind, column: Int64Array) -> Iterator[str]:
     if labels.sets is not None:
         counts = np.unpackbits(labels.sets, axis=1, count=len(labels.classes)).sum(axis=0)
     if len(empty := np.flatnonzero(counts == 0)):
-        names = ", ".join(labels.classes[number] for number in empty[:MAX_LISTED])
+        names = list_some(empty.tolist(), describe=labels.classes.__getitem__)
         first = " The first class has the number 0, so numbers from 1 on leave it empty." if counts[0] == 0 else ""
         yield f"{len(empty):,} of {len(counts):,} classes have no image: {names}.{first}"
     if labels.sets is None and len(column) >= MIN_IMAGES and 2 * (len(counts) - len(empty)) > len(column):

@@ -17,9 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train.config import resume_rules
-from train.config.load import nearest_name
 from train.config.schema import DataConfig
 from train.data import path_list, registry, shard_order
 from train.data.arrays import ArraySource
@@ -28,7 +27,7 @@ from train.data.path_list import PackedPaths
 from train.data.shards import ShardSource
 from train.data.splits import DataSplits, SampleSource
 from train.files import one_line
-from train.names import describe_look_alikes, normalize_name
+from train.names import describe_look_alikes, nearest_name, normalize_name
 from train.tasks import CLASSIFICATION
 
 LABELS_AT_A_TIME: Final = 2**16  # converted or hashed at once: malloc keeps the memory of larger arrays
@@ -60,8 +59,7 @@ def balanced_class_weights(counted: Sequence[int] | ClassCounts, names: Sequence
     if empty or len(counted) == 0:
         raise Failure(
             "optim.class_weights: balanced needs samples of every class to train on",
-            found=f"none of {', '.join(empty[:NUM_EXTREME_CLASSES]) or 'any class'}"
-            + _and_more(len(empty) - NUM_EXTREME_CLASSES),
+            found=f"none of {list_some(empty, NUM_EXTREME_CLASSES) or 'any class'}",
             fix="give samples of them, remove these classes, or set optim.class_weights to one number for each class",
             code=ExitCode.DATA,
         )
@@ -99,8 +97,7 @@ def _in_one_form(weights: dict[str, float]) -> dict[str, float]:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    shown = ", ".join(map(one_line, names[:MAX_TABLE_CLASSES])) or "none"
-    return shown + _and_more(len(names) - MAX_TABLE_CLASSES)
+    return list_some(names, MAX_TABLE_CLASSES, one_line) or "none"
 
 
 def describe_class_weights(weights: ClassWeights, classes: Sequence[str]) -> str | None:
@@ -261,13 +258,8 @@ def _describe_imbalance(least: int, most: int) -> str:
     return f"the largest is {most / least:.3g} times the smallest"
 
 
-def _and_more(number: int) -> str:
-    return f" and {number:,} more" if number > 0 else ""
-
-
 DIFFERENT_CONTENT: Final = ": others, or in another order"
 NUM_HASHED_SAMPLES: Final = 64  # of an array
-MAX_LISTED_RANKS: Final = 4
 DIFFERENT_DATA_FIXES: Final = {
     True: "let it give every process the same: sort what os.listdir, glob and set() give, and draw from a generator "
     "with a seed, as numpy.random.default_rng(0)",
@@ -324,7 +316,7 @@ def refuse_different_data(fingerprint: Mapping[str, Any], name: str, all_gather:
         if others := [rank for rank, (_, rank_facts) in enumerate(gathered) if rank_facts[noun] != first]:
             counts = [f"{gathered[rank][1][noun][0]:,} on rank {rank} ({gathered[rank][0]})" for rank in (0, *others)]
             alike = all(gathered[rank][1][noun][0] == first[0] for rank in others)
-            raise _different_data_failure(name, f"{noun}: {_list_ranks(counts)}{DIFFERENT_CONTENT if alike else ''}")
+            raise _different_data_failure(name, f"{noun}: {list_some(counts)}{DIFFERENT_CONTENT if alike else ''}")
 
 
 def _different_data_failure(name: str, actual: str) -> Failure:
@@ -334,12 +326,6 @@ def _different_data_failure(name: str, actual: str) -> Failure:
         expected="the same classes and the same samples in the same order on all ranks",
         fix=DIFFERENT_DATA_FIXES[registry.find_source(name).origin == "factory"],
         code=ExitCode.DATA,
-    )
-
-
-def _list_ranks(ranks: list[str]) -> str:
-    return ", ".join(ranks[:MAX_LISTED_RANKS]) + (
-        f" and {len(ranks) - MAX_LISTED_RANKS:,} more ranks" if len(ranks) > MAX_LISTED_RANKS else ""
     )
 
 

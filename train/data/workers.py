@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from entrypoint import ExitCode, Failure, die_with_parent, shell_command
+from entrypoint import ExitCode, Failure, die_with_parent, list_some, shell_command
 from train import rng
 from train.data.augmenter import Augmenter
 from train.data.gpu_decoding import EncodedBatch, GpuDecoder, for_reading
@@ -171,10 +171,9 @@ def too_many_unreadable_failure(texts: Iterable[str], most: int) -> Failure:
     texts: path and reason of each.
     """
     listed = sorted(texts)
-    more = f"; and {len(listed) - MAX_LISTED_IMAGES} more" if len(listed) > MAX_LISTED_IMAGES else ""
     return Failure(
         f"more than {most} image {'file' if most == 1 else 'files'} cannot be read (data.max_bad_images)",
-        found="; ".join(listed[:MAX_LISTED_IMAGES]) + more,
+        found=list_some(listed, MAX_LISTED_IMAGES, separator="; "),
         fix=f"replace or delete these files (`{shell_command('train data check', same_config=True)}` finds all), or "
         "raise data.max_bad_images",
         code=ExitCode.DATA,

@@ -25,7 +25,7 @@ from typing import Final
 
 from torch import distributed as dist
 
-from entrypoint import ExitCode, Failure, World, network, print_message, start_daemon_thread
+from entrypoint import ExitCode, Failure, World, list_some, network, print_message, start_daemon_thread
 
 _REFUSAL_KEY = "train/refused"  # why a rank refused to take part, for the ranks that would wait for it
 _POLL_INTERVAL_S = 1.0  # between two looks for missing ranks; the first ones are shorter
@@ -88,8 +88,7 @@ def wait_for_all_ranks(
                 raise _missing_ranks_failure(store, keys, missing, hosts)
             if world.rank == 0 and time.monotonic() > note_at:
                 note_at = math.inf
-                names = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
-                print_message(f"waiting for {len(missing)} of {len(keys)} ranks: {names}", sys.stderr)
+                print_message(f"waiting for {len(missing)} of {len(keys)} ranks: {list_some(missing, 8)}", sys.stderr)
         look()
         time.sleep(interval_s)
         interval_s = min(1.5 * interval_s, _POLL_INTERVAL_S)
@@ -382,5 +381,5 @@ def clock_skew_warnings(readings: Sequence[ClockReading]) -> tuple[str, ...]:
         for _, other in sorted(nodes.items())
         if abs(apart := other.seconds - first.seconds) > MAX_CLOCK_SKEW_S
     ]
-    message = f"clocks differ: {', '.join(off[:8])}{f' and {len(off) - 8} more' if len(off) > 8 else ''}"
+    message = f"clocks differ: {list_some(off, 8)}"
     return (f"{message}; times in logs do not compare (set the clocks: chronyc tracking)",) if off else ()

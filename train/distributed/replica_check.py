@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train.distributed.device import gpu_uuid
 from train.distributed.runtime import Runtime
 
@@ -89,7 +89,7 @@ def find_suspects(replicas: Sequence[Replica]) -> list[Replica]:
 
 def divergence_failure(replicas: Sequence[Replica], suspects: Sequence[Replica], step: int) -> Failure:
     """The failure of a run whose ranks no longer hold the same weights."""
-    some = ", ".join(map(str, suspects[:8])) + (f" and {len(suspects) - 8} more" if len(suspects) > 8 else "")
+    some = list_some(suspects, 8)
     agree = len(replicas) - len(suspects)
     difference = (
         f"{some} differ from the other {agree}, which agree" if agree else f"{some} differ: no majority can tell"

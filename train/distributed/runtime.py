@@ -30,7 +30,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from entrypoint import ExitCode, Failure, World, file_writer
+from entrypoint import ExitCode, Failure, World, file_writer, list_some
 from train import files
 from train.config import checks
 from train.config.precisions import PRECISIONS
@@ -223,7 +223,7 @@ def refuse_unused_parameters(model: nn.Module) -> None:
         idle = [trained[int(number)] for number in numbers[1].split()] if numbers else [str(error).split(". ")[0]]
         raise Failure(
             "a parameter received no gradient; DDP requires every trainable parameter to be used in every forward pass",
-            found=f"no gradient for {', '.join(idle[:3])}{', ...' if len(idle) > 3 else ''} on rank {dist.get_rank()}",
+            found=f"no gradient for {list_some(idle, 3)} on rank {dist.get_rank()}",
             expected="a gradient for every trainable parameter, on every rank",
             fix="in the model's forward add 0 * p.sum() for each parameter p that it leaves out, or freeze it "
             "(requires_grad=False)",

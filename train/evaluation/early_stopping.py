@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, count_of
 from train.config.batches import StepCounts, count_total_steps
 from train.config.schema import EvalConfig, RunConfig
 from train.evaluation import results
@@ -34,10 +34,14 @@ def find_early_stops(config: EvalConfig, *, target_streak: int, stale_evaluation
     """
     stops = []
     if config.target is not None and target_streak >= config.patience:
-        description = f"{config.metric} reached eval.target {config.target:g} in {_evaluations(config.patience)}"
+        description = (
+            f"{config.metric} reached eval.target {config.target:g} in {count_of(config.patience, 'evaluation')}"
+        )
         stops.append(EarlyStop(description=description, override="eval.target=null"))
     if config.early_stop is not None and stale_evaluations >= config.early_stop:
-        description = f"{config.metric} did not improve in {_evaluations(stale_evaluations)} (eval.early_stop)"
+        description = (
+            f"{config.metric} did not improve in {count_of(stale_evaluations, 'evaluation')} (eval.early_stop)"
+        )
         stops.append(EarlyStop(description=description, override="eval.early_stop=null"))
     return tuple(stops)
 
@@ -97,8 +101,7 @@ def refuse_run_past_end(metadata: Mapping[str, Any], config: RunConfig, counted:
         return
     requested = {"epochs": current.epochs, "max_steps": current.max_steps}
     more = [f"train.{key}={'null' if old is None else old}" for key, old in saved.items() if requested[key] != old]
-    epochs = "1 epoch" if current.epochs == 1 else f"{current.epochs} epochs"
-    whose = epochs if counted.total == current.epochs * per_epoch else "train.max_steps"
+    whose = count_of(current.epochs, "epoch") if counted.total == current.epochs * per_epoch else "train.max_steps"
     raise Failure(
         "this run is past the end that is asked for",
         found=f"step {step}, epoch {-(-step // per_epoch)}",
@@ -114,10 +117,6 @@ def _had_stopped_early(metadata: Mapping[str, Any]) -> bool:
     saved = {key: metadata["config"]["eval"].get(key, getattr(EvalConfig(), key)) for key in keys}
     streak, stale = int(metadata["state"].get("held", 0)), int(metadata["state"].get("stale", 0))
     return bool(find_early_stops(EvalConfig(**saved), target_streak=streak, stale_evaluations=stale))
-
-
-def _evaluations(number: int) -> str:
-    return "1 evaluation" if number == 1 else f"{number:,} evaluations"
 
 
 def _usage_failure(what: str, value: str, fix: str) -> Failure:

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from entrypoint import ExitCode, Failure, has_variable, shell_command
+from entrypoint import ExitCode, Failure, has_variable, list_some, shell_command
 from train import files, plugin
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
@@ -727,6 +727,4 @@ def _describe_classes(classes: Sequence[str], others: Sequence[str]) -> str:
 
 
 def _join_class_names(classes: Sequence[str]) -> str:
-    return ", ".join(map(shorten_name, classes[:MAX_LISTED_CLASSES])) + (
-        f" and {len(classes) - MAX_LISTED_CLASSES:,} more" if len(classes) > MAX_LISTED_CLASSES else ""
-    )
+    return list_some(classes, MAX_LISTED_CLASSES, shorten_name)

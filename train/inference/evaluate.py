@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from entrypoint import ExitCode, Failure, Heartbeat, World, print_message, shell_command
+from entrypoint import ExitCode, Failure, Heartbeat, World, list_some, print_message, shell_command
 from train import files
 from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
@@ -329,8 +329,9 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
     model = model_registry.build_model(model_config, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     if differences := _state_dict_differences(model.state_dict(), weights.tensors):
         expected = f"{len(sets.classes)} classes, pictures of {list(sets.shape.input)}"
-        mismatch = "; ".join(differences[:3])
-        raise _model_mismatch_failure("the checkpoint", mismatch, f"a network for the data: {expected}")
+        raise _model_mismatch_failure(
+            "the checkpoint", list_some(differences, separator="; "), f"a network for the data: {expected}"
+        )
     model.load_state_dict(dict(weights.tensors))
     if sets.evaluated_shape != sets.shape:
         model_registry.refuse_other_size(model, model_config, len(sets.classes), sets.evaluated_shape)

@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train import files
 from train.data.augment import undo_normalization
 from train.data.preprocessing import Preprocessing
@@ -62,7 +62,7 @@ def prepare_folder(folder: Path) -> None:
     if folder.is_dir() and (names := sorted(os.listdir(folder))):
         raise Failure(
             f"{EXPLAIN_OPTION} writes into a new folder, and {folder} holds files",
-            found=", ".join(map(files.one_line, names[:3])),
+            found=list_some(names, describe=files.one_line),
             fix=f"write {EXPLAIN_OPTION} DIR, a folder that does not exist yet or is empty",
             code=ExitCode.OUTPUT,
         )

@@ -22,7 +22,7 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from entrypoint import ExitCode, Failure, dump_json, file_writer
+from entrypoint import ExitCode, Failure, dump_json, file_writer, list_some
 from train import file_lock, files
 from train import files as file_io
 from train.checkpoint import manifest
@@ -393,7 +393,7 @@ def refuse_nonempty_folder(folder: Path) -> None:
         ours = {path.name for path in (*_left_folders(folder), *folder.glob(f"{LOCK_NAME}.*"))}
         names = sorted({*os.listdir(folder)} - ours) if os.path.isdir(folder) else []
     if names:
-        raise _nonempty_failure(folder, f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")
+        raise _nonempty_failure(folder, f"it holds {list_some(names, 3)}")
 
 
 def _left_folders(folder: Path) -> list[Path]:

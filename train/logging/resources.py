@@ -181,8 +181,6 @@ def usage_rows(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) ->
         "GPU use": _format_gpu_use(ranks),
         "GPU memory": _format_gpu_memory(ranks),
         "energy": _format_energy(totals, images, every_s),
-    }
-    rows |= {
         "throttled": _format_throttling(ranks),
         "CPU use": _format_cpu_use(totals),
         "memory": _format_memory(ranks),

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, count_of, list_some
 from train import plugin
 from train.checkpoint import format
 from train.config.schema import ModelConfig
@@ -105,7 +105,7 @@ def train_forward_error(net: nn.Module, shape: Shape, classes: int, samples: int
 
 def output_error(output: object, classes: int, samples: int = TRIAL_BATCH_SIZE) -> str | None:
     """Why `output` is not the scores [samples, classes] of a batch; None if it is."""
-    batch = "1 sample" if samples == 1 else f"{samples} samples"
+    batch = count_of(samples, "sample")
     if not isinstance(output, Tensor):
         return f"for {batch} it gives a {type(output).__name__}"
     if tuple(output.shape) != (samples, classes):
@@ -189,7 +189,6 @@ def _module_contents(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, 
 MODEL_NAME_KEY = "model.name"
 # torch's layers that compute differently in training mode. Layers of other packages may do so too.
 MODE_DEPENDENT_LAYERS: Final = (_NormBase, _DropoutNd, nn.MultiheadAttention, nn.RNNBase)
-MAX_LISTED_MODULES: Final = 3  # names in one line
 TrialFunction = Callable[[nn.Module, Shape, int], str | None]
 TRIALS: Final[Mapping[TrialFunction, str]] = {
     eval_forward_error: "",
@@ -260,11 +259,9 @@ def eval_mode_notes(net: nn.Module) -> tuple[str, ...]:
     ]
     if not in_eval_mode:
         return ()
-    more = ", ..." if len(in_eval_mode) > MAX_LISTED_MODULES else ""
-    named = ", ".join(in_eval_mode[:MAX_LISTED_MODULES]) + more
     return (
-        f"{len(in_eval_mode)} of the network's modules ({named}) are in evaluation mode, "
-        "as the factory gives them, and stay so: no dropout there, and no new BatchNorm statistics; "
+        f"{len(in_eval_mode)} of the network's modules ({list_some(in_eval_mode)}) are in "
+        "evaluation mode, as the factory gives them, and stay so: no dropout there, and no new BatchNorm statistics; "
         "call .train() in the factory unless that is meant",
     )
 

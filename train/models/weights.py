@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train import files
 from train.checkpoint import format, manifest, store
 from train.checkpoint.format import CommittedCheckpoint
@@ -195,24 +195,25 @@ def _without_prefix(tensors: Mapping[str, Tensor], own: Collection[str]) -> tupl
 
 def _no_state_dict_failure(path: Path, content: str) -> Failure:
     fix = "save model.state_dict(), alone or under the key state_dict"
-    return _weights_failure(f"{WEIGHTS_KEY} {path} holds no state dict", content, fix, ExitCode.DATA)
+    return _weights_failure(f"{WEIGHTS_KEY} {path} holds no state dict", content, fix)
 
 
 def _damaged_file_failure(path: Path, error: BaseException) -> Failure:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return _weights_failure(
-        f"{WEIGHTS_KEY} {path} is damaged, or no such file", reason, "copy it again from its source", ExitCode.DATA
+        f"{WEIGHTS_KEY} {path} is damaged, or no such file", reason, "copy it again from its source"
     )
 
 
-def _weights_failure(what: str, problem: str | None, fix: str, code: ExitCode, expected: str | None = None) -> Failure:
+def _weights_failure(
+    what: str, problem: str | None, fix: str, code: ExitCode = ExitCode.DATA, expected: str | None = None
+) -> Failure:
     return Failure(what, found=problem, expected=expected, fix=fix, code=code)
 
 
 STATE_FILES: Final = tuple(f"{above}{store.STATE_FILE}" for above in ("checkpoints/step-*/", "step-*/", ""))
 STEM_WEIGHT: Final = "conv1.weight"  # of torchvision's ResNets
 STEM_KERNELS: Final[Mapping[tuple[int, ...] | None, bool]] = {(7, 7): False, (3, 3): True}  # small_stem by kernel
-MAX_LISTED_TENSORS: Final = 3  # tensors named in one message
 BATCHNORM_COUNTER: Final = "num_batches_tracked"  # files from before torch 0.4.1 lack it
 AUXILIARY_HEADS: Final = ("AuxLogits.", "aux1.", "aux2.")  # of Inception and GoogLeNet; not trained here
 # Published DenseNets have the names norm.1 for torchvision's norm1.
@@ -303,7 +304,7 @@ def _refuse_misfit(
     ]
     if problems := "; ".join(part for part in parts if part):
         fix = f"set model.name={other_model}" if other_model else _mismatch_fix(shapes, own, loaded)
-        raise _bad_weights_failure(f"the weights in {path} do not fit this model", problems, fix)
+        raise _weights_failure(f"the weights in {path} do not fit this model", problems, fix)
 
 
 def _is_compatible(ours: Tensor, theirs: Tensor) -> bool:
@@ -315,7 +316,7 @@ def _refuse_not_finite(path: str, tensors: Mapping[str, Tensor]) -> None:
     bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
     if bad:
         fix = "take weights from before their training diverged"
-        raise _bad_weights_failure(
+        raise _weights_failure(
             f"the weights in {path} hold NaN or infinite numbers", _list_names(f"{len(bad)} tensors", bad), fix
         )
 
@@ -347,12 +348,7 @@ def _describe_shapes(name: str, own: Mapping[str, Tensor], loaded: Mapping[str, 
 
 
 def _list_names(count: str, names: list[str]) -> str:
-    more = ", ..." if len(names) > MAX_LISTED_TENSORS else ""
-    return f"{count}: {', '.join(names[:MAX_LISTED_TENSORS])}{more}" if names else ""
-
-
-def _bad_weights_failure(what: str, problem: str, fix: str) -> Failure:
-    return Failure(what, found=problem, fix=fix, code=ExitCode.DATA)
+    return f"{count}: {list_some(names)}" if names else ""
 
 
 def fit_preprocessing(config: RunConfig, checkpoints: Path | None = None) -> DataConfig:

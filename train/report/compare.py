@@ -12,6 +12,7 @@ from itertools import takewhile
 from statistics import median
 from typing import Any, Final
 
+from entrypoint import list_some
 from train.config import resume_rules
 from train.config.schema import RunConfig
 from train.data import registry
@@ -91,7 +92,6 @@ DIFFERENCE_HINTS: Final = {
     THREADS_PER_RANK: " Fewer ranks have more cores each; start all with OMP_NUM_THREADS=1 to compare like with like."
 }
 IDENTITY_KEYS: Final = {"commit": "git", "hosts": "hosts", "launcher": "launcher"}
-MAX_NAMED_CLASSES: Final = 5
 WORLD_KEYS: Final = ("world_size", "num_nodes", "local_world_size")
 MAX_COLUMNS: Final = 6  # of differing keys, side by side on paper
 
@@ -125,12 +125,7 @@ def _class_differences(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
     names = [run.confusion.classes if run.confusion else None for run in runs]
     if len({*names} - {None}) < 2:
         return {}
-    return {"classes": [NOT_RECORDED if classes is None else _format_class_names(classes) for classes in names]}
-
-
-def _format_class_names(names: Sequence[str]) -> str:
-    more = f", and {len(names) - MAX_NAMED_CLASSES} more" if len(names) > MAX_NAMED_CLASSES else ""
-    return ", ".join(names[:MAX_NAMED_CLASSES]) + more
+    return {"classes": [NOT_RECORDED if classes is None else list_some(classes) for classes in names]}
 
 
 def incomparable_caution(runs: Sequence[RecordedRun], differences: RunDifferences) -> Paragraph:

@@ -15,7 +15,7 @@ from stat import S_ISREG
 from statistics import fmean, median, stdev
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, file_writer, shell_command
+from entrypoint import ExitCode, Failure, file_writer, list_some, shell_command
 from train import files as file_io
 from train.config import schema
 from train.metrics import NOT_MEASURED, Metric
@@ -91,7 +91,7 @@ def _earlier_pictures(folder: Path, names: set[str], *, own: bool) -> set[str]:
     if others := existing if own else existing & names:
         raise Failure(
             f"{folder} holds files that are no report",
-            found=", ".join(sorted(others)[:5]),
+            found=list_some(sorted(others)),
             fix="write `--output DIR`, an empty folder",
             code=ExitCode.OUTPUT,
         )

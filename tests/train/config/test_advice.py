@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from entrypoint import Failure
+from train import names
 from train.config import load
 from train.config.schema import RunConfig
 
@@ -69,7 +70,7 @@ def test_a_wrong_value_is_not_replaced_by_another_meaning(kind: Any, value: Any,
 
 
 def test_case_does_not_hide_the_nearest_name() -> None:
-    assert load.nearest_name("ResNet18", ["small_cnn", "resnet18"]) == "resnet18"
+    assert names.nearest_name("ResNet18", ["small_cnn", "resnet18"]) == "resnet18"
 
 
 @pytest.mark.parametrize(("key", "ours"), load.KEYS_OF_OTHER_TOOLS.items(), ids=load.KEYS_OF_OTHER_TOOLS)

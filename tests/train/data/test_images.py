@@ -178,7 +178,7 @@ def test_many_kinds_of_files_make_no_long_line(tmp_path: Path) -> None:
     note = folder.scan_image_folder(
         make(tmp_path, "cat/1.jpg", "dog/1.jpg", *(f"cat/x.e{i}" for i in range(300)))
     ).note()
-    assert note == "300 files are not read: .e0 (1), .e1 (1), .e10 (1), .e100 (1), .e101 (1) and 295 more endings"
+    assert note == "300 files are not read: .e0 (1), .e1 (1), .e10 (1), .e100 (1), .e101 (1) and 295 more"
 
 
 def test_an_ending_that_is_none_for_people_is_not_shown(tmp_path: Path) -> None:

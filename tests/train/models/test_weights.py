@@ -113,7 +113,7 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[dict[str, Tensor]], None], str]] 
     "one missing": ({}, edited(conv1__weight=None), "1 missing: conv1.weight"),
     "its head missing": ({}, edited(fc__weight=None, fc__bias=None), "2 missing: fc.weight, fc.bias"),
     "one unknown": ({}, edited(extra=torch.clone), "1 unknown: extra"),
-    "another network": ({}, lambda named: named.clear(), "102 missing: conv1.weight, bn1.weight, bn1.bias, ..."),
+    "another network": ({}, lambda named: named.clear(), "102 missing: conv1.weight, bn1.weight, bn1.bias, "),
     "another shape": ({}, edited(bn1__bias=lambda t: t[:9]), "1 of another shape: bn1.bias ([64] here, [9] there)"),
     "whole numbers": ({}, edited(bn1__bias=lambda t: t.int()), "1 of another kind: bn1.bias (torch.int32)"),
     "complex numbers": ({}, edited(bn1__bias=lambda t: t.to(torch.complex64)), "bn1.bias (torch.complex64)"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from entrypoint import list_some
 from train.config.batches import SplitCounts, count_splits
 from train.config.schema import DataConfig
 from train.data import class_folders, split_checks
@@ -18,8 +19,6 @@ from train.files import shorten_name
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
     from train.distributed.shared_memory import HostRanks
-
-MAX_LISTED_CLASSES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +38,7 @@ class ImageFolderSummary:
 
     def row(self) -> str:
         """The number of images and classes, for messages."""
-        names = ", ".join(map(shorten_name, self.classes[:MAX_LISTED_CLASSES])) + (
-            ", ..." if len(self.classes) > MAX_LISTED_CLASSES else ""
-        )
+        names = list_some(self.classes, describe=shorten_name)
         count = self.training + self.validation + self.test
         images = f"{count:,} images in {len(self.classes):,} classes ({names})"
         sizes = f"{self.training:,} for training, {self.validation:,} for validation"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from entrypoint import list_some
 from train.config.batches import SplitCounts, count_splits
 from train.config.schema import DataConfig
 from train.data import label_table
@@ -15,8 +16,6 @@ from train.tasks import CLASSIFICATION, TASKS
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
     from train.distributed.shared_memory import HostRanks
-
-MAX_LISTED_CLASSES: Final = 5
 
 
 def open_splits(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
@@ -53,9 +52,8 @@ def describe(data: DataConfig) -> DataSummary:
             read.task, read.classes, read.values[splits.training], read.values[splits.validation]
         )
     facts: dict[str, Any] = {"classes": [*read.classes], "training": counts.training, "held_out": counts.validation}
-    names = ", ".join(map(shorten_name, read.classes[:MAX_LISTED_CLASSES]))
-    more = ", ..." if len(read.classes) > MAX_LISTED_CLASSES else ""
-    named = f" ({names}{more})" if "{name}" not in TASKS[read.task].outputs else ""
+    names = list_some(read.classes, describe=shorten_name)
+    named = f" ({names})" if "{name}" not in TASKS[read.task].outputs else ""
     images = f"{len(rows):,} images, {TASKS[read.task].describe_outputs(read.classes)}{named}"
     return DataSummary(
         description=f"{data.name} ({data.root}), {data.image_size} pixels, {images}: {counts.training:,} for training, "
