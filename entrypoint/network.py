@@ -49,8 +49,9 @@ def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
                 raise _bind_failure(host, port, error) from error
         else:
             return listener
+    listened_on = "this host" if host in ("::", "0.0.0.0") else host  # on all its addresses
     raise Failure(
-        f"every port that this run may use on {host} is taken by another process",
+        f"every port that this run may use on {listened_on} is taken by another process",
         found="ports " + ", ".join(map(str, ports)),
         fix="set MASTER_PORT to a free port, or ENTRYPOINT_PORT_RANGE=LOW-HIGH to another range",
         code=ExitCode.PEER,

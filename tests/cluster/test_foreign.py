@@ -74,6 +74,6 @@ def test_a_port_that_another_process_holds_is_named_at_once(cluster: Cluster, wo
     (cluster.here(work) / "script.py").write_text(SCRIPT)
     script = TAKEN.format(run=RUN)
     ended = cluster.submit("-N2", "--ntasks-per-node=1", script=script, cwd=work).wait()
-    assert "ERROR[69] every port that this run may use on 10.77.0.11 is taken by another process" in ended.output
+    assert "ERROR[69] every port that this run may use on this host is taken by another process" in ended.output
     assert "fix: set MASTER_PORT to a free port" in ended.output
     assert ended.state == "FAILED"
