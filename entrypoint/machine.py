@@ -1,8 +1,7 @@
 """`read_machine` reads this machine's cores, GPUs, container and parent job once.
 
 This is the only module that reads /proc, NVML, control groups and the container's marker files for
-a plan. It uses neither psutil nor pathlib: importing psutil takes longer than `python -c pass`, and
-`entrypoint show` may take four times as long as that.
+a plan.
 """
 
 from __future__ import annotations

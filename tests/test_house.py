@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from graphlib import TopologicalSorter
@@ -423,6 +424,24 @@ def test_a_command_in_a_fix_is_written_by_the_function_that_knows_how_it_was_typ
             right = {part for call in calls if ast.unparse(call.func) == "shell_command" for part in ast.walk(call)}
             texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and part not in right]
             wrong += [f"{name_of(path)}:{text.lineno}" for text in texts if COMMAND.search(str(text.value))]
+    assert wrong == []
+
+
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when the module is imported: all but the insides of functions."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.Lambda):
+            yield child
+            yield from at_import(child)
+
+
+def test_no_command_is_written_before_the_program_knows_how_it_was_typed() -> None:
+    wrong = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in MODULES
+        for node in at_import(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("shell_command", "pip_command")
+    ]
     assert wrong == []
 
 

@@ -28,9 +28,7 @@ ALL_RANKS_TIMEOUT_S = 60.0  # for the ranks, from importing torch to the last al
 PAIR_TIMEOUT_S = 30.0
 _GRACE_S = 15.0  # for the parent, in addition
 _FINDING_NAME = "all-reduce"
-_RUN_BY_HAND_FIX = "start it by hand to see all of it: " + shell_command(
-    "entrypoint run -- python -P -m train.distributed.allreduce_check"
-)
+_CHECK_COMMAND = "entrypoint run -- python -P -m train.distributed.allreduce_check"
 _TRANSPORT_FIX = "see the finding `fabric`, and launch/fabric for the settings of each network"
 _HANG_FIX = "NCCL_P2P_DISABLE=1 takes another way; for good: switch off IOMMU or ACS in the BIOS"
 
@@ -106,15 +104,16 @@ def launch_allreduce(words: Sequence[str], environ: Mapping[str, str], limit_s: 
 def allreduce_findings(outcome: LaunchResult, plan: Plan) -> list[Finding]:
     """The finding that describes how the ranks ended."""
     what, fix = parse_error_block(outcome)
+    run_by_hand = f"start it by hand to see all of it: {shell_command(_CHECK_COMMAND)}"
     if outcome.hung:
-        hang_fix = _HANG_FIX if plan.device == "cuda" else _RUN_BY_HAND_FIX
+        hang_fix = _HANG_FIX if plan.device == "cuda" else run_by_hand
         return [fail(_FINDING_NAME, what or "the ranks were not done in time", hang_fix)]
     if outcome.code:
         return [
             fail(
                 _FINDING_NAME,
                 what or f"the ranks ended with {outcome.code}: {_last_line(outcome.text)}",
-                fix or _RUN_BY_HAND_FIX,
+                fix or run_by_hand,
             )
         ]
     if outcome.result is None:

@@ -53,6 +53,7 @@ class DeviceErrorKind:
 
     Attributes:
         messages: parts of CUDA's messages.
+        fix: with {host}, and {doctor} and {check} for two commands as they were typed.
         show_line: whether the user's code may be the cause, so that its line is shown.
     """
 
@@ -108,7 +109,7 @@ DEVICE_ERROR_KINDS: Final = (
             "forward compatibility was attempted",
         ),
         what="its driver does not run this image's CUDA",
-        fix=f"{shell_command('entrypoint doctor')} names the image that runs with this driver (docs/image.md); or ask "
+        fix="{doctor} names the image that runs with this driver (docs/image.md); or ask "
         "the administrator for a newer one",
         code=ExitCode.IMAGE_MISMATCH,
     ),
@@ -129,13 +130,12 @@ DEVICE_ERROR_KINDS: Final = (
             "MPS server",
         ),
         what="CUDA does not run on it",
-        fix=f"{shell_command('entrypoint doctor')} starts CUDA, and has a fix for each of its errors; "
-        + EXCLUDE_NODE_FIX,
+        fix="{doctor} starts CUDA, and has a fix for each of its errors; " + EXCLUDE_NODE_FIX,
     ),
     DeviceErrorKind(
         messages=("device-side assert triggered",),
         what="an index was out of range there (a device-side assert)",
-        fix=f"labels must be 0 to classes - 1 ({shell_command('train data check', same_config=True)}); in a model "
+        fix="labels must be 0 to classes - 1 ({check}); in a model "
         "or data of your own look at indexes, embeddings and outputs: with CUDA_LAUNCH_BLOCKING=1 the line that is "
         "named is where it failed",
         code=ExitCode.DATA,
@@ -172,7 +172,11 @@ def failure_from_error(error: BaseException, index: int | None = None) -> Failur
     return Failure(
         f"{describe_gpu(index)}: {error_kind.what}",
         found=summarize_error(error) + (_last_user_line(error) if error_kind.show_line else ""),
-        fix=error_kind.fix.format(host=socket.gethostname()),
+        fix=error_kind.fix.format(
+            host=socket.gethostname(),
+            doctor=shell_command("entrypoint doctor"),
+            check=shell_command("train data check", same_config=True),
+        ),
         code=error_kind.code,
     )
 
