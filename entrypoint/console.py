@@ -69,9 +69,9 @@ def list_some(items: Sequence[Any], most: int = 5, describe: Callable[[Any], str
     return separator.join(map(describe, items[:most])) + more
 
 
-def count_of(number: int, noun: str) -> str:
-    """1 image; or 2,000 images."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+def pluralize(number: int, noun: str) -> str:
+    """1 rank, 2,000 ranks, 3 classes."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
 
 
 def dump_json(value: object, **options: Any) -> PrintableText:

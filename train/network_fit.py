@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from entrypoint import ExitCode, Failure, count_of
+from entrypoint import ExitCode, Failure, pluralize
 from train.config import schema
 from train.config.batches import BatchSizes, nearest_divisors
 from train.config.schema import ModelConfig, RunConfig
@@ -110,7 +110,7 @@ def _refuse_small_micro_batch(
     micro = nearest_divisors(per_rank, least)[-1]
     fits = f"train.micro_batch_size={micro}" if micro >= least else f"train.global_batch_size={least * batches.world}"
     raise Failure(
-        f"{config.model.name} cannot train on a micro batch of {count_of(samples, 'sample')}",
+        f"{config.model.name} cannot train on a micro batch of {pluralize(samples, 'sample')}",
         found=next(filter(None, problems)),
         expected="more samples: BatchNorm needs at least two values for each channel" if samples == 1 else None,
         fix=f"set {fits}, or take another model",

@@ -16,10 +16,10 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from entrypoint import Heartbeat, file_writer, join_lines
+from entrypoint import Heartbeat, file_writer, join_lines, pluralize
 from train import files
 from train.distributed.runtime import Runtime
-from train.logging.progress import format_duration, pluralize
+from train.logging.progress import format_duration
 from train.logging.running_mean import TrainingStopwatch
 
 COLUMN_HEADERS: Final = ("calls", "CPU ms", "GPU ms", "share")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from entrypoint import TRACE_SIGNAL, ExitCode, gauges, join_lines, preload_mapped_files, shell_command
+from entrypoint import TRACE_SIGNAL, ExitCode, gauges, join_lines, pluralize, preload_mapped_files, shell_command
 from train import files
 from train.batch_size import MicroBatchCache
 from train.build import build_trainer
@@ -26,7 +26,7 @@ from train.distributed.device import describe_precision
 from train.distributed.runtime import Runtime
 from train.evaluation.advice import advise
 from train.evaluation.results import describe_best
-from train.logging.progress import Progress, format_rows, format_summary, pluralize
+from train.logging.progress import Progress, format_rows, format_summary
 from train.logging.trackers import load_tracker_classes, start_trackers
 from train.models import registry
 from train.optim.schedule import describe_schedule

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from entrypoint import Failure, Heartbeat
+from entrypoint import Failure, Heartbeat, pluralize
 from train import compilation, files, rng
 from train.batch_size import MicroBatchFit
 from train.checkpoint import format, store
@@ -48,7 +48,7 @@ from train.evaluation.scores import Counter
 from train.fault_injection import FaultInjector
 from train.logging import running_mean
 from train.logging.metrics_logger import MetricsLogger
-from train.logging.progress import EpochStats, EpochStatsCounter, Progress, pluralize
+from train.logging.progress import EpochStats, EpochStatsCounter, Progress
 from train.logging.resources import UsageRecorder
 from train.logging.running_mean import AveragedValue, MicroBatchValues, RunningMean, StepMetrics, TrainingStopwatch
 from train.loss_monitor import (

@@ -15,14 +15,13 @@ from images import write_classes
 from jobs import ALONE, TINY, after, built, forget_accelerate
 from made_up_usage import rank, row
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, pluralize
 from train import build, compilation, files, session
 from train.config import environment, load
 from train.config.environment import CallerVariables
 from train.config.load import keep_last_overrides
 from train.data import folder_listing
 from train.evaluation import results
-from train.logging import progress
 from train.logging.resources import UsageRecorder
 from train.rank_context import RankContext
 from train.run import exit_file, lock, record
@@ -242,7 +241,7 @@ def test_a_run_leaves_its_record(tmp_path: Path) -> None:
     assert (found["hosts"], found["launcher"]) == (["node01", "node02"], "local")
     came_to = {"precision": "fp32", "micro_batch_size": 8, "training_images": 64, "loader": "memory"}
     assert came_to.items() <= found["training"].items()
-    assert found["training"]["device"] == f"CPU, {progress.pluralize(torch.get_num_threads(), 'thread')} per rank"
+    assert found["training"]["device"] == f"CPU, {pluralize(torch.get_num_threads(), 'thread')} per rank"
     assert load.load_config(str(tmp_path / "run" / "config.yaml")).train.epochs == 2
     assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=0, step=8, cause="finished")
 

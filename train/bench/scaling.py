@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, make_plan, num_usable_cores
+from entrypoint import ExitCode, Failure, make_plan, num_usable_cores, pluralize
 from train.bench import training
 from train.bench.measurements import Measurement, Row, Series, Target, reported_row
 from train.bench.processes import BenchOptions, parse_counts
 from train.bench.training import ENDLESS_SETTINGS, Speed, TimedTraining, Workload
 from train.config import load
 from train.config.batches import nearest_multiples
-from train.logging.progress import pluralize
 
 STRONG, WEAK = "strong", "weak"
 MODES: Final = (STRONG, WEAK)

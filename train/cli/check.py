@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, Plan, join_lines, print_message
+from entrypoint import ExitCode, Failure, Plan, join_lines, pluralize, print_message
 from train import file_lock, files, plugin
 from train.checkpoint import store
 from train.checkpoint.manifest import DamagedCheckpointError
@@ -33,7 +33,7 @@ from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
 from train.evaluation.results import EvaluationResult, read_final_score
-from train.logging.progress import format_rows, pluralize
+from train.logging.progress import format_rows
 from train.names import look_alike_warnings
 from train.optim import schedule
 from train.run import deadline, folder, lock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from entrypoint import ExitCode, Failure, count_of
+from entrypoint import ExitCode, Failure, pluralize
 from train.config import schema
 from train.config.schema import DataConfig
 
@@ -34,7 +34,7 @@ class BatchSizes:
     hint: str = ""
 
     def __str__(self) -> str:
-        ranks = count_of(self.world, "rank")
+        ranks = pluralize(self.world, "rank")
         notes = "".join(f" ({note})" for note in (self.why, self.hint) if note)
         return f"{self.global_} = {self.micro} micro x {self.accumulation} accumulation x {ranks}{notes}"
 

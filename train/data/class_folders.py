@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from entrypoint import ExitCode, Failure, count_of, list_some
+from entrypoint import ExitCode, Failure, list_some, pluralize
 from train.files import did_you_mean, one_line
 from train.names import describe_look_alikes, normalize_name, other_form_fix
 
@@ -559,8 +559,8 @@ def missing_validation_warnings(
     fix = "fix: more images of them, or a larger data.val_fraction"
     if len(missed) == 1:
         return (
-            f"class {missed[0][0]} has {count_of(missed[0][1], 'image')}: none is used for validation. "
+            f"class {missed[0][0]} has {pluralize(missed[0][1], 'image')}: none is used for validation. "
             + fix.replace("them", "it"),
         )
-    listed = list_some([f"{name} ({count_of(count, 'image')})" for name, count in missed], MAX_LISTED_CLASSES)
+    listed = list_some([f"{name} ({pluralize(count, 'image')})" for name, count in missed], MAX_LISTED_CLASSES)
     return (f"of {len(missed):,} classes no image is used for validation: {listed}. {fix}",)

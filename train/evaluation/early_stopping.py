@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from entrypoint import ExitCode, Failure, count_of
+from entrypoint import ExitCode, Failure, pluralize
 from train.config.batches import StepCounts, count_total_steps
 from train.config.schema import EvalConfig, RunConfig
 from train.evaluation import results
@@ -35,12 +35,12 @@ def find_early_stops(config: EvalConfig, *, target_streak: int, stale_evaluation
     stops = []
     if config.target is not None and target_streak >= config.patience:
         description = (
-            f"{config.metric} reached eval.target {config.target:g} in {count_of(config.patience, 'evaluation')}"
+            f"{config.metric} reached eval.target {config.target:g} in {pluralize(config.patience, 'evaluation')}"
         )
         stops.append(EarlyStop(description=description, override="eval.target=null"))
     if config.early_stop is not None and stale_evaluations >= config.early_stop:
         description = (
-            f"{config.metric} did not improve in {count_of(stale_evaluations, 'evaluation')} (eval.early_stop)"
+            f"{config.metric} did not improve in {pluralize(stale_evaluations, 'evaluation')} (eval.early_stop)"
         )
         stops.append(EarlyStop(description=description, override="eval.early_stop=null"))
     return tuple(stops)
@@ -101,7 +101,7 @@ def refuse_run_past_end(metadata: Mapping[str, Any], config: RunConfig, counted:
         return
     requested = {"epochs": current.epochs, "max_steps": current.max_steps}
     more = [f"train.{key}={'null' if old is None else old}" for key, old in saved.items() if requested[key] != old]
-    whose = count_of(current.epochs, "epoch") if counted.total == current.epochs * per_epoch else "train.max_steps"
+    whose = pluralize(current.epochs, "epoch") if counted.total == current.epochs * per_epoch else "train.max_steps"
     raise Failure(
         "this run is past the end that is asked for",
         found=f"step {step}, epoch {-(-step // per_epoch)}",

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from entrypoint import ExitCode, Failure, has_variable, list_some, shell_command
+from entrypoint import ExitCode, Failure, has_variable, list_some, pluralize, shell_command
 from train import files, plugin
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
@@ -28,7 +28,6 @@ from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSource
 from train.fields import FINITE, TEXTS, check_fields
 from train.files import shorten_name
-from train.logging import progress
 from train.names import describe_look_alikes, normalize_name
 from train.run import record
 from train.run.record import BEST_FILE
@@ -369,7 +368,7 @@ class DatasetFacts:
 
     def measured(self, *, split: EvaluatedSplit) -> str:
         """The evaluated images in words."""
-        count = f"{progress.pluralize(self.images, 'image')} of {self.location}"
+        count = f"{pluralize(self.images, 'image')} of {self.location}"
         sizes = {"validation": self.validation, "test": self.test}
         return f"all {count}" if split == "all" else f"the {sizes[split]:,} {split} images of {count}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final
 
-from entrypoint import join_lines
+from entrypoint import join_lines, pluralize
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
 from train.logging import progress
@@ -51,11 +51,11 @@ class EvaluationReport:
             "weights": f"of step {self.step}{f' ({self.standing})' if self.standing else ''}, "
             + WEIGHTS_DESCRIPTIONS[self.weights],
             "measured": self.measured,
-            "computed": f"by {progress.pluralize(self.world_size, 'rank')} on {self.device}, {self.precision}",
+            "computed": f"by {pluralize(self.world_size, 'rank')} on {self.device}, {self.precision}",
             "data": f"{self.data}: {outputs}, loader: {self.loader}",
         }
         if self.left_out:
-            facts["left out"] = f"{progress.pluralize(self.left_out, 'image')} that cannot be read"
+            facts["left out"] = f"{pluralize(self.left_out, 'image')} that cannot be read"
         metric_rows = results.metric_rows(self.result, self.classes, "image" if self.all else f"{self.split} image")
         if self.confusion is None or len(self.classes) > results.MAX_TABLE_CLASSES:
             return progress.format_rows(facts | metric_rows)

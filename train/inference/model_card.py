@@ -13,7 +13,7 @@ from typing import Any, Final
 import yaml
 from torch import Tensor
 
-from entrypoint import Failure, redact_words
+from entrypoint import Failure, pluralize, redact_words
 from train.config import checks, resume_rules, schema
 from train.config.schema import RunConfig
 from train.data import decode, registry
@@ -24,7 +24,6 @@ from train.inference import checkpoints, evaluate, inputs
 from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.inputs import InputSpec
 from train.inference.model_code import ModelCode, path_literal
-from train.logging.progress import pluralize
 from train.metrics import METRICS, metrics_of
 from train.optim import schedule
 from train.report.document import DescriptionList, Paragraph, Report, Section, Table, render_markdown

@@ -17,7 +17,7 @@ from typing import Any, Final, TextIO
 
 from tqdm import tqdm
 
-from entrypoint import PrintableText, to_printable
+from entrypoint import PrintableText, pluralize, to_printable
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
 
@@ -124,11 +124,6 @@ MIN_BAR_COLUMNS: Final = 6  # the minimum width of the bar itself
 def format_rows(facts: Mapping[str, object]) -> PrintableText:
     """One fact per line, names aligned."""
     return PrintableText("\n".join(f"{to_printable(name):<14} {to_printable(value)}" for name, value in facts.items()))
-
-
-def pluralize(number: int, noun: str) -> str:
-    """1 rank, 2 ranks, 3 classes."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
 
 
 def format_duration(seconds: float) -> str:

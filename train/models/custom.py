@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from entrypoint import ExitCode, Failure, count_of, list_some
+from entrypoint import ExitCode, Failure, list_some, pluralize
 from train import plugin
 from train.checkpoint import format
 from train.config.schema import ModelConfig
@@ -105,7 +105,7 @@ def train_forward_error(net: nn.Module, shape: Shape, classes: int, samples: int
 
 def output_error(output: object, classes: int, samples: int = TRIAL_BATCH_SIZE) -> str | None:
     """Why `output` is not the scores [samples, classes] of a batch; None if it is."""
-    batch = count_of(samples, "sample")
+    batch = pluralize(samples, "sample")
     if not isinstance(output, Tensor):
         return f"for {batch} it gives a {type(output).__name__}"
     if tuple(output.shape) != (samples, classes):

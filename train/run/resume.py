@@ -11,7 +11,7 @@ from typing import Any, Final
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, pluralize
 from train import files, plugin
 from train.checkpoint import format, store
 from train.config import checks, resume_rules
@@ -20,7 +20,6 @@ from train.config.schema import RunConfig
 from train.distributed.device import describe_arithmetic
 from train.distributed.runtime import Runtime
 from train.evaluation import early_stopping
-from train.logging.progress import pluralize
 from train.run import record
 from train.state import TrainState
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint import pluralize
 from train.evaluation.results import EvaluationResult
-from train.logging.progress import EpochStats, Progress, format_duration, format_rows, format_summary, pluralize
+from train.logging.progress import EpochStats, Progress, format_duration, format_rows, format_summary
 
 RESULT = EvaluationResult.from_json({"accuracy": 0.9512, "loss": 0.1234, "samples": 2000})
 
