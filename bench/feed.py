@@ -77,7 +77,7 @@ def make_batches(
     loader = open_loader(splits, data, seed=0, device=torch.device("cpu"), cores=cores)
     sizes, samples = compute_batch_sizes(batch, batch, 1), len(splits.training.labels)
     steps = count_steps(sizes, samples, epochs=MANY_EPOCHS, max_steps=None)
-    order = shard_order.draw_orders(splits.training, config)
+    order = shard_order.draw_orders(splits.training.runs(), config)
     sampler = BatchSampler(batches=sizes, steps=steps, samples=samples, rank=0, seed=0, shard_order=order)
     return loader.train(sampler.micro_batches(0))
 

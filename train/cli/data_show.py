@@ -69,7 +69,7 @@ def first_samples(config: RunConfig) -> list[tuple[Tensor, str]]:
         seed=config.run.seed,
         labels=statistics.labels_to_balance(config.data, splits),
         repeats=config.data.repeats,
-        shard_order=shard_order.draw_orders(splits.training, config),
+        shard_order=shard_order.draw_orders(splits.training.runs(), config),
     )
 
     def each() -> Iterator[tuple[Tensor, str]]:

@@ -37,7 +37,7 @@ from train.data.array_labels import (
     describe_tensor,
 )
 from train.data.shape import Shape, height_and_width
-from train.data.splits import DataSplits
+from train.data.splits import DataSplits, SampleSource
 from train.files import format_bytes
 
 # First byte of a zip archive, of one array, and of a pickle, which is then refused as a pickle.
@@ -45,6 +45,7 @@ FIRST_BYTES: Final = (b"P", b"\x93", b"\x80")
 ZIP_LOCAL_HEADER: Final = struct.Struct("<26xHH")  # ends with the lengths of the name and of the extra field
 READ_CHUNK_BYTES: Final = 2**20
 MIN_IMAGE_AXES: Final = 3  # labels have fewer axes; they are read, not mapped
+NUM_HASHED_SAMPLES: Final = 64
 MIN_REPORTED_BYTES: Final = 2**28  # of memory of each rank
 ArraySelector = Callable[[Iterable[str]], list[str]]
 
@@ -125,7 +126,7 @@ SampleIndices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class ArraySource:
+class ArraySource(SampleSource):
     """Some rows of an array. Forked workers share its memory; only the rows that are read are copied.
 
     pixels: uint8 or float [N, *size, channels], any strides. rows: int64 [count], which of the N. labels: as
@@ -150,6 +151,15 @@ class ArraySource:
             taken = taken.float()
             self._refuse_not_finite(taken, rows)
         return taken if self.size is None else resize_images(taken, self.size)
+
+    def names(self, samples: SampleIndices) -> list[str]:
+        return [str(row) for row in self.rows[torch.from_numpy(samples)].tolist()]
+
+    def content(self, root: str) -> Iterator[memoryview]:
+        """A few samples: arrays in another order may have the same labels."""
+        if len(self.rows):
+            few = self.rows[torch.linspace(0, len(self.rows) - 1, NUM_HASHED_SAMPLES).long()]
+            yield self.pixels[few].contiguous().view(torch.uint8).numpy().data
 
     def _refuse_not_finite(self, taken: Tensor, rows: Tensor) -> None:
         finite = taken.flatten(1).isfinite().all(dim=1)

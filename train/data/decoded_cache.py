@@ -29,8 +29,7 @@ from entrypoint import ExitCode, Failure, Heartbeat, file_writer, num_usable_cor
 from train import file_lock, files
 from train.config.schema import DataConfig
 from train.data import decode, path_list, registry
-from train.data.image_folder import ImageFileSource
-from train.data.splits import DataSplits, SampleIndices
+from train.data.splits import DataSplits, ImageFileSource, SampleIndices, SampleSource
 from train.distributed.shared_memory import HostRanks
 from train.files import os_error_failure
 
@@ -216,7 +215,7 @@ STAT_THREADS: Final = 16  # a file server answers many requests at once
 
 
 @dataclass(frozen=True, slots=True)
-class CachedSource:
+class CachedSource(SampleSource):
     """Image files whose pixels are in a cache. rows: int64 [count], their rows in the cache."""
 
     files: ImageFileSource
@@ -229,8 +228,7 @@ class CachedSource:
         return self.files.labels
 
     @property
-    def paths(self) -> Sequence[str]:
-        """The paths of the files."""
+    def file_names(self) -> Sequence[str]:
         return self.files.paths
 
     def read(self, samples: SampleIndices) -> Tensor:
@@ -256,20 +254,24 @@ def use_cache(splits: DataSplits, data: DataConfig, host: HostRanks, pulse: Hear
         Failure: USAGE for a cache inside data.root; OUTPUT, IO or SECURITY for its folder, also if another user's
             cache is not readable; the failures of reading the files, except for broken images.
     """
-    if data.cache is None or isinstance(splits.validation, CachedSource):
+    if data.cache is None:
         return splits
-    if not (isinstance(splits.training, ImageFileSource) and isinstance(splits.validation, ImageFileSource)):
+    training, validation = splits.training.image_files(), splits.validation.image_files()
+    if training is None or validation is None:
         return replace(
             splits, notes=(*splits.notes, "data.cache does nothing here: only image files are decoded into it")
         )
     registry.refuse_unusable_cache(data, writes=False)
-    files, rows = combine_files(splits.training, splits.validation)
+    files, rows = combine_files(training, validation)
     name = host.first(lambda: cache_key(files, data, pulse))
     cache = _open_or_fill(Path(data.cache) / f"{name}.pixels", files, pulse)
-    count = len(splits.training.labels)
-    training = CachedSource(splits.training, rows[:count], cache)
-    validation = CachedSource(splits.validation, rows[count:], cache)
-    return replace(splits, training=training, validation=validation, notes=(*splits.notes, f"data.cache: {cache.path}"))
+    count = len(training.labels)
+    return replace(
+        splits,
+        training=CachedSource(training, rows[:count], cache),
+        validation=CachedSource(validation, rows[count:], cache),
+        notes=(*splits.notes, f"data.cache: {cache.path}"),
+    )
 
 
 def combine_files(training: ImageFileSource, validation: ImageFileSource) -> tuple[ImageFileSource, SampleIndices]:

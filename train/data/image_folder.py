@@ -19,7 +19,6 @@ from torch import Tensor
 
 from train.config.schema import DataConfig
 from train.data import class_folders, grouping, path_list
-from train.data.encoded_images import EncodedImageSource
 from train.data.folder_listing import ListingCache
 from train.data.labels import missing_validation_warnings
 from train.data.partition import partition_samples
@@ -27,21 +26,12 @@ from train.data.path_list import PackedPaths
 from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.data.split_checks import find_layout, refuse_wrong_class_count
-from train.data.splits import DataSplits
+from train.data.splits import DataSplits, ImageFileSource
 from train.distributed.shared_memory import HostRanks
 from train.tasks import CLASSIFICATION
 
 SampleIndices = npt.NDArray[np.int64]
 NO_CACHE: Final = ListingCache()
-
-
-@dataclass(frozen=True, slots=True)
-class ImageFileSource(EncodedImageSource):
-    """Image files and their classes. paths: `PackedPaths`, or any sequence from a user's factory."""
-
-    def image(self, sample: int) -> Path:
-        """The file of an image."""
-        return Path(str(self.paths[sample]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

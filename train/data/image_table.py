@@ -15,10 +15,10 @@ import torch
 
 from train.config.schema import DataConfig
 from train.data import grouping, image_folder, label_table, labels, path_list, split_checks
-from train.data.image_folder import ImageFileSource, ImageFolderSplits
+from train.data.image_folder import ImageFolderSplits
 from train.data.label_table import TEST, TRAINING, VALIDATION, LabelTable
 from train.data.partition import Partition, partition_samples
-from train.data.splits import DataSplits
+from train.data.splits import DataSplits, ImageFileSource
 from train.tasks import REGRESSION
 
 

@@ -136,15 +136,14 @@ def open_splits(data: DataConfig, host: HostRanks | None = None, cache_folder: P
     later start reads again; None: nothing is kept.
     """
     from train.data import decode  # Pillow
-    from train.data.encoded_images import EncodedImageSource  # torch
     from train.distributed.shared_memory import SINGLE_RANK
 
     source = find_source(data.name)
     splits = source.open(data, host or SINGLE_RANK, cache_folder)
     warnings = [*splits.warnings, *look_alike_warnings(splits.classes)]
-    if isinstance(splits.training, EncodedImageSource):
+    if (images := splits.training.encoded_images()) is not None:
         with ThreadPoolExecutor(1) as thread:  # which closes the shards that it opens
-            facts = thread.submit(decode.sample_facts, splits.training.image, len(splits.training.labels)).result()
+            facts = thread.submit(decode.sample_facts, images.image, len(images.labels)).result()
         warnings += decode.sample_warnings(facts, data.name if source.origin == "factory" else f"data.root {data.root}")
     return replace(splits, classes=tuple(map(normalize_name, splits.classes)), warnings=tuple(warnings))
 

@@ -23,31 +23,11 @@ from train.config import augmentations
 from train.config.checks import num_readers
 from train.config.schema import RunConfig
 from train.data.sampler import EpochOrder
-from train.data.shard_runs import Int64Array, RemainingEntries, ShardLayout
-from train.data.shards import ShardSource
-from train.data.splits import SampleSource
+from train.data.shard_runs import Int64Array, TrainingRuns
 
 WINDOW: Final = 8  # shards that a reader mixes
 # More parts would come closer to pairs by chance; but a rank of more than readers / MIXED_READERS reads runs of others.
 MIXED_READERS: Final = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainingRuns:
-    """The runs of the shards to train on.
-
-    starts: the first entry of each run, and the end of the last, int64 [runs + 1], mapped into memory. first_of_shard:
-    the first run of each shard, and the end, int64 [shards + 1]. images: those of the split.
-    """
-
-    starts: Int64Array
-    first_of_shard: Int64Array
-    images: RemainingEntries
-
-    def lengths(self, shard: int) -> Int64Array:
-        """How many images each run of a shard holds, int64 [runs]."""
-        first, end = self.first_of_shard[shard : shard + 2]
-        return np.diff(self.images.count_before(self.starts[first : end + 1]))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -150,24 +130,12 @@ def _reverse_bits(count: int) -> Int64Array:
     return numbers
 
 
-def draw_orders(training: SampleSource, config: RunConfig) -> Callable[[int], ShardOrder] | None:
-    """Draws the order of each epoch of tar shards; None for other samples."""
-    if not isinstance(training, ShardSource):
+def draw_orders(runs: TrainingRuns | None, config: RunConfig) -> Callable[[int], ShardOrder] | None:
+    """Draws the order of each epoch from the runs of tar shards; None for samples without runs."""
+    if runs is None:
         return None
-    runs = training_runs(training.paths.layout)
     readers, size, seed = num_readers(config), config.train.global_batch_size, config.run.seed
     mixes = bool(augmentations.stage_steps(config.data.augment, "batch"))
     return lambda epoch: ShardOrder.draw(
         runs, readers=readers, global_batch_size=size, seed=seed, epoch=epoch, mixes=mixes
-    )
-
-
-def training_runs(layout: ShardLayout) -> TrainingRuns:
-    """The runs of a training split, whose shards are the first ones of the index."""
-    images = layout.selection
-    assert isinstance(images, RemainingEntries)
-    shards = int(np.searchsorted(layout.shard_starts, images.count))
-    first_of_shard = np.searchsorted(layout.run_starts, layout.shard_starts[: shards + 1])
-    return TrainingRuns(
-        starts=layout.run_starts[: first_of_shard[-1] + 1], first_of_shard=first_of_shard, images=images
     )

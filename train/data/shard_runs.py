@@ -76,6 +76,24 @@ class RemainingEntries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingRuns:
+    """The runs of the shards to train on.
+
+    starts: the first entry of each run, and the end of the last, int64 [runs + 1], mapped into memory. first_of_shard:
+    the first run of each shard, and the end, int64 [shards + 1]. images: those of the split.
+    """
+
+    starts: Int64Array
+    first_of_shard: Int64Array
+    images: RemainingEntries
+
+    def lengths(self, shard: int) -> Int64Array:
+        """How many images each run of a shard holds, int64 [runs]."""
+        first, end = self.first_of_shard[shard : shard + 2]
+        return np.diff(self.images.count_before(self.starts[first : end + 1]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardLayout:
     """Where the images of a split lie.
 
@@ -110,3 +128,14 @@ class ShardLayout:
         """Where in its shard the data of a run's first image begin, and where those of its last image end."""
         first, last = (self.entries[int(self.run_starts[run + step]) - step] for step in (0, 1))
         return int(first["offset"]), int(last["offset"]) + int(last["length"])
+
+    def training_runs(self) -> TrainingRuns | None:
+        """The runs of a training split, whose shards are the first ones of the index; None of other splits."""
+        images = self.selection
+        if not isinstance(images, RemainingEntries):
+            return None
+        shards = int(np.searchsorted(self.shard_starts, images.count))
+        first_of_shard = np.searchsorted(self.run_starts, self.shard_starts[: shards + 1])
+        return TrainingRuns(
+            starts=self.run_starts[: first_of_shard[-1] + 1], first_of_shard=first_of_shard, images=images
+        )

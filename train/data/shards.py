@@ -6,11 +6,11 @@ import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, ClassVar, Final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from entrypoint import ExitCode, Failure, print_message, shell_command
 from train.config.schema import DataConfig
 from train.data import decode, shard_index, shard_reading
 from train.data.decode import ImageBytes
-from train.data.encoded_images import EncodedImageSource
 from train.data.labels import missing_validation_warnings, number_scale
 from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
@@ -28,8 +27,8 @@ from train.data.shard_index import ShardIndex
 from train.data.shard_labels import LabelKind
 from train.data.shard_members import BLOCK
 from train.data.shard_reading import OPEN_SHARDS, Located, ReadAhead
-from train.data.shard_runs import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout
-from train.data.splits import DataSplits, SampleIndices, SampleSource
+from train.data.shard_runs import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout, TrainingRuns
+from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices, SampleSource
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 from train.tasks import AUTO, CLASSIFICATION, REGRESSION, TargetScale
 
@@ -142,32 +141,54 @@ def _member_name(shard: str, block: bytes) -> str:
 class ShardSource(EncodedImageSource):
     """The images of a split in tar shards, and their classes, as integers of any width."""
 
+    is_mapped: ClassVar[bool] = True
     paths: ShardFiles
 
     def image(self, sample: int) -> ImageBytes:
         """The bytes of an image. Raises Failure: as `ShardFiles.image`."""
         return self.paths.image(sample)
 
-    def read_ahead(self, requests: Iterable[tuple[Any, SampleIndices]]) -> Iterator[tuple[Any, SampleIndices]]:
+    def runs(self) -> TrainingRuns | None:
+        return self.paths.layout.training_runs()
+
+    def content(self, root: str) -> Iterator[memoryview]:
+        """The crc32 of each image."""
+        layout, count = self.paths.layout, len(self.labels)
+        for first in range(0, count, LABELS_AT_A_TIME):
+            entries = layout.selection.entries(np.arange(first, min(first + LABELS_AT_A_TIME, count)))
+            yield layout.entries["crc32"][entries].data
+
+    @contextmanager
+    def reading(self, requests: Iterable[tuple[Any, SampleIndices]]) -> Iterator[Iterable[tuple[Any, SampleIndices]]]:
         """The requests with the offsets of their samples in memory that is shared with the workers, which are forked
         later. Samples that lie far from each other, as in a balanced order, are read one by one."""
-        requests = iter(requests)
+        requests, ahead = iter(requests), self.paths.ahead
         first = list(shard_reading.first_requests(requests))
-        if not self.paths.ahead.is_decided:
-            self.paths.ahead.decide(self.paths.layout, first)
+        if not ahead.is_decided:
+            ahead.decide(self.paths.layout, first)
         requests = chain(first, requests)
-        runs = self.paths.ahead.runs
-        return requests if runs is None else shard_reading.located_requests(runs, requests)
+        if ahead.runs is None:
+            yield requests
+            return
+        try:
+            yield shard_reading.located_requests(ahead.runs, requests)
+        finally:
+            ahead.runs.stop()
 
-    def stop_reading_ahead(self) -> None:
-        """The stream of requests has ended."""
-        if self.paths.ahead.runs is not None:
-            self.paths.ahead.runs.stop()
+    def unpack(self, request: Any) -> Any:
+        """The request, whose samples are found in the shared memory from now on."""
+        if not isinstance(request, Located):
+            return request
+        self.paths.ahead.use(request)
+        return request.request
 
-    def release(self, located: Located[Any]) -> None:
-        """The samples of this request have been decoded."""
+    def release(self, request: Any) -> Any:
+        """The request, whose samples need their shared memory no longer."""
+        if not isinstance(request, Located):
+            return request
         if self.paths.ahead.runs is not None:
-            self.paths.ahead.runs.release(located.samples)
+            self.paths.ahead.runs.release(request.samples)
+        return request.request
 
 
 def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK) -> DataSplits:
@@ -260,12 +281,7 @@ def with_copies(splits: DataSplits, copies: Path) -> DataSplits:
         assert isinstance(source, ShardSource)
         return replace(source, paths=ShardFiles(replace(source.paths.layout, copies=copies)))
 
-    return replace(
-        splits,
-        training=read_copies(splits.training),
-        validation=read_copies(splits.validation),
-        test=None if splits.test is None else read_copies(splits.test),
-    )
+    return splits.map(read_copies)
 
 
 def _training_labels(index: ShardIndex, training: RemainingEntries, host: HostRanks) -> npt.NDArray[Any]:

@@ -19,7 +19,7 @@ from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data import long_tail
 from train.data.shape import ImageSize, Shape, height_and_width
-from train.data.splits import DataSplits
+from train.data.splits import DataSplits, SampleSource
 
 OUTLINE_ANGLES: Final = 720  # entries in the table of an outline's radii
 HARMONICS: Final = np.arange(2, 6)  # lobes per turn; 1 would only shift the outline
@@ -59,7 +59,7 @@ def _make_source(data: DataConfig, first: int, count: int) -> SyntheticSource:
 
 
 @dataclass(frozen=True, slots=True)
-class SyntheticSource:
+class SyntheticSource(SampleSource):
     """The samples from number `first` on, of `size` pixels as data.image_size. frames: None for images."""
 
     first: int

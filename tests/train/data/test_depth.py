@@ -154,9 +154,8 @@ def test_black_shapes_in_an_alpha_channel_of_16_bits_are_no_dark_images() -> Non
 
 OWN = """
 import torch
-from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
-from train.data.splits import DataSplits
+from train.data.splits import DataSplits, ImageFileSource
 
 def make(data):
     files = [f"{data.root}/{number}-a.png" for number in range(4)]

@@ -19,7 +19,7 @@ from entrypoint import Failure
 from train.config.schema import DataConfig
 from train.data import image_folder, registry, statistics
 from train.data.folder_listing import ListingCache
-from train.data.splits import DataSplits
+from train.data.splits import DataSplits, ImageFileSource
 from train.distributed import shared_memory
 from train.distributed.shared_memory import HostRanks
 
@@ -119,7 +119,7 @@ def write_videos(root: Path, **videos: list[int]) -> Path:
     return root
 
 
-def videos(files: image_folder.ImageFileSource) -> set[str]:
+def videos(files: ImageFileSource) -> set[str]:
     return {Path(str(path)).parent.name for path in files.paths}
 
 
@@ -211,7 +211,7 @@ def summary(splits: DataSplits, root: str) -> dict[str, Any]:
     files = {
         name: ([*source.paths], source.labels.tolist(), source.labels.dtype, source.stored)
         for name, source in sources.items()
-        if isinstance(source, image_folder.ImageFileSource)
+        if isinstance(source, ImageFileSource)
     }
     assert len(files) == 2 + (splits.test is not None)
     fingerprint = statistics.data_fingerprint(splits, root)

@@ -68,13 +68,12 @@ def test_images_in_order_are_read_in_runs(source: ShardSource, single_reads: lis
 
 def test_shards_are_closed_when_the_threads_that_read_them_end(source: ShardSource) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    source.read_ahead(in_batches(np.arange(IMAGES)))
-    runs = source.paths.ahead.runs
-    assert runs is not None
-    runs.read_ahead(np.arange(IMAGES))
-    assert (runs.locate(np.arange(IMAGES)) != NOWHERE).all()
-    assert len(os.listdir("/proc/self/fd")) > before
-    runs.stop()
+    with source.reading(in_batches(np.arange(IMAGES))):
+        runs = source.paths.ahead.runs
+        assert runs is not None
+        runs.read_ahead(np.arange(IMAGES))
+        assert (runs.locate(np.arange(IMAGES)) != NOWHERE).all()
+        assert len(os.listdir("/proc/self/fd")) > before
     assert len(os.listdir("/proc/self/fd")) == before
 
 
