@@ -14,9 +14,10 @@ from train.bench.blocks import Connection, Disconnected
 from train.bench.training import MANY_EPOCHS
 from train.config import load
 from train.config.batches import compute_batch_sizes, count_steps
-from train.data import registry, shard_order
+from train.data import registry
 from train.data.loader import Batch, open_loader
 from train.data.sampler import BatchSampler, MicroBatch
+from train.data.shards import order as shard_order
 
 
 def main(words: Sequence[str]) -> None:

@@ -19,12 +19,15 @@ from train.compilation import Compiled, SampleImages
 from train.config import checks
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, RunConfig
-from train.data import shard_order, shards, staging, statistics
+from train.data import statistics
 from train.data.class_folders import describe_text_order
 from train.data.image_sizes import with_evaluation_size
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
 from train.data.registry import find_source, open_splits
 from train.data.sampler import BatchSampler
+from train.data.shards import order as shard_order
+from train.data.shards import source as shard_source
+from train.data.shards import staging
 from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
 from train.data.workers import WorkerLoader
 from train.data_fit import describe_image_file_obstacle, image_file_notes, refuse_unfit_data
@@ -89,7 +92,7 @@ def build_trainer(
     splits = with_evaluation_size(open_splits(config.data, host, cache_folder), config.eval.image_size)
     copies = None if config.data.stage is None else host.first(partial(staging.make_folder, config.data))
     if copies is not None:
-        splits = shards.with_copies(splits, copies)
+        splits = shard_source.with_copies(splits, copies)
     config = checks.with_task_defaults(config, splits.task)
     refuse_unfit_data(config, splits, batches, runtime.device)
     dataset = _describe_dataset(config, runtime, splits, host)

@@ -24,7 +24,7 @@ from train.data.decode import ImageFile
 from train.data.path_list import PackedPaths
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import ImageSize, Shape, height_and_width
-from train.data.shard_runs import TrainingRuns
+from train.data.shards.order import TrainingRuns
 from train.tasks import CLASSIFICATION, TargetScale
 
 FLOAT32_BYTES: Final = 4  # floats of any width are read as float32

@@ -12,7 +12,8 @@ from PIL import Image
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import decode, registry, shard_index
+from train.data import decode, registry
+from train.data.shards import index as shard_index
 
 
 def write(folder: Path, *highest: int, name: str = "a.png", kind: type = np.uint16) -> list[Path]:

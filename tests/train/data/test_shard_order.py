@@ -14,8 +14,7 @@ from train.config.batches import compute_batch_sizes, count_steps
 from train.config.schema import RunConfig
 from train.data import registry
 from train.data.sampler import BatchSampler
-from train.data.shard_order import WINDOW, ShardOrder, draw_orders
-from train.data.shard_runs import RemainingEntries, TrainingRuns, cut_into_runs
+from train.data.shards.order import WINDOW, RemainingEntries, ShardOrder, TrainingRuns, cut_into_runs, draw_orders
 
 IMAGES_PER_SHARD = 500
 SHARDS = 40

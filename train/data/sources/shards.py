@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def open_splits(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
-    from train.data import shards  # torch
+    from train.data.shards import source as shard_source  # torch
 
     host.first(lambda: _compare_shards(data))  # once on each machine: on a parallel file system, a call for each shard
     _summarize(data)
-    return shards.open_shards(data, host)
+    return shard_source.open_shards(data, host)
 
 
 def count(data: DataConfig) -> int:
@@ -34,14 +34,14 @@ def describe(data: DataConfig) -> DataSummary:
 
 
 def has_validation(data: DataConfig) -> bool:
-    from train.data import shard_index
+    from train.data.shards import index as shard_index
 
     return shard_index.count_images(shard_index.read_facts(Path(data.root))[0], "validation") > 0
 
 
 def _compare_shards(data: DataConfig) -> None:
     """Raises Failure: as `shard_index.read_index`, `refuse_wrong_entries` and `refuse_other_shards`."""
-    from train.data import shard_index
+    from train.data.shards import index as shard_index
 
     index = shard_index.read_index(Path(data.root))
     shard_index.refuse_wrong_entries(index)
@@ -54,7 +54,7 @@ def _summarize(data: DataConfig) -> DataSummary:
     Raises:
         Failure: as `shard_index.read_facts`; USAGE.
     """
-    from train.data import shard_index
+    from train.data.shards import index as shard_index
 
     shards, labels, groups = shard_index.read_facts(Path(data.root))
     training, validation, test = (shard_index.count_images(shards, split) for split in shard_index.SPLITS)

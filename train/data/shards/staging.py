@@ -40,7 +40,7 @@ from train import files
 from train.config.schema import DataConfig
 
 if TYPE_CHECKING:
-    from train.data.shard_index import ShardIndex
+    from train.data.shards.index import ShardIndex
 
 FOLDER_PREFIX: Final = "train-stage-"
 LOCK_FILE: Final = "lock"
@@ -144,7 +144,7 @@ def start_copying(data: DataConfig, folder: Path) -> StagePlan:
     Raises:
         Failure: as `shard_index.read_index` and `plan_copies`.
     """
-    from train.data import shard_index  # numpy
+    from train.data.shards import index as shard_index  # numpy
 
     index = shard_index.read_index(Path(data.root))
     shard_index.refuse_wrong_entries(index)

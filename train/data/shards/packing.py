@@ -26,10 +26,11 @@ from PIL import Image
 from entrypoint import ExitCode, Failure, file_writer
 from train import files, rng
 from train.config.schema import DataConfig
-from train.data import decode, grouping, image_table, label_table, path_list, registry, shard_index
+from train.data import decode, grouping, image_table, label_table, path_list, registry
 from train.data.class_folders import IMAGE_SUFFIXES
 from train.data.process_pool import map_in_processes
 from train.data.shard_labels import CLASSES_FILE, GROUP_KEY
+from train.data.shards import index as shard_index
 from train.data.splits import ImageFileSource
 
 PLAN_FILE: Final = "pack.json"

@@ -30,8 +30,8 @@ from train.data import array_files, grouping, partition
 from train.data.class_folders import TRAINING_FOLDER_NAMES, VALIDATION_FOLDER_NAMES
 from train.data.process_pool import map_in_processes
 from train.data.shard_labels import MAX_CLASSES, Label, LabelKind, number_labels
-from train.data.shard_members import BLOCK, Skipped, damaged_shard_failure, describe_skipped, read_images
-from train.data.shard_runs import Entries, Int64Array, cut_into_runs
+from train.data.shards.members import BLOCK, Skipped, damaged_shard_failure, describe_skipped, read_images
+from train.data.shards.order import Entries, Int64Array, cut_into_runs
 from train.fields import MAX_INT64, TEXTS, check_fields, whole_number
 from train.tasks import AUTO, MULTI_LABEL, REGRESSION, TASKS
 
