@@ -27,12 +27,13 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure
 from train import plugin
 from train.config.schema import DataConfig
-from train.data import array_files, array_labels, arrays, decode, decode_crop
+from train.data import array_labels, arrays, decode, decode_crop
 from train.data.array_labels import ItemLabel, LabelFormat
 from train.data.arrays import move_channels_last
 from train.data.boxes import CropDraws
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape
+from train.data.sources.arrays import bad_data_failure
 from train.data.splits import CroppedReader, DataSplits, ImageFileSource, SampleIndices, SampleOrigin, SampleSource
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS
 
@@ -440,7 +441,7 @@ FACTORY_CONTRACT: Final = (
 )
 
 
-def open_custom(data: DataConfig) -> DataSplits:
+def open_custom(data: DataConfig, *_: object) -> DataSplits:
     """Call the factory with the data section of the config, and check what it returns.
 
     Raises:
@@ -539,7 +540,7 @@ def _read_labels(dataset: Any, name: str, task: str) -> Tensor:
     try:
         return torch.as_tensor(np.asarray(listed))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise array_files.bad_data_failure(name, "labels are no numbers", str(error), EXPECTED_LABELS[task]) from error
+        raise bad_data_failure(name, "labels are no numbers", str(error), EXPECTED_LABELS[task]) from error
 
 
 def _check_splits(splits: DataSplits, factory: FactoryCall) -> DataSplits:

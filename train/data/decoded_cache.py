@@ -28,7 +28,7 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure, Heartbeat, file_writer, num_usable_cores, print_message
 from train import file_lock, files
 from train.config.schema import DataConfig
-from train.data import decode, path_list, registry
+from train.data import decode, image_lists, registry
 from train.data.splits import DataSplits, ImageFileSource, SampleIndices, SampleSource
 from train.distributed.shared_memory import HostRanks
 from train.files import os_error_failure
@@ -279,8 +279,8 @@ def combine_files(training: ImageFileSource, validation: ImageFileSource) -> tup
 
     The order does not depend on the split. Labels are not set.
     """
-    every, rows = path_list.merge_paths(
-        path_list.as_packed_paths(training.paths), path_list.as_packed_paths(validation.paths)
+    every, rows = image_lists.merge_paths(
+        image_lists.as_packed_paths(training.paths), image_lists.as_packed_paths(validation.paths)
     )
     return replace(training, paths=every, labels=torch.zeros(len(every), dtype=torch.int64)), rows
 

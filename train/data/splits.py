@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.data import decode, decode_crop, path_list
+from train.config.schema import DataConfig
+from train.data import decode, decode_crop, image_lists
 from train.data.boxes import CropDraws
 from train.data.decode import ImageFile
-from train.data.path_list import PackedPaths
-from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
-from train.data.shape import ImageSize, Shape, height_and_width
+from train.data.image_lists import ImageList, ImageLists, PackedPaths
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
+from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.data.shards.order import TrainingRuns
 from train.tasks import CLASSIFICATION, TargetScale
 
@@ -217,7 +218,7 @@ class ImageFileSource(EncodedImageSource):
         """The paths below their folder; below `root` in a user's own list."""
         if isinstance(self.paths, PackedPaths):
             return self.paths.pieces()
-        return path_list.pack_paths(str(path).removeprefix(root) for path in self.paths).pieces()
+        return image_lists.pack_paths(str(path).removeprefix(root) for path in self.paths).pieces()
 
 
 def as_targets(labels: Tensor) -> Tensor:
@@ -283,6 +284,27 @@ class EmptySource(SampleSource):
         return torch.empty((0, *self.stored), dtype=torch.uint8)
 
 
+def open_image_lists(data: DataConfig, lists: ImageLists) -> DataSplits:
+    """The splits of listed image files."""
+    preprocessing, channels = configured_preprocessing(data), COLOR_CHANNELS[data.color]
+
+    def open_list(images: ImageList) -> ImageFileSource:
+        return ImageFileSource(images.paths, torch.from_numpy(images.labels), data.image_size, preprocessing, channels)
+
+    return DataSplits(
+        training=open_list(lists.training),
+        validation=open_list(lists.validation),
+        test=None if lists.test is None else open_list(lists.test),
+        classes=lists.classes,
+        shape=Shape(channels=channels, size=height_and_width(data.image_size)),
+        notes=(*lists.split_notes, *lists.notes),
+        warnings=lists.warnings,
+        weights=None if lists.weights is None else torch.from_numpy(lists.weights),
+        task=lists.task,
+        target=lists.target,
+    )
+
+
 def without_training(splits: DataSplits) -> DataSplits:
     """The same data with an empty training split, to evaluate without reading the training samples."""
     labels = torch.empty(0, dtype=torch.int64)
@@ -340,5 +362,5 @@ def _concatenate(first: SampleSource, second: SampleSource) -> SampleSource:
     if files is None or others is None:
         return ConcatSource(first=first, second=second, labels=labels)
     # One source of files, so that an unreadable image has one number.
-    packed = (path_list.as_packed_paths(each.paths) for each in (files, others))
-    return replace(files, paths=path_list.concatenate_paths(*packed), labels=labels)
+    packed = (image_lists.as_packed_paths(each.paths) for each in (files, others))
+    return replace(files, paths=image_lists.concatenate_paths(*packed), labels=labels)

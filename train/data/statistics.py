@@ -20,8 +20,8 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure, list_some
 from train.config import resume_rules
 from train.config.schema import DataConfig
-from train.data import path_list, registry
-from train.data.path_list import PackedPaths
+from train.data import image_lists, registry
+from train.data.image_lists import PackedPaths
 from train.data.splits import LABELS_AT_A_TIME, DataSplits, SampleSource
 from train.files import one_line
 from train.names import describe_look_alikes, nearest_name, normalize_name
@@ -333,7 +333,7 @@ def _undivided_paths(sources: Sequence[SampleSource]) -> PackedPaths | None:
     of_one_list = [paths for paths in packed if paths.letters is packed[0].letters]
     if len(packed) < len(sources) or packed[0].letters is not packed[1].letters:
         return None
-    every = reduce(path_list.concatenate_paths, of_one_list)
+    every = reduce(image_lists.concatenate_paths, of_one_list)
     return every.part(np.argsort(every.starts))
 
 

@@ -26,7 +26,7 @@ from PIL import Image
 from entrypoint import ExitCode, Failure, file_writer
 from train import files, rng
 from train.config.schema import DataConfig
-from train.data import decode, grouping, image_table, label_table, path_list, registry
+from train.data import decode, image_lists, image_table, label_table, partition, registry
 from train.data.class_folders import IMAGE_SUFFIXES
 from train.data.process_pool import map_in_processes
 from train.data.shard_labels import CLASSES_FILE, GROUP_KEY
@@ -148,8 +148,8 @@ def _group_by_path(data: DataConfig, sources: Iterable[ImageFileSource]) -> dict
         return {} if groups is None else dict(zip(table.paths, groups, strict=True))
     if data.group is None:
         return {}
-    paths = [path_list.as_packed_paths(source.paths) for source in sources]
-    names = grouping.group_names(chain.from_iterable(each.names() for each in paths), data.group)
+    paths = [image_lists.as_packed_paths(source.paths) for source in sources]
+    names = partition.group_names(chain.from_iterable(each.names() for each in paths), data.group)
     return dict(zip(chain.from_iterable(paths), names, strict=True))
 
 

@@ -39,6 +39,7 @@ from train.data.shards import index as shard_index
 from train.data.shards.index import ShardIndex
 from train.data.shards.members import BLOCK
 from train.data.shards.order import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout, TrainingRuns
+from train.data.sources.shards import compare_shards, summarize
 from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices, SampleSource
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 from train.tasks import AUTO, CLASSIFICATION, REGRESSION, TargetScale
@@ -413,8 +414,10 @@ class ShardSource(EncodedImageSource):
         return request.request
 
 
-def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK) -> DataSplits:
-    """All splits. Raises Failure: as `shard_index.read_index`; DATA for another number of classes."""
+def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK, *_: object) -> DataSplits:
+    """All splits. Raises Failure: as `sources.shards.describe`; DATA for another number of classes."""
+    host.first(lambda: compare_shards(data))  # once on each machine: on a parallel file system, a call for each shard
+    summarize(data)  # refuses splits that are asked for twice
     index = shard_index.read_index(Path(data.root))
     _refuse_other_task(data, index.labels)
     if index.labels.task != REGRESSION and data.classes not in (len(index.labels.classes), DataConfig().classes):
