@@ -31,7 +31,7 @@ from train.config.schema import DataConfig
 from train.data import decode, image_lists, registry
 from train.data.splits import DataSplits, ImageFileSource, SampleIndices, SampleSource
 from train.distributed.shared_memory import HostRanks
-from train.files import os_error_failure
+from train.files import translate_os_errors
 
 CACHE_VERSION: Final = 3  # raised whenever the same file would decode to other pixels
 METADATA_BYTES_PER_IMAGE: Final = 5  # a checksum (4 bytes), and whether the image is readable (1 byte)
@@ -322,7 +322,7 @@ def _open_or_fill(path: Path, files: ImageFileSource, pulse: Heartbeat) -> Decod
     """The complete cache. One of all processes on all nodes fills it, and the others wait."""
     lock_path, waited = path.with_suffix(".lease"), None
     while (cache := open_cache(path, len(files.paths), files.stored)) is None:
-        with _translate_os_errors(path):
+        with translate_os_errors(path, fixes=registry.CACHE_FIXES):
             path.parent.mkdir(parents=True, exist_ok=True)
             held = file_lock.acquire_lock(lock_path, waited)
         if held is None:
@@ -357,7 +357,7 @@ def _fill_cache(path: Path, files: ImageFileSource, pulse: Heartbeat) -> None:
     chunks = np.array_split(np.arange(count), -(-count // IMAGES_PER_CHUNK))
     cores = num_usable_cores()
     with (
-        _translate_os_errors(path),
+        translate_os_errors(path, fixes=registry.CACHE_FIXES),
         write_cache(path, count, files.stored) as writer,
         ThreadPoolExecutor(cores) as pool,
     ):
@@ -381,14 +381,3 @@ def _decode_chunk(files: ImageFileSource, chunk: SampleIndices) -> tuple[npt.NDA
                 raise
             readable[index] = False
     return pixels, readable
-
-
-@contextmanager
-def _translate_os_errors(path: Path) -> Iterator[None]:
-    """Translate an OSError of writing the cache into its Failure. Reading the images raises Failures itself."""
-    try:
-        yield
-    except OSError as error:
-        failure = os_error_failure(error, path)
-        failure.fix = registry.CACHE_FIXES.get(failure.code, failure.fix)
-        raise failure from error
