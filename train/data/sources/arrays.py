@@ -13,9 +13,8 @@ from errno import EINVAL
 from pathlib import Path
 from pickle import UnpicklingError
 from tokenize import TokenError
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from entrypoint import ExitCode, Failure
@@ -25,6 +24,9 @@ from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.registry import DataSource, DataSummary, describe_test
 from train.tasks import AUTO, CLASSIFICATION, TASKS
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FIX_DATA_ROOT: Final = "set data.root to the file, or to the folder that holds it (in a container: mount it)"
 PARSE_ERRORS: Final = (
@@ -70,6 +72,8 @@ def read_npy_header(entry: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[A
 
     Version 3 of the format differs from version 2 only in the names of fields, which plain arrays do not have.
     """
+    import numpy as np  # the entry is loaded without it
+
     first = np.lib.format.read_magic(entry) == (1, 0)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     return read(entry)
