@@ -14,9 +14,10 @@ from train.bench.blocks import Connection, Disconnected
 from train.bench.training import MANY_EPOCHS
 from train.config import load
 from train.config.batches import compute_batch_sizes, count_steps
-from train.data import registry, shard_order
+from train.data import registry
 from train.data.loader import Batch, open_loader
 from train.data.sampler import BatchSampler, MicroBatch
+from train.data.shards import order as shard_order
 
 
 def main(words: Sequence[str]) -> None:
@@ -77,7 +78,7 @@ def make_batches(
     loader = open_loader(splits, data, seed=0, device=torch.device("cpu"), cores=cores)
     sizes, samples = compute_batch_sizes(batch, batch, 1), len(splits.training.labels)
     steps = count_steps(sizes, samples, epochs=MANY_EPOCHS, max_steps=None)
-    order = shard_order.draw_orders(splits.training, config)
+    order = shard_order.draw_orders(splits.training.runs(), config)
     sampler = BatchSampler(batches=sizes, steps=steps, samples=samples, rank=0, seed=0, shard_order=order)
     return loader.train(sampler.micro_batches(0))
 

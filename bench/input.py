@@ -21,7 +21,7 @@ from train.bench.estimates import Estimate, estimate_median, exact
 from train.bench.measurements import Measurement, Row
 from train.bench.processes import LIMIT_S, BenchOptions, Program, RunningProgram
 from train.config.schema import DataConfig
-from train.data import packing
+from train.data.shards import packing
 
 BATCH, SAMPLES, PIXELS = 256, 20_000, 32
 BLOCK_S: Final = 0.5

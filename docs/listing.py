@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from train.config.schema import DataConfig
-from train.data import folder_listing, registry
+from train.data import image_folder, registry
 from train.distributed.shared_memory import HostRanks
 
 CLASSES: Final = 1000
@@ -74,7 +74,7 @@ def main() -> None:
         root = Path(folder)
         write_folder(root / "few", 2, 2)
         write_folder(root / "many", CLASSES, IMAGES_PER_CLASS)
-        time.sleep(folder_listing.MIN_AGE_S)  # the listing of a folder that has just changed is not kept
+        time.sleep(image_folder.MIN_AGE_S)  # the listing of a folder that has just changed is not kept
         for title in ("listed", "from the cache"):
             mp.spawn(measure, (ranks, root, title.replace(" ", "-")), nprocs=ranks)
 

@@ -268,7 +268,7 @@ DIRECT_WRITERS = {
     "entrypoint/doctor/paths.py": "tries the file system, in a folder that mkdtemp made",
     "train/file_lock.py": "O_EXCL is the lock",
     "train/logging/tensorboard.py": "a file that grows, with a new name",
-    "train/data/staging.py": "the lock in a folder that mkdtemp made",
+    "train/data/shards/staging.py": "the lock in a folder that mkdtemp made",
     "train/models/fetch.py": "in a folder that mkdtemp made",
     "train/distributed/allreduce_check.py": "in the folder of the doctor or of the bench",
     "train/bench/processes.py": "in the bench's own folder",

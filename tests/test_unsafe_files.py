@@ -24,7 +24,8 @@ from train import batch_size, file_lock
 from train.checkpoint import format, manifest
 from train.checkpoint.manifest import DamagedCheckpointError
 from train.config.schema import DataConfig, ModelConfig, RunConfig
-from train.data import decoded_cache, download, label_table, packing, registry
+from train.data import decoded_cache, download, label_table, registry
+from train.data.shards import packing
 from train.evaluation import results
 from train.files import is_plain_name
 from train.inference import checkpoints, export

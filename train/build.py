@@ -19,13 +19,15 @@ from train.compilation import Compiled, SampleImages
 from train.config import checks
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, RunConfig
-from train.data import shard_order, shards, staging, statistics
+from train.data import statistics
 from train.data.class_folders import describe_text_order
-from train.data.image_folder import ImageFileSource
 from train.data.image_sizes import with_evaluation_size
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
 from train.data.registry import find_source, open_splits
 from train.data.sampler import BatchSampler
+from train.data.shards import order as shard_order
+from train.data.shards import source as shard_source
+from train.data.shards import staging
 from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
 from train.data.workers import WorkerLoader
 from train.data_fit import describe_image_file_obstacle, image_file_notes, refuse_unfit_data
@@ -90,7 +92,7 @@ def build_trainer(
     splits = with_evaluation_size(open_splits(config.data, host, cache_folder), config.eval.image_size)
     copies = None if config.data.stage is None else host.first(partial(staging.make_folder, config.data))
     if copies is not None:
-        splits = shards.with_copies(splits, copies)
+        splits = shard_source.with_copies(splits, copies)
     config = checks.with_task_defaults(config, splits.task)
     refuse_unfit_data(config, splits, batches, runtime.device)
     dataset = _describe_dataset(config, runtime, splits, host)
@@ -173,7 +175,7 @@ def build_trainer(
             seed=seed,
             labels=statistics.labels_to_balance(config.data, splits),
             repeats=config.data.repeats,
-            shard_order=shard_order.draw_orders(splits.training, config),
+            shard_order=shard_order.draw_orders(splits.training.runs(), config),
         ),
         batches=batches,
         micro_batch=micro_batch,
@@ -230,8 +232,7 @@ def _start_usage_recorder(
 def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits, host: HostRanks) -> DatasetInfo:
     """Raises Failure (DATA) if the ranks do not see the same data."""
     compute = partial(statistics.data_fingerprint, splits, config.data.root)
-    # The ranks of a machine map the same index, whose hash takes seconds for a hundred million images.
-    fingerprint = host.first(compute) if isinstance(splits.training, shards.ShardSource) else compute()
+    fingerprint = host.first(compute) if splits.training.is_mapped else compute()
     statistics.refuse_different_data(fingerprint, config.data.name, runtime.all_gather)
     return DatasetInfo(
         classes=splits.classes,
@@ -247,8 +248,8 @@ def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits, h
 
 def _image_to_predict(config: RunConfig, splits: DataSplits) -> str | None:
     source = splits.validation if len(splits.validation.labels) else splits.training
-    if isinstance(source, ImageFileSource):
-        return str(source.image(0))
+    if (files := source.image_files()) is not None:
+        return str(files.image(0))
     is_drawn = find_source(config.data.name).origin == "computed"
     obstacle = describe_image_file_obstacle(splits.shape, bytes_=not splits.floats)
     return None if is_drawn or obstacle else IMAGES_TO_NAME

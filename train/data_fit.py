@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from train.config import checks
 from train.config.batches import BatchSizes
 from train.config.schema import DataConfig, RunConfig
-from train.data import custom, registry, statistics
+from train.data import registry, statistics
 from train.data.augmenter import build_augmenter, refuse_stored_images
-from train.data.custom import DatasetSource
 from train.data.gpu_decoding import refuse_gpu_decoding
-from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import configured_preprocessing, refuse_other_channels
 from train.data.shape import COLOR_CHANNELS, Shape
-from train.data.splits import DataSplits, SampleSource
+from train.data.splits import DataSplits, SampleOrigin, SampleSource
 from train.evaluation import early_stopping
 from train.evaluation.evaluate import refuse_flips
 from train.optim import loss
@@ -46,15 +42,9 @@ def refuse_unfit_data(
         augmenter.refuse_odd_micro_batch(batches.micro)
 
 
-# The origin of samples: files, which we read; PIL images, which we cut and scale; or arrays, which the user made.
-SampleOrigin = Literal["files", "pictures", "arrays"]
-
-
 def sample_origin(data: DataConfig, source: SampleSource) -> SampleOrigin:
     """The origin of the samples that `source` reads."""
-    if registry.find_source(data.name).channels is not None or isinstance(source, ImageFileSource):
-        return "files"
-    return "pictures" if isinstance(source, DatasetSource) and custom.are_pil_images(source) else "arrays"
+    return "files" if registry.find_source(data.name).channels is not None else source.origin
 
 
 def describe_image_file_obstacle(shape: Shape, *, bytes_: bool) -> str | None:

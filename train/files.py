@@ -17,6 +17,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, dump_json, file_writer
@@ -79,12 +80,16 @@ def format_bytes(count: int) -> str:
 
 
 @contextmanager
-def translate_os_errors(path: Path, action: str = "write") -> Iterator[None]:
-    """Translate an OSError from `action` on `path` into a Failure."""
+def translate_os_errors(
+    path: Path, action: str = "write", fixes: Mapping[ExitCode, str] = MappingProxyType({})
+) -> Iterator[None]:
+    """Translate an OSError from `action` on `path` into a Failure. fixes: better ones than the usual, by exit code."""
     try:
         yield
     except OSError as error:
-        raise os_error_failure(error, path, action) from error
+        failure = os_error_failure(error, path, action)
+        failure.fix = fixes.get(failure.code, failure.fix)
+        raise failure from error
 
 
 # What a value that is not as expected raises on its way through a parser.

@@ -23,7 +23,7 @@ from train.bench import processes
 from train.bench.measurements import Row
 from train.bench.processes import BenchOptions, Program
 from train.config.schema import DataConfig
-from train.data import packing
+from train.data.shards import packing
 
 
 class Stand:

@@ -17,9 +17,9 @@ from PIL import Image
 from train.config import augmentations
 from train.data.boxes import CropDraws
 from train.data.gpu_decoding import GpuDecoder, read_encoded
-from train.data.image_folder import ImageFileSource
 from train.data.operations import draw_numbers
 from train.data.preprocessing import DEFAULT_PREPROCESSING
+from train.data.splits import ImageFileSource
 from train.data.workers import SkipUnreadable
 
 pytestmark = pytest.mark.timeout(400)

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from train.data import shard_index
-from train.data.shard_index import ENTRY, Shard, ShardIndex
 from train.data.shard_labels import LabelKind
-from train.data.shard_members import BLOCK
-from train.data.shard_runs import cut_into_runs
+from train.data.shards import index as shard_index
+from train.data.shards.index import ENTRY, Shard, ShardIndex
+from train.data.shards.members import BLOCK
+from train.data.shards.order import cut_into_runs
 from train.tasks import CLASSIFICATION
 
 IMAGES_PER_SHARD = 10_000

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.data.splits import SampleIndices
+from train.data.splits import SampleIndices, SampleSource
 
 BAD = (2, 3, 9)
 
 
-class Numbers:
+class Numbers(SampleSource):
     """Ten images of one pixel, which holds the image's number; some are broken. Labels are tens."""
 
     labels = torch.arange(10) * 10

@@ -13,7 +13,7 @@ from processes import python, unmeasured
 from runs import Run
 
 from train.config.schema import DataConfig
-from train.data import packing
+from train.data.shards import packing
 
 # 24 steps in three epochs, from 16 readers.
 SETTINGS = (

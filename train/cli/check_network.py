@@ -52,7 +52,7 @@ def open_data(config: RunConfig, outputs: int | None) -> tuple[RunConfig, DataSp
     """
     config = replace(config, data=weights.fit_preprocessing(config, _own_checkpoints(config)))
     data, shape = config.data, registry.configured_shape(config.data)
-    if data.download and not files_exist(data.name, Path(data.root)) and shape is not None and outputs is not None:
+    if not _is_fetched(data) and shape is not None and outputs is not None:
         samples = EmptySource(labels=torch.arange(outputs), stored=shape.stored)
         classes = tuple(map(str, range(outputs)))
         if isinstance(class_weights := config.optim.class_weights, dict) and len(class_weights) == outputs:
@@ -80,8 +80,12 @@ def summarize(data: DataConfig, splits: DataSplits) -> DataSummary:
 
 def with_digests(summary: DataSummary, data: DataConfig, splits: DataSplits) -> DataSummary:
     """The summary with all that a resumed run compares; unchanged of data that is still to be fetched."""
-    is_fetched = not isinstance(splits.training, EmptySource)
-    return replace(summary, facts=data_fingerprint(splits, data.root)) if is_fetched else summary
+    return replace(summary, facts=data_fingerprint(splits, data.root)) if _is_fetched(data) else summary
+
+
+def _is_fetched(data: DataConfig) -> bool:
+    """Whether published data is in data.root; true of all other data."""
+    return not data.download or files_exist(data.name, Path(data.root))
 
 
 def _own_checkpoints(config: RunConfig) -> Path | None:

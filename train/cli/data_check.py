@@ -25,10 +25,9 @@ from train import plugin
 from train.config.schema import RunConfig
 from train.data import decode, registry, statistics
 from train.data.decode import MAX_16_BIT_VALUE
-from train.data.encoded_images import EncodedImageSource
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import ImageSize, Shape, height_and_width
-from train.data.splits import DataSplits, SampleIndices, SampleSource
+from train.data.splits import DataSplits, EncodedImageSource, SampleIndices, SampleSource
 from train.tasks import MULTI_LABEL, REGRESSION, TASKS
 
 FILES_PER_CHUNK: Final = 64  # per task of one thread
@@ -60,15 +59,16 @@ def inspect_source(source: SampleSource, shape: Shape, threads: int) -> Iterator
     Raises:
         Failure: IO or RESOURCE if the system fails; a broken sample is a result, not a failure.
     """
-    count = len(source.labels)
-    size = (
-        FILES_PER_CHUNK
-        if isinstance(source, EncodedImageSource)
-        else max(1, BYTES_PER_CHUNK // (4 * math.prod(shape.stored)))
-    )
+    count, images = len(source.labels), source.encoded_images()
+    size = FILES_PER_CHUNK if images is not None else max(1, BYTES_PER_CHUNK // (4 * math.prod(shape.stored)))
+    inspect = partial(inspect_samples, source, shape) if images is None else partial(_inspect_images, images)
     chunks = (np.arange(start, min(start + size, count)) for start in range(0, count, size))
     with ThreadPoolExecutor(threads) as pool:
-        yield from _map_in_order(pool, _chunk_inspector(source, shape), chunks, ahead=2 * threads)
+        yield from _map_in_order(pool, inspect, chunks, ahead=2 * threads)
+
+
+def _inspect_images(source: EncodedImageSource, samples: SampleIndices) -> list[InspectedSample]:
+    return [_inspect_image(source, sample) for sample in samples.tolist()]
 
 
 def _inspect_image(source: EncodedImageSource, sample: int) -> InspectedSample:
@@ -114,12 +114,6 @@ def inspect_samples(source: SampleSource, shape: Shape, samples: SampleIndices) 
         )
         for sample, tensor in zip(samples, pixels, strict=True)
     ]
-
-
-def _chunk_inspector(source: SampleSource, shape: Shape) -> Callable[[SampleIndices], list[InspectedSample]]:
-    if isinstance(source, EncodedImageSource):
-        return lambda chunk: [_inspect_image(source, int(sample)) for sample in chunk]
-    return partial(inspect_samples, source, shape)
 
 
 def _map_in_order(
@@ -433,7 +427,7 @@ def _make_findings(
     config: RunConfig, sets: DataSplits, findings: Sequence[SplitFindings], per_class: Sequence[dict[str, int]]
 ) -> DataFindings:
     """findings, per_class: of training, validation, and test if there is one."""
-    location = f" ({config.data.root})" if isinstance(sets.training, EncodedImageSource) else ""
+    location = f" ({config.data.root})" if sets.training.encoded_images() is not None else ""
     labels = sets.training.labels, sets.validation.labels
     notes = [*(f"WARNING: {warning}" for warning in sets.warnings), *(f"note: {note}" for note in sets.notes)]
     return DataFindings(
@@ -447,7 +441,7 @@ def _make_findings(
 
 
 def _make_split_findings(name: str, source: SampleSource) -> SplitFindings:
-    labels, files = source.labels.tolist(), source if isinstance(source, EncodedImageSource) else None
+    labels, files = source.labels.tolist(), source.encoded_images()
 
     def name_of(sample: int) -> str:
         return f"{name} sample {sample}" if files is None else str(files.paths[sample])

@@ -28,7 +28,6 @@ from train.config.schema import RunConfig
 from train.data import augment, decoded_cache, in_memory, loader, registry
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
 from train.data.gpu_decoding import GpuDecoder, decoder_for, find_obstacle, for_reading
-from train.data.image_folder import ImageFileSource
 from train.data.splits import DataSplits
 from train.data.workers import SkipUnreadable, read_to_augment, to_device
 from train.distributed.device import (
@@ -249,7 +248,7 @@ def measure_stages(
     splits, torch_device = registry.open_splits(config.data), choose_device(device, 0)
     allow_tf32(config.train.tf32)
     set_up_cudnn(torch_device, repeatable=checks.is_repeatable(config.train))
-    cacheable = isinstance(splits.training, ImageFileSource) and not needs_whole_images(splits, config.data)
+    cacheable = splits.training.image_files() is not None and not needs_whole_images(splits, config.data)
     refuse_stored_images(splits, config.data)
     augmenter = build_augmenter(splits, config.data, config.run.seed)
     splits, notes = _use_complete_cache(splits, config)
@@ -294,8 +293,8 @@ def _use_complete_cache(sets: DataSplits, config: RunConfig) -> tuple[DataSplits
 
     Filling it takes as long as an epoch, so that is not done here.
     """
-    folder, training, validation = config.data.cache, sets.training, sets.validation
-    if folder is None or not (isinstance(training, ImageFileSource) and isinstance(validation, ImageFileSource)):
+    folder, training, validation = config.data.cache, sets.training.image_files(), sets.validation.image_files()
+    if folder is None or training is None or validation is None:
         return sets, ()
     files, _ = decoded_cache.combine_files(training, validation)
     path = Path(folder) / f"{decoded_cache.cache_key(files, config.data, Heartbeat())}.pixels"

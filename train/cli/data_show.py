@@ -14,9 +14,10 @@ from train import files, plugin
 from train.config.batches import compute_batch_sizes, count_steps
 from train.config.load import as_mapping
 from train.config.schema import RunConfig
-from train.data import augment, registry, shard_order, statistics
+from train.data import augment, registry, statistics
 from train.data.loader import open_loader
 from train.data.sampler import BatchSampler
+from train.data.shards import order as shard_order
 from train.inference.explanation import displayable
 from train.models.weights import fit_preprocessing
 from train.report import plots, read
@@ -69,7 +70,7 @@ def first_samples(config: RunConfig) -> list[tuple[Tensor, str]]:
         seed=config.run.seed,
         labels=statistics.labels_to_balance(config.data, splits),
         repeats=config.data.repeats,
-        shard_order=shard_order.draw_orders(splits.training, config),
+        shard_order=shard_order.draw_orders(splits.training.runs(), config),
     )
 
     def each() -> Iterator[tuple[Tensor, str]]:

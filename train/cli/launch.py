@@ -39,7 +39,8 @@ from train.checkpoint import store
 from train.config import checks, environment, load, models
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, EvalConfig, RunConfig
-from train.data import download, registry, staging
+from train.data import download, registry
+from train.data.shards import staging
 from train.metrics import METRICS
 from train.names import nearest_name
 from train.optim import schedule

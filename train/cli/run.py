@@ -17,8 +17,9 @@ from train.cli import launch
 from train.config import load
 from train.config.load import keep_last_overrides
 from train.config.schema import RunConfig
-from train.data import download, staging
+from train.data import download
 from train.data.download import StatusLine
+from train.data.shards import staging
 from train.run import deadline, exit_file, lock, record
 from train.run.folder import choose_writable_folder, refuse_symlinks, run_folder
 from train.run.lock import RunLock

@@ -15,7 +15,7 @@ from train.data import registry
 from train.tasks import TASKS
 
 if TYPE_CHECKING:
-    from train.data.shard_index import ShardIndex
+    from train.data.shards.index import ShardIndex
 
 TABLE_SUFFIXES: Final = (".csv", ".tsv", ".parquet")
 COMMANDS: Final = ("pack", "index")
@@ -23,7 +23,7 @@ COMMANDS: Final = ("pack", "index")
 
 def index_shards(config: RunConfig) -> str:
     """Index the shards in data.root. Raises Failure: as `shard_index.write_index`."""
-    from train.data import shard_index  # numpy
+    from train.data.shards import index as shard_index  # numpy
 
     root = Path(config.data.root)
     lines = list[str]()
@@ -49,7 +49,7 @@ def pack_shards(
     Raises:
         Failure: as `packing.pack_images`; USAGE.
     """
-    from train.data import packing  # torch
+    from train.data.shards import packing  # torch
 
     if output is None:
         raise Failure(
@@ -100,7 +100,7 @@ def with_source(config: RunConfig, command: str, source: str) -> RunConfig:
 
 
 def _describe(index: ShardIndex) -> str:
-    from train.data.shard_index import SPLITS, count_images
+    from train.data.shards.index import SPLITS, count_images
 
     images = {split: count_images(index.shards, split) for split in SPLITS}
     counts = ", ".join(f"{count:,} for {split}" for split, count in images.items() if count)

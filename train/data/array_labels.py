@@ -19,8 +19,8 @@ from torch import Tensor
 from entrypoint import list_some
 from train.config.schema import DataConfig
 from train.data import labels as table_labels
-from train.data.array_files import bad_data_failure
 from train.data.labels import Int64Array
+from train.data.sources.arrays import bad_data_failure
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, TargetScale
 
 NUMBER_NAME: Final = "number"  # of the only output; arrays do not name it

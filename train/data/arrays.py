@@ -27,8 +27,7 @@ from torch.nn.functional import interpolate
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import array_files, partition, split_checks
-from train.data.array_files import bad_data_failure
+from train.data import partition, split_checks
 from train.data.array_labels import (
     CLASS_LABELS,
     LabelFormat,
@@ -37,7 +36,15 @@ from train.data.array_labels import (
     describe_tensor,
 )
 from train.data.shape import Shape, height_and_width
-from train.data.splits import DataSplits
+from train.data.sources.arrays import (
+    bad_data_failure,
+    find_array_names,
+    locate_splits,
+    read_npy_header,
+    read_shapes,
+    translate_read_errors,
+)
+from train.data.splits import DataSplits, SampleSource
 from train.files import format_bytes
 
 # First byte of a zip archive, of one array, and of a pickle, which is then refused as a pickle.
@@ -45,6 +52,7 @@ FIRST_BYTES: Final = (b"P", b"\x93", b"\x80")
 ZIP_LOCAL_HEADER: Final = struct.Struct("<26xHH")  # ends with the lengths of the name and of the extra field
 READ_CHUNK_BYTES: Final = 2**20
 MIN_IMAGE_AXES: Final = 3  # labels have fewer axes; they are read, not mapped
+NUM_HASHED_SAMPLES: Final = 64
 MIN_REPORTED_BYTES: Final = 2**28  # of memory of each rank
 ArraySelector = Callable[[Iterable[str]], list[str]]
 
@@ -63,7 +71,7 @@ def load_npz(file: Path, pick: ArraySelector) -> dict[str, Tensor]:
 
     Raises:
         ValueError, KeyError, OSError, zipfile.BadZipFile, zlib.error: for a file of another format, or a damaged one.
-        Failure: as `array_files.read_shapes`.
+        Failure: as `read_shapes`.
     """
     with file.open("rb") as stream:  # numpy would leave a broken file open
         if stream.read(1) not in FIRST_BYTES:  # numpy would report a text file as a pickle
@@ -72,7 +80,7 @@ def load_npz(file: Path, pick: ArraySelector) -> dict[str, Tensor]:
         archive = np.load(stream, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise ValueError("one array, and no archive of several")
-        array_files.read_shapes(file)  # before numpy allocates what a damaged header asks for
+        read_shapes(file)  # before numpy allocates what a damaged header asks for
         return {name: _as_tensor(name, _read_array(archive, stream, name)) for name in pick(archive.files)}
 
 
@@ -99,7 +107,7 @@ def _locate_array(archive: zipfile.ZipFile, stream: BinaryIO, name: str) -> _Arr
     if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:  # bit 1: encrypted
         return None
     with archive.open(entry) as content:
-        shape, fortran, dtype = array_files.read_npy_header(content)
+        shape, fortran, dtype = read_npy_header(content)
         header_bytes = content.tell()
     complete = 0 < math.prod(shape) * dtype.itemsize <= entry.file_size - header_bytes
     if fortran or not dtype.isnative or dtype.kind not in "biuf" or len(shape) < MIN_IMAGE_AXES or not complete:
@@ -125,7 +133,7 @@ SampleIndices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class ArraySource:
+class ArraySource(SampleSource):
     """Some rows of an array. Forked workers share its memory; only the rows that are read are copied.
 
     pixels: uint8 or float [N, *size, channels], any strides. rows: int64 [count], which of the N. labels: as
@@ -150,6 +158,15 @@ class ArraySource:
             taken = taken.float()
             self._refuse_not_finite(taken, rows)
         return taken if self.size is None else resize_images(taken, self.size)
+
+    def names(self, samples: SampleIndices) -> list[str]:
+        return [str(row) for row in self.rows[torch.from_numpy(samples)].tolist()]
+
+    def content(self, root: str) -> Iterator[memoryview]:
+        """A few samples: arrays in another order may have the same labels."""
+        if len(self.rows):
+            few = self.rows[torch.linspace(0, len(self.rows) - 1, NUM_HASHED_SAMPLES).long()]
+            yield self.pixels[few].contiguous().view(torch.uint8).numpy().data
 
     def _refuse_not_finite(self, taken: Tensor, rows: Tensor) -> None:
         finite = taken.flatten(1).isfinite().all(dim=1)
@@ -371,7 +388,7 @@ def _describe_dtype(pixels: Tensor) -> str:
     return "bytes" if pixels.dtype == torch.uint8 else "floats, which go to the model as they are"
 
 
-def open_arrays(data: DataConfig, *, channels_first: bool) -> DataSplits:
+def open_arrays(data: DataConfig, *_: object) -> DataSplits:
     """Both splits in their stored size: nothing is resized. See `move_channels_last` for the axes.
 
     Files of numpy.savez and torch are memory-mapped: only what is used is read, and ranks share it.
@@ -384,18 +401,18 @@ def open_arrays(data: DataConfig, *, channels_first: bool) -> DataSplits:
     def load(file: Path) -> list[str]:
         """The names of all arrays in the file; those of the splits are loaded."""
         names = list[str]()
-        with array_files.translate_read_errors(file):
+        with translate_read_errors(file):
             loaded[file] = LOADERS[file.suffix](file, partial(_pick_splits, file, names))
         return names
 
-    located, notes = array_files.locate_splits(data, load)
+    located, notes = locate_splits(data, load)
     label_format = configured_format(data)
     sources = {
         split: checked_array_source(
             loaded[file][images],
             loaded[file][labels],
             str(file),
-            channels_first=channels_first,
+            channels_first=data.name == "tensor",
             label_format=label_format,
         )
         for split, (file, (images, labels)) in located.items()
@@ -408,14 +425,14 @@ def open_arrays(data: DataConfig, *, channels_first: bool) -> DataSplits:
 def _pick_splits(file: Path, names: list[str], keys: Iterable[str]) -> list[str]:
     """The names of the arrays of all splits among `keys`, which are added to `names`."""
     names.extend(keys)
-    return list(chain.from_iterable(array_files.find_array_names(names, file).values()))
+    return list(chain.from_iterable(find_array_names(names, file).values()))
 
 
 def _unshared_memory_notes(file: Path, names: Iterable[str]) -> Iterator[str]:
     """A note if each rank needs much memory of its own for this file."""
     if file.suffix != ".npz":
         return
-    with array_files.translate_read_errors(file):
+    with translate_read_errors(file):
         size = unmapped_bytes(file, names)
     if size >= MIN_REPORTED_BYTES:
         yield (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +16,12 @@ from train.config.augmentations import Step
 from train.config.schema import DataConfig
 from train.data import mixing
 from train.data.boxes import CropDraws
-from train.data.custom import DatasetSource, are_pil_images
-from train.data.encoded_images import EncodedImageSource
 from train.data.mixing import LabelMix
-from train.data.splits import DataSplits, SampleSource
+from train.data.splits import CroppedReader, DataSplits
 from train.tasks import REGRESSION
 
 Int64Array = npt.NDArray[np.int64]
 CROP: Final = "random_resized_crop"
-CroppedReader = Callable[[Int64Array, CropDraws], Any]  # pixels, or what a GPU makes pixels of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +117,7 @@ def build_augmenter(splits: DataSplits, data: DataConfig, seed: int) -> Augmente
     _refuse_unfit_steps(steps, splits)
     by_stage = {stage: tuple(step for step in steps if step.operation.stage == stage) for stage in augmentations.STAGES}
     crop = next(iter(by_stage["image"]), None)
-    read_cropped = None if crop is None else cropped_reader(splits.training)
+    read_cropped = None if crop is None else splits.training.cropped_reader()
     if by_stage["image"] or by_stage["pixels"] or by_stage["values"]:
         _operations()  # loaded before workers are forked
     stored = by_stage["pixels"] if read_cropped else (*by_stage["image"], *by_stage["pixels"])
@@ -137,15 +133,9 @@ def build_augmenter(splits: DataSplits, data: DataConfig, seed: int) -> Augmente
     )
 
 
-def cropped_reader(source: SampleSource) -> CroppedReader | None:
-    """How this source cuts whole images; None if its samples are stored in one size."""
-    is_whole = isinstance(source, EncodedImageSource) or (isinstance(source, DatasetSource) and are_pil_images(source))
-    return source.read_cropped if is_whole else None  # type: ignore[attr-defined]
-
-
 def needs_whole_images(splits: DataSplits, data: DataConfig) -> bool:
     """Whether training needs images as they are in their files, which are neither kept in memory nor in a cache."""
-    return bool(augmentations.stage_steps(data.augment, "image")) and cropped_reader(splits.training) is not None
+    return bool(augmentations.stage_steps(data.augment, "image")) and splits.training.cropped_reader() is not None
 
 
 def refuse_stored_images(splits: DataSplits, data: DataConfig) -> None:

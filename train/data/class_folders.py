@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from entrypoint import ExitCode, Failure, list_some, pluralize
@@ -241,20 +240,15 @@ def list_entries(folder: Path, accepts: Callable[[os.DirEntry[str]], bool]) -> l
         raise unreadable_folder_failure(error, folder) from error
 
 
-def image_files(folder: Path, others: Counter[str] | None = None, inside: set[str] | None = None) -> Iterator[Path]:
-    """Every image below a class folder, in the order of `walk_class_folder`.
-
-    others: counts the other files by ending. inside: receives the folders directly in `folder`.
+def image_files(folder: Path, others: Counter[str]) -> Iterator[Path]:
+    """Every image below a folder, in the order of `walk_class_folder`. others: counts the other files by ending.
 
     Raises:
         Failure: as `walk_class_folder`.
     """
     for walked in walk_class_folder(folder):
-        if inside is not None and walked.path == os.fspath(folder):
-            inside.update(walked.folders)
         yield from (Path(walked.path, name) for name in walked.images)
-        if others is not None:
-            others.update(map(suffix_label, walked.others))
+        others.update(map(suffix_label, walked.others))
 
 
 # What changes if a file or folder is added to a directory, or removed or renamed in it: inode, time of its last
@@ -378,36 +372,20 @@ def _refuse_symlink_loop(link: Path, top: Path) -> None:
         )
 
 
-def count_images(folder: Path, classes: tuple[str, ...], others: Counter[str] | None = None) -> int:
-    """Images in all classes. others: as `image_files`. Raises as `count_images_by_class`."""
-    return sum(count_images_by_class(folder, classes, others).values())
-
-
-def count_images_by_class(
-    folder: Path,
-    classes: tuple[str, ...],
-    others: Counter[str] | None = None,
-    inside: Mapping[str, set[str]] = MappingProxyType({}),
-) -> dict[str, int]:
-    """Images of each class. others, and inside of each class: as `image_files`.
+def refuse_empty_classes(folder: Path, counts: Mapping[str, int], others: Mapping[str, int]) -> None:
+    """Refuse classes without an image. others: the other files below their folders, by ending.
 
     Raises:
         Failure: NO_INPUT, naming the classes that have none.
     """
-    others, paths = Counter() if others is None else others, class_paths(folder)
-    counts = {
-        name: sum(1 for _ in image_files(paths.get(name, folder / name), others, inside.get(name))) for name in classes
-    }
     empty = [name for name, images in counts.items() if images == 0]
     if empty:
-        what = f"class folders in {folder} without an image: {len(empty)}"
         note, _, way = (describe_unread_files(others) or "").partition(". fix: ")
         raise _data_root_failure(
-            what,
+            f"class folders in {folder} without an image: {len(empty)}",
             f"{list_some(empty)}, in {folder.absolute()}{'; ' * bool(note)}{note}",
             f"remove them, or {way or 'put images into them'} ({' '.join(IMAGE_SUFFIXES)})",
         )
-    return counts
 
 
 def count_files_outside_classes(root: Path, layout: FolderLayout, unread: Counter[str]) -> None:

@@ -27,14 +27,14 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure
 from train import plugin
 from train.config.schema import DataConfig
-from train.data import array_files, array_labels, arrays, decode, decode_crop
+from train.data import array_labels, arrays, decode, decode_crop
 from train.data.array_labels import ItemLabel, LabelFormat
 from train.data.arrays import move_channels_last
 from train.data.boxes import CropDraws
-from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape
-from train.data.splits import DataSplits, SampleIndices
+from train.data.sources.arrays import bad_data_failure
+from train.data.splits import CroppedReader, DataSplits, ImageFileSource, SampleIndices, SampleOrigin, SampleSource
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS
 
 NUM_CHECKED_ITEMS: Final = 8  # read twice, to see whether they change
@@ -42,7 +42,7 @@ DATASET_LOCK: Final = threading.Lock()  # a user's dataset (an HDF5 file, a coun
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DatasetSource:
+class DatasetSource(SampleSource):
     """Some items of the user's dataset.
 
     rows: int64 [count], which of them. labels: as `SampleSource.labels`. size, channels: that PIL images get. first:
@@ -59,6 +59,21 @@ class DatasetSource:
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING
     task: str = CLASSIFICATION
     channels: int = 3
+
+    def names(self, samples: SampleIndices) -> list[str]:
+        return [str(row) for row in self.rows[torch.from_numpy(samples)].tolist()]
+
+    @property
+    def origin(self) -> SampleOrigin:
+        return "pictures" if self.holds_pictures else "arrays"
+
+    @property
+    def holds_pictures(self) -> bool:
+        """Whether the items are PIL images, which are cut and scaled here; arrays keep the size that they have."""
+        return isinstance(read_item(self.dataset, int(self.rows[0]), self.name, self.task)[0], Image.Image)
+
+    def cropped_reader(self) -> CroppedReader | None:
+        return self.read_cropped if self.holds_pictures else None
 
     def read(self, samples: SampleIndices) -> Tensor:
         """uint8 or float32 [n, *size, channels].
@@ -158,11 +173,6 @@ def item_facts(items: DatasetSource) -> list[decode.ImageFacts]:
                 return []
             facts.append(decode.find_facts(image))
     return facts
-
-
-def are_pil_images(items: DatasetSource) -> bool:
-    """Whether the items are PIL images, which are cut and scaled here; arrays keep the size that the dataset gives."""
-    return isinstance(read_item(items.dataset, int(items.rows[0]), items.name, items.task)[0], Image.Image)
 
 
 def select_items(items: DatasetSource, chosen: Tensor) -> DatasetSource:
@@ -307,10 +317,10 @@ class FactoryCall:
             return self.returned
 
     def split(self, number: int) -> Any:
-        """The training (0) or the validation data (1)."""
+        """The training (0), the validation (1) or the test data (2)."""
         splits = self.splits()
         if isinstance(splits, DataSplits):
-            splits = (splits.training, splits.validation)
+            splits = (splits.training, splits.validation, splits.test)
         return splits[number]
 
     def release(self) -> None:
@@ -431,7 +441,7 @@ FACTORY_CONTRACT: Final = (
 )
 
 
-def open_custom(data: DataConfig) -> DataSplits:
+def open_custom(data: DataConfig, *_: object) -> DataSplits:
     """Call the factory with the data section of the config, and check what it returns.
 
     Raises:
@@ -530,7 +540,7 @@ def _read_labels(dataset: Any, name: str, task: str) -> Tensor:
     try:
         return torch.as_tensor(np.asarray(listed))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise array_files.bad_data_failure(name, "labels are no numbers", str(error), EXPECTED_LABELS[task]) from error
+        raise bad_data_failure(name, "labels are no numbers", str(error), EXPECTED_LABELS[task]) from error
 
 
 def _check_splits(splits: DataSplits, factory: FactoryCall) -> DataSplits:
@@ -538,8 +548,9 @@ def _check_splits(splits: DataSplits, factory: FactoryCall) -> DataSplits:
     data = factory.data
     task = splits.task if data.task == AUTO else data.task
     label_format: LabelFormat = TASKS[task].load("label_format")
-    labels = []
-    for source in (splits.training, splits.validation):
+    labels, sources = list[Tensor](), [splits.training, splits.validation]
+    sources += [] if splits.test is None else [splits.test]
+    for source in sources:
         if not (isinstance(getattr(source, "labels", None), Tensor) and callable(getattr(source, "read", None))):
             raise _contract_failure(data, f"a {type(source).__name__} without a tensor of labels, or without read()")
         labels.append(label_format.read(source.labels, data.name) if len(source.labels) else source.labels)
@@ -550,20 +561,26 @@ def _check_splits(splits: DataSplits, factory: FactoryCall) -> DataSplits:
     if data.color == "gray":
         _refuse_colors(splits.shape.channels, data.name)
     factory.labels = (splits.training.labels, splits.validation.labels)
-    training, validation = (
+    training, validation, *test = (
         source
         if isinstance(source, ImageFileSource)  # opens each file for one read
         else CheckedSource(FactoryDataset(factory, number), labels[number], splits.shape, data)
-        for number, source in enumerate((splits.training, splits.validation))
+        for number, source in enumerate(sources)
     )
     first = training.read(np.arange(1))
-    target = splits.target or label_format.scale(labels[0], data.name)
-    floats = first.is_floating_point()
-    return replace(splits, training=training, validation=validation, floats=floats, task=task, target=target)
+    return replace(
+        splits,
+        training=training,
+        validation=validation,
+        test=next(iter(test), None),
+        floats=first.is_floating_point(),
+        task=task,
+        target=splits.target or label_format.scale(labels[0], data.name),
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedSource:
+class CheckedSource(SampleSource):
     """Checks every read of a user's source: torch would broadcast a single row to all samples."""
 
     source: FactoryDataset

@@ -28,11 +28,10 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure, Heartbeat, file_writer, num_usable_cores, print_message
 from train import file_lock, files
 from train.config.schema import DataConfig
-from train.data import decode, path_list, registry
-from train.data.image_folder import ImageFileSource
-from train.data.splits import DataSplits, SampleIndices
+from train.data import decode, image_lists, registry
+from train.data.splits import DataSplits, ImageFileSource, SampleIndices, SampleSource
 from train.distributed.shared_memory import HostRanks
-from train.files import os_error_failure
+from train.files import translate_os_errors
 
 CACHE_VERSION: Final = 3  # raised whenever the same file would decode to other pixels
 METADATA_BYTES_PER_IMAGE: Final = 5  # a checksum (4 bytes), and whether the image is readable (1 byte)
@@ -216,7 +215,7 @@ STAT_THREADS: Final = 16  # a file server answers many requests at once
 
 
 @dataclass(frozen=True, slots=True)
-class CachedSource:
+class CachedSource(SampleSource):
     """Image files whose pixels are in a cache. rows: int64 [count], their rows in the cache."""
 
     files: ImageFileSource
@@ -229,8 +228,7 @@ class CachedSource:
         return self.files.labels
 
     @property
-    def paths(self) -> Sequence[str]:
-        """The paths of the files."""
+    def file_names(self) -> Sequence[str]:
         return self.files.paths
 
     def read(self, samples: SampleIndices) -> Tensor:
@@ -256,20 +254,24 @@ def use_cache(splits: DataSplits, data: DataConfig, host: HostRanks, pulse: Hear
         Failure: USAGE for a cache inside data.root; OUTPUT, IO or SECURITY for its folder, also if another user's
             cache is not readable; the failures of reading the files, except for broken images.
     """
-    if data.cache is None or isinstance(splits.validation, CachedSource):
+    if data.cache is None:
         return splits
-    if not (isinstance(splits.training, ImageFileSource) and isinstance(splits.validation, ImageFileSource)):
+    training, validation = splits.training.image_files(), splits.validation.image_files()
+    if training is None or validation is None:
         return replace(
             splits, notes=(*splits.notes, "data.cache does nothing here: only image files are decoded into it")
         )
     registry.refuse_unusable_cache(data, writes=False)
-    files, rows = combine_files(splits.training, splits.validation)
+    files, rows = combine_files(training, validation)
     name = host.first(lambda: cache_key(files, data, pulse))
     cache = _open_or_fill(Path(data.cache) / f"{name}.pixels", files, pulse)
-    count = len(splits.training.labels)
-    training = CachedSource(splits.training, rows[:count], cache)
-    validation = CachedSource(splits.validation, rows[count:], cache)
-    return replace(splits, training=training, validation=validation, notes=(*splits.notes, f"data.cache: {cache.path}"))
+    count = len(training.labels)
+    return replace(
+        splits,
+        training=CachedSource(training, rows[:count], cache),
+        validation=CachedSource(validation, rows[count:], cache),
+        notes=(*splits.notes, f"data.cache: {cache.path}"),
+    )
 
 
 def combine_files(training: ImageFileSource, validation: ImageFileSource) -> tuple[ImageFileSource, SampleIndices]:
@@ -277,8 +279,8 @@ def combine_files(training: ImageFileSource, validation: ImageFileSource) -> tup
 
     The order does not depend on the split. Labels are not set.
     """
-    every, rows = path_list.merge_paths(
-        path_list.as_packed_paths(training.paths), path_list.as_packed_paths(validation.paths)
+    every, rows = image_lists.merge_paths(
+        image_lists.as_packed_paths(training.paths), image_lists.as_packed_paths(validation.paths)
     )
     return replace(training, paths=every, labels=torch.zeros(len(every), dtype=torch.int64)), rows
 
@@ -320,7 +322,7 @@ def _open_or_fill(path: Path, files: ImageFileSource, pulse: Heartbeat) -> Decod
     """The complete cache. One of all processes on all nodes fills it, and the others wait."""
     lock_path, waited = path.with_suffix(".lease"), None
     while (cache := open_cache(path, len(files.paths), files.stored)) is None:
-        with _translate_os_errors(path):
+        with translate_os_errors(path, fixes=registry.CACHE_FIXES):
             path.parent.mkdir(parents=True, exist_ok=True)
             held = file_lock.acquire_lock(lock_path, waited)
         if held is None:
@@ -355,7 +357,7 @@ def _fill_cache(path: Path, files: ImageFileSource, pulse: Heartbeat) -> None:
     chunks = np.array_split(np.arange(count), -(-count // IMAGES_PER_CHUNK))
     cores = num_usable_cores()
     with (
-        _translate_os_errors(path),
+        translate_os_errors(path, fixes=registry.CACHE_FIXES),
         write_cache(path, count, files.stored) as writer,
         ThreadPoolExecutor(cores) as pool,
     ):
@@ -379,14 +381,3 @@ def _decode_chunk(files: ImageFileSource, chunk: SampleIndices) -> tuple[npt.NDA
                 raise
             readable[index] = False
     return pixels, readable
-
-
-@contextmanager
-def _translate_os_errors(path: Path) -> Iterator[None]:
-    """Translate an OSError of writing the cache into its Failure. Reading the images raises Failures itself."""
-    try:
-        yield
-    except OSError as error:
-        failure = os_error_failure(error, path)
-        failure.fix = registry.CACHE_FIXES.get(failure.code, failure.fix)
-        raise failure from error

@@ -28,10 +28,9 @@ from train.config.schema import DataConfig
 from train.data import decode, decode_crop
 from train.data.augmenter import CROP, Augmenter
 from train.data.boxes import CropDraws
-from train.data.encoded_images import EncodedImageSource
 from train.data.preprocessing import Preprocessing, configured_preprocessing
 from train.data.shape import height_and_width
-from train.data.splits import DataSplits, SampleIndices, SampleSource
+from train.data.splits import DataSplits, EncodedImageSource, SampleIndices, SampleSource
 
 THREADS: Final = 2  # one has nvJPEG decode while the other one's boxes are scaled
 MAX_PIXELS_AT_ONCE: Final = 2**25  # of whole images: 100 MB, and as much again for the scaled boxes
@@ -125,8 +124,9 @@ def _is_complete(jpeg: bytes) -> bool:
 
 def for_reading(augmenter: Augmenter, source: SampleSource) -> Augmenter:
     """What workers do with the files of a source that a GPU decodes: its pixels are augmented later."""
-    assert isinstance(source, EncodedImageSource)
-    return replace(augmenter, stored=(), read_cropped=partial(read_encoded, source))
+    images = source.encoded_images()
+    assert images is not None  # else `find_obstacle` has found one
+    return replace(augmenter, stored=(), read_cropped=partial(read_encoded, images))
 
 
 class GpuDecoder:
@@ -243,7 +243,7 @@ def find_obstacle(data: DataConfig, splits: DataSplits, augmenter: Augmenter, de
     """Why no GPU can decode the images to train on; None if it can."""
     obstacles = {
         f"--device {device.type}": device.type != "cuda",
-        f"data.name: {data.name}, which gives pixels": not isinstance(splits.training, EncodedImageSource),
+        f"data.name: {data.name}, which gives pixels": splits.training.encoded_images() is None,
         f"no {CROP} in data.augment: whole images are decoded on the CPU": augmenter.crop is None,
         "data.color: gray": splits.shape.channels != len("RGB"),
     }

@@ -1,59 +1,220 @@
 """Lists the labelled images in class folders, and splits off a validation set if there is none.
 
-Unread files, misplaced folders and classes that are too small are reported.
+Unread files, misplaced folders and classes that are too small are reported. A long listing is kept in the user's cache
+for as long as no folder changes. This module does not import torch: `train check` lists images too.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import time
+import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
+from entrypoint import Failure
+from train import files
 from train.config.schema import DataConfig
-from train.data import class_folders, grouping, path_list
-from train.data.encoded_images import EncodedImageSource
-from train.data.folder_listing import ListingCache
+from train.data import class_folders, image_lists, partition
+from train.data.class_folders import DirectoryState
+from train.data.image_lists import ImageList, ImageLists
 from train.data.labels import missing_validation_warnings
-from train.data.partition import partition_samples
-from train.data.path_list import PackedPaths
-from train.data.preprocessing import configured_preprocessing
-from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.data.split_checks import find_layout, refuse_wrong_class_count
-from train.data.splits import DataSplits
-from train.distributed.shared_memory import HostRanks
 from train.tasks import CLASSIFICATION
 
-SampleIndices = npt.NDArray[np.int64]
-NO_CACHE: Final = ListingCache()
+if TYPE_CHECKING:
+    from train.data.splits import DataSplits
+    from train.distributed.shared_memory import HostRanks
 
-
-@dataclass(frozen=True, slots=True)
-class ImageFileSource(EncodedImageSource):
-    """Image files and their classes. paths: `PackedPaths`, or any sequence from a user's factory."""
-
-    def image(self, sample: int) -> Path:
-        """The file of an image."""
-        return Path(str(self.paths[sample]))
+LISTING_VERSION: Final = 2  # raised whenever the same folder would be listed otherwise
+# By the number of names and not by the seconds of a listing, so that each start of a run does the same. Reading so many
+# names takes half a second on a local disk, and many seconds on a parallel file system.
+MIN_NAMES: Final = 100_000
+MIN_NAMES_PER_FOLDER: Final = 10  # with fewer, examining the folders takes as long as listing them
+# A later change of a folder could get the same time as the last one: file systems count time in steps of up to two
+# seconds, and the clocks of file servers differ from those of nodes.
+MIN_AGE_S: Final = 10.0
+FIELD_BYTES: Final = 8  # of the checksum and of the length of the header; the arrays after it are aligned to it
+MOUNTS_FILE: Final = Path("/proc/self/mountinfo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageFolderSplits:
-    """The splits, the names of the classes, and notes and warnings about the splits. test: None if there is none."""
+class FolderListing:
+    """The image files in the class folders of one folder.
 
-    training: ImageFileSource
-    validation: ImageFileSource
-    test: ImageFileSource | None
-    classes: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    letters: uint8, all names below the folder, class by class, as bytes of the file system. lengths: int32 [count], of
+    each name. counts: the number of images of each class. unread: other files, by ending. inside: the folders directly
+    in each class folder. states: of each class folder and each folder below one, by name. devices: their file systems.
+    has_open_link: as `class_folders.WalkedFolder`, of any of them.
+    """
+
+    letters: npt.NDArray[np.uint8]
+    lengths: npt.NDArray[np.int32]
+    counts: tuple[int, ...]
+    unread: Mapping[str, int]
+    inside: Mapping[str, Sequence[str]]
+    states: Mapping[str, DirectoryState]
+    devices: frozenset[int] = frozenset()
+    has_open_link: bool = False
+
+
+def list_class_folders(above: Path, classes: Sequence[str]) -> FolderListing:
+    """Walk through the class folders in `above`.
+
+    Raises:
+        Failure: as `class_folders.walk_class_folder`.
+    """
+    letters, lengths, counts = bytearray(), list[npt.NDArray[np.int32]](), dict.fromkeys(classes, 0)
+    unread, inside, states = Counter[str](), dict[str, Sequence[str]](), dict[str, DirectoryState]()
+    devices, has_open_link, prefix = set[int](), False, len(str(above / "_")) - 1
+    for label in classes:
+        for walked in class_folders.walk_class_folder(above / label):
+            name = walked.path[prefix:]
+            encoded = [os.fsencode(f"{name}/{image}") for image in walked.images]
+            letters += b"".join(encoded)
+            lengths.append(np.fromiter(map(len, encoded), np.int32, len(encoded)))
+            counts[label] += len(encoded)
+            unread.update(map(class_folders.suffix_label, walked.others))
+            inside.setdefault(label, walked.folders)  # the class folder itself comes first
+            states[name] = walked.state
+            devices.add(walked.device)
+            has_open_link |= walked.has_open_link
+    return FolderListing(
+        letters=np.frombuffer(bytes(letters), np.uint8),
+        lengths=np.concatenate(lengths) if lengths else np.empty(0, np.int32),
+        counts=tuple(counts.values()),
+        unread=unread,
+        inside=inside,
+        states=states,
+        devices=frozenset(devices),
+        has_open_link=has_open_link,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingCache:
+    """Where listings are kept. folder: None if no folder lasts. is_writer: whether this rank writes them.
+
+    A listing is read only if the state of each directory is the one that it had before it was listed.
+    """
+
+    folder: Path | None = None
+    is_writer: bool = True
+    clock: Callable[[], float] = time.time
+
+    def list_images(self, above: Path, classes: Sequence[str]) -> FolderListing:
+        """The listing that is kept of these class folders, or a new one. Raises Failure: as `list_class_folders`."""
+        path = None if self.folder is None else self.folder / _file_name(above)
+        if path is None:
+            return list_class_folders(above, classes)
+        with suppress(OSError, *files.MALFORMED_ERRORS):
+            if (listing := _read_listing(path, above, classes)) is not None:
+                return listing
+        begun_at = self.clock()
+        listing = list_class_folders(above, classes)
+        if self.is_writer and is_worth_keeping(listing, begun_at):
+            with suppress(OSError, ValueError, Failure):
+                if not listing.devices & _fuse_devices():
+                    _write_listing(path, above, classes, listing)
+        return listing
+
+
+def is_worth_keeping(listing: FolderListing, begun_at: float) -> bool:
+    """Whether reading this listing again saves time, and a change of the folders cannot go unnoticed.
+
+    begun_at: when the first folder was listed, in seconds since 1970.
+    """
+    names, folders = len(listing.lengths) + sum(listing.unread.values()), len(listing.states)
+    if names < max(MIN_NAMES, MIN_NAMES_PER_FOLDER * folders) or listing.has_open_link:
+        return False
+    times = {(modified, changed) for _, modified, _, changed in listing.states.values()}
+    # On file systems that give all folders the same times (images that are built reproducibly, some object stores), the
+    # times prove nothing.
+    return len(times) > 1 and max(map(max, times)) < (begun_at - MIN_AGE_S) * 1e9
+
+
+def _fuse_devices() -> set[int]:
+    """The mounted FUSE file systems: of some (s3fs, rclone), a folder keeps its time when a file is added.
+
+    Raises:
+        OSError, ValueError: the mounts are not known.
+    """
+    devices = set()
+    for line in MOUNTS_FILE.read_text(errors="replace").splitlines():
+        mount, _, file_system = line.partition(" - ")
+        if file_system.startswith("fuse"):
+            major, minor = map(int, mount.split()[2].split(":"))
+            devices.add(os.makedev(major, minor))
+    return devices
+
+
+def _file_name(above: Path) -> str:
+    return hashlib.sha256(os.fsencode(os.path.abspath(above))).hexdigest()[:32]
+
+
+def _key(above: Path, classes: Sequence[str]) -> dict[str, Any]:
+    return {"version": LISTING_VERSION, "folder": os.path.abspath(above), "classes": [*classes]}
+
+
+def _write_listing(path: Path, above: Path, classes: Sequence[str], listing: FolderListing) -> None:
+    """Write the checksum of all that follows, the length of the header, the header (JSON), lengths and letters.
+
+    Raises:
+        OSError, Failure: as `files.write_atomic`.
+    """
+    facts = {"counts": listing.counts, "unread": listing.unread, "inside": listing.inside, "states": listing.states}
+    header = json.dumps(_key(above, classes) | facts).encode()
+    header += b" " * (-len(header) % FIELD_BYTES)
+    length = len(header).to_bytes(FIELD_BYTES, "little")
+    parts: list[bytes | memoryview] = [length, header, listing.lengths.data, listing.letters.data]
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.write_atomic(path, b"".join((checksum.to_bytes(FIELD_BYTES, "little"), *parts)))
+
+
+def _read_listing(path: Path, above: Path, classes: Sequence[str]) -> FolderListing | None:
+    """The listing in this file; None if it is damaged, of other classes, or if a folder has changed since.
+
+    Raises:
+        OSError: the file, or a folder, is gone or cannot be examined.
+        ValueError: the file is no listing.
+    """
+    content = files.read_regular_file(path, limit=path.stat().st_size)
+    if int.from_bytes(content[:FIELD_BYTES], "little") != zlib.crc32(memoryview(content)[FIELD_BYTES:]):
+        return None
+    begin = 2 * FIELD_BYTES
+    end = begin + int.from_bytes(content[FIELD_BYTES:begin], "little")
+    header = files.parse_json(content[begin:end])
+    key = _key(above, classes)
+    if {name: header.get(name) for name in key} != key:
+        return None
+    states = {name: tuple(state) for name, state in header["states"].items()}
+    if any(class_folders.directory_state(os.stat(above / name)) != state for name, state in states.items()):
+        return None
+    lengths = np.frombuffer(content, np.int32, sum(header["counts"]), end)
+    return FolderListing(
+        letters=np.frombuffer(content, np.uint8, offset=end + lengths.nbytes),
+        lengths=lengths,
+        counts=tuple(header["counts"]),
+        unread=header["unread"],
+        inside=header["inside"],
+        states=states,
+    )
+
+
+NO_CACHE: Final = ListingCache()
 
 
 def open_image_folder(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
@@ -62,67 +223,26 @@ def open_image_folder(data: DataConfig, host: HostRanks, cache_folder: Path | No
     cache_folder: as `registry.open_splits`.
 
     Raises:
-        Failure: as `list_splits`, `HostRanks.first_shared` and `image_file_splits`.
+        Failure: as `list_splits` and `HostRanks.first_shared`.
     """
+    from train.data import splits  # torch
+
     folder = None if cache_folder is None else cache_folder / "listings"
     cache = ListingCache(folder=folder, is_writer=host.rank == 0)
-    outline, arrays = host.first_shared(lambda: _separate_arrays(list_splits(data, cache)))
+
+    def list_separately() -> tuple[ImageLists, list[npt.NDArray[Any]]]:
+        """The lists without images, and their arrays."""
+        lists = list_splits(data, cache)
+        arrays = [array for images in lists.splits for array in images.arrays()]
+        return lists.with_splits(images.outline() for images in lists.splits), arrays
+
+    outline, arrays = host.first_shared(list_separately)
     remaining = iter(arrays)  # in the order of the splits
-    listed = _convert_splits(outline, lambda files: _with_arrays(files, *islice(remaining, 4)))
-    return image_file_splits(data, listed)
+    lists = outline.with_splits(images.with_arrays(*islice(remaining, 4)) for images in outline.splits)
+    return splits.open_image_lists(data, lists)
 
 
-def _separate_arrays(listed: ImageFolderSplits) -> tuple[ImageFolderSplits, list[npt.NDArray[Any]]]:
-    """The same splits with paths and labels of length 0, and their arrays: letters, starts, lengths, labels of each."""
-    arrays = list[npt.NDArray[Any]]()
-
-    def separate(files: ImageFileSource) -> ImageFileSource:
-        paths = path_list.as_packed_paths(files.paths)
-        arrays.extend((paths.letters, paths.starts, paths.lengths, files.labels.numpy()))
-        return replace(files, paths=path_list.pack_paths([], paths.above), labels=files.labels[:0].clone())
-
-    return _convert_splits(listed, separate), arrays
-
-
-def _with_arrays(
-    files: ImageFileSource,
-    letters: npt.NDArray[np.uint8],
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int32],
-    labels: npt.NDArray[np.int64],
-) -> ImageFileSource:
-    above = path_list.as_packed_paths(files.paths).above
-    return replace(files, paths=PackedPaths(above, letters, starts, lengths), labels=torch.from_numpy(labels))
-
-
-def _convert_splits(
-    listed: ImageFolderSplits, convert: Callable[[ImageFileSource], ImageFileSource]
-) -> ImageFolderSplits:
-    return replace(
-        listed,
-        training=convert(listed.training),
-        validation=convert(listed.validation),
-        test=None if listed.test is None else convert(listed.test),
-    )
-
-
-def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tensor | None = None) -> DataSplits:
-    """The splits of listed image files. weights: as in `DataSplits`."""
-    preprocessing, channels = configured_preprocessing(data), COLOR_CHANNELS[data.color]
-    listed = _convert_splits(listed, lambda files: replace(files, preprocessing=preprocessing, channels=channels))
-    return DataSplits(
-        training=listed.training,
-        validation=listed.validation,
-        test=listed.test,
-        classes=listed.classes,
-        shape=Shape(channels=channels, size=height_and_width(data.image_size)),
-        notes=listed.notes,
-        warnings=listed.warnings,
-        weights=weights,
-    )
-
-
-def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageFolderSplits:
+def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageLists:
     """List all files of data.root, and split off what has no folder: validation images, and test images if asked for.
 
     cache: of listings, by the folder of class folders.
@@ -133,92 +253,73 @@ def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageFolder
     """
     layout = find_layout(data)
     refuse_wrong_class_count(data, len(layout.classes), "class folders", str(layout.training))
-    classes, size = layout.classes, data.image_size
+    classes = layout.classes
     unread, inside = Counter[str](), {name: set[str]() for name in classes}
-    training = _list_files(layout.training, classes, size, cache, unread, inside)
+    training = _list_files(layout.training, classes, cache, unread, inside)
     class_folders.count_files_outside_classes(Path(data.root), layout, unread)
-    validation = None if layout.validation is None else _list_files(layout.validation, classes, size, cache, unread, {})
-    test = None if layout.test is None else _list_test_files(layout.test, classes, size, cache, unread)
+    validation = None if layout.validation is None else _list_files(layout.validation, classes, cache, unread, {})
+    test = None if layout.test is None else _list_test_files(layout.test, classes, cache, unread)
     groups = None if data.group is None else _group_names(training, data)
     if groups is not None:
         _refuse_leaks(groups, validation, test, data)
     warnings = class_folders.split_folder_warnings(inside)
-    labels = training.labels.numpy()
-    partition = partition_samples(labels, data, groups=groups, has_validation=validation is not None)
-    if partition.test.any():
-        test = select_files(training, partition.test)
+    parts = partition.partition_samples(training.labels, data, groups=groups, has_validation=validation is not None)
+    if parts.test.any():
+        test = training.select(parts.test)
     if validation is None:
-        validation = select_files(training, partition.validation)
-        of_splits = labels[partition.training], labels[partition.validation]
+        validation = training.select(parts.validation)
+        of_splits = training.labels[parts.training], validation.labels
         warnings = (*warnings, *missing_validation_warnings(CLASSIFICATION, classes, *of_splits))
-    if not partition.training.all():
-        training = select_files(training, partition.training)
+    if not parts.training.all():
+        training = training.select(parts.training)
     messages = (
         class_folders.describe_unread_files(unread),
         class_folders.describe_ignored_folders(layout),
         class_folders.describe_test_as_validation(layout),
     )
-    return ImageFolderSplits(
+    return ImageLists(
         training=training,
         validation=validation,
         test=test,
         classes=classes,
-        notes=(*partition.notes, *filter(None, messages)),
+        notes=tuple(filter(None, messages)),
+        split_notes=parts.notes,
         warnings=warnings,
     )
 
 
-def _refuse_leaks(
-    groups: list[str], validation: ImageFileSource | None, test: ImageFileSource | None, data: DataConfig
-) -> None:
+def _refuse_leaks(groups: list[str], validation: ImageList | None, test: ImageList | None, data: DataConfig) -> None:
     """Refuse a group that is in two folders. Raises Failure (DATA)."""
     of_validation = [] if validation is None else _group_names(validation, data)
-    grouping.refuse_leak(groups, of_validation)
+    partition.refuse_leak(groups, of_validation)
     if test is not None:
         of_test = _group_names(test, data)
-        grouping.refuse_leak(groups, of_test, "training and test")
-        grouping.refuse_leak(of_validation, of_test, "validation and test")
+        partition.refuse_leak(groups, of_test, "training and test")
+        partition.refuse_leak(of_validation, of_test, "validation and test")
 
 
-def _group_names(files: ImageFileSource, data: DataConfig) -> list[str]:
+def _group_names(images: ImageList, data: DataConfig) -> list[str]:
     """The groups, searched in the paths below the folder of class folders, so that no folder above can match."""
-    return grouping.group_names(path_list.as_packed_paths(files.paths).names(), data.group or "")
+    return partition.group_names(images.paths.names(), data.group or "")
 
 
 def _list_files(
-    above: Path,
-    classes: tuple[str, ...],
-    size: ImageSize,
-    cache: ListingCache,
-    unread: Counter[str],
-    inside: Mapping[str, set[str]],
-) -> ImageFileSource:
+    above: Path, classes: tuple[str, ...], cache: ListingCache, unread: Counter[str], inside: Mapping[str, set[str]]
+) -> ImageList:
     paths_by_class = class_folders.class_paths(above)
     names = [paths_by_class.get(name, above / name).name for name in classes]
     listing = cache.list_images(above, names)
-    if not all(listing.counts):
-        class_folders.count_images(above, classes)  # names the empty ones
+    class_folders.refuse_empty_classes(above, dict(zip(classes, listing.counts, strict=True)), listing.unread)
     unread.update(listing.unread)
     for name, folders in zip(names, inside.values(), strict=False):
         folders.update(listing.inside[name])
-    paths = path_list.from_lengths(str(above / "_")[:-1], listing.letters, listing.lengths)
-    return ImageFileSource(paths, torch.from_numpy(np.repeat(np.arange(len(classes)), listing.counts)), size)
+    paths = image_lists.from_lengths(str(above / "_")[:-1], listing.letters, listing.lengths)
+    return ImageList(paths=paths, labels=np.repeat(np.arange(len(classes)), listing.counts))
 
 
-def _list_test_files(
-    above: Path, classes: tuple[str, ...], size: ImageSize, cache: ListingCache, unread: Counter[str]
-) -> ImageFileSource:
+def _list_test_files(above: Path, classes: tuple[str, ...], cache: ListingCache, unread: Counter[str]) -> ImageList:
     """The files of a folder that may lack classes, with the labels of the training's classes."""
     of_test = class_folders.class_names(above)
-    files = _list_files(above, of_test, size, cache, unread, {})
-    numbers = torch.tensor([classes.index(name) for name in of_test])
-    return replace(files, labels=numbers[files.labels])
-
-
-def select_files(files: ImageFileSource, chosen: npt.NDArray[np.bool_]) -> ImageFileSource:
-    """The files where `chosen` (bool [count]) is true."""
-    return replace(
-        files,
-        paths=path_list.as_packed_paths(files.paths).part(chosen),
-        labels=files.labels[torch.from_numpy(chosen)],
-    )
+    images = _list_files(above, of_test, cache, unread, {})
+    numbers = np.array([classes.index(name) for name in of_test], np.int64)
+    return replace(images, labels=numbers[images.labels])

@@ -12,9 +12,8 @@ from torch.nn.functional import interpolate
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data.encoded_images import EncodedImageSource
 from train.data.shape import ImageSize, Shape, height_and_width
-from train.data.splits import DataSplits, SampleSource
+from train.data.splits import DataSplits
 
 SIZE_STEP: Final = 8  # pixels: networks halve the size up to five times, and few sizes need few kernels
 
@@ -29,20 +28,9 @@ def with_evaluation_size(splits: DataSplits, size: ImageSize | None) -> DataSpli
         return splits
     return replace(
         splits,
-        validation=_resized(splits.validation, size),
-        test=None if splits.test is None else _resized(splits.test, size),
+        validation=splits.validation.resized(size),
+        test=None if splits.test is None else splits.test.resized(size),
         evaluation_shape=Shape(channels=splits.shape.channels, size=height_and_width(size)),
-    )
-
-
-def _resized(source: SampleSource, size: ImageSize) -> SampleSource:
-    if isinstance(source, EncodedImageSource):
-        return replace(source, size=size)
-    raise Failure(
-        "eval.image_size reads image files in another size, and these samples are stored in one size",
-        found=f"eval.image_size: {size}",
-        fix="leave eval.image_size out",
-        code=ExitCode.USAGE,
     )
 
 

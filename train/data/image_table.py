@@ -1,6 +1,7 @@
 """Opens the images that a table lists, and splits those that no split column assigns.
 
-The splits are the same in every run: they do not depend on `run.seed`.
+The splits are the same in every run: they do not depend on `run.seed`. This module does not import torch: `train check`
+lists images too.
 """
 
 from __future__ import annotations
@@ -8,47 +9,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from train.config.schema import DataConfig
-from train.data import grouping, image_folder, label_table, labels, path_list, split_checks
-from train.data.image_folder import ImageFileSource, ImageFolderSplits
+from train.data import image_lists, label_table, labels, partition, split_checks
+from train.data.image_lists import ImageList, ImageLists
 from train.data.label_table import TEST, TRAINING, VALIDATION, LabelTable
 from train.data.partition import Partition, partition_samples
-from train.data.splits import DataSplits
 from train.tasks import REGRESSION
 
+if TYPE_CHECKING:
+    from train.data.splits import DataSplits
 
-def open_image_table(data: DataConfig) -> DataSplits:
-    """All splits. Raises Failure: as `label_table.read_table`, `labels.read_labels` and `partition_rows`."""
+
+def open_image_table(data: DataConfig, *_: object) -> DataSplits:
+    """All splits. Raises Failure: as `list_table`."""
+    from train.data import splits  # torch
+
+    lists = list_table(data)
+    return replace(splits.open_image_lists(data, lists), notes=(*lists.notes, *lists.split_notes))
+
+
+def list_table(data: DataConfig) -> ImageLists:
+    """The images of all splits. Raises Failure: as `label_table.read_table`, `labels.read_labels`, `partition_rows`."""
     table = label_table.read_table(data)
     rows = table.rows_by_split()
     read = labels.read_labels(table, rows, data)
     parts = partition_rows(table, rows, read.strata, data)
-    files = ImageFileSource(_pack(table, rows), torch.from_numpy(read.values), data.image_size)
-    listed = ImageFolderSplits(
-        training=image_folder.select_files(files, parts.training),
-        validation=image_folder.select_files(files, parts.validation),
-        test=image_folder.select_files(files, parts.test) if parts.test.any() else None,
-        classes=read.classes,
-        notes=(*table.notes, *read.notes, *parts.notes),
-        warnings=(
-            *table.warnings,
-            *read.warnings,
-            *labels.missing_validation_warnings(
-                read.task, read.classes, read.values[parts.training], read.values[parts.validation]
-            ),
-        ),
-    )
+    images = ImageList(paths=_pack(table, rows), labels=read.values)
+    training, validation = images.select(parts.training), images.select(parts.validation)
     weights = None
     if table.weights is not None:
-        training_weights = np.array([table.weights[row] for row in rows], np.float64)[parts.training]
-        weights = normalize_weights(training_weights, table)
-    target = labels.target_scale(read.values[parts.training], table) if read.task == REGRESSION else None
-    return replace(image_folder.image_file_splits(data, listed, weights), task=read.task, target=target)
+        weights = normalize_weights(np.array([table.weights[row] for row in rows], np.float64)[parts.training], table)
+    missing = labels.missing_validation_warnings(read.task, read.classes, training.labels, validation.labels)
+    return ImageLists(
+        training=training,
+        validation=validation,
+        test=images.select(parts.test) if parts.test.any() else None,
+        classes=read.classes,
+        notes=(*table.notes, *read.notes),
+        split_notes=parts.notes,
+        warnings=(*table.warnings, *read.warnings, *missing),
+        task=read.task,
+        target=labels.target_scale(training.labels, table) if read.task == REGRESSION else None,
+        weights=weights,
+    )
 
 
 def partition_rows(
@@ -57,7 +65,7 @@ def partition_rows(
     """The split of each of the rows, which are those of `LabelTable.rows_by_split`.
 
     Raises:
-        Failure: DATA as `grouping.group_names`, `grouping.refuse_leak` and `partition.partition_samples`; USAGE for a
+        Failure: DATA as `partition.group_names`, `partition.refuse_leak` and `partition.partition_samples`; USAGE for a
             split that the table names and a key asks for.
     """
     counts = [len(table.rows_of(split)) for split in (TRAINING, VALIDATION, TEST)]
@@ -69,7 +77,7 @@ def partition_rows(
     if groups is not None:
         _refuse_leaks(groups, counts)
     training = counts[0]
-    partition = partition_samples(
+    parts = partition_samples(
         strata[:training],
         data,
         groups=None if groups is None else groups[:training],
@@ -77,9 +85,9 @@ def partition_rows(
     )
     own = np.repeat([TRAINING, VALIDATION, TEST], counts)
     return Partition(
-        validation=np.append(partition.validation, own[training:] == VALIDATION),
-        test=np.append(partition.test, own[training:] == TEST),
-        notes=partition.notes,
+        validation=np.append(parts.validation, own[training:] == VALIDATION),
+        test=np.append(parts.test, own[training:] == TEST),
+        notes=parts.notes,
     )
 
 
@@ -89,26 +97,26 @@ def _refuse_leaks(groups: Sequence[str], counts: Sequence[int]) -> None:
     names = ("training", "validation", "test")
     of_split = {name: groups[end - count : end] for name, end, count in zip(names, ends, counts, strict=True)}
     for first, second in combinations(names, 2):
-        grouping.refuse_leak(of_split[first], of_split[second], f"{first} and {second}")
+        partition.refuse_leak(of_split[first], of_split[second], f"{first} and {second}")
 
 
 def group_names(table: LabelTable, rows: Sequence[int], data: DataConfig) -> list[str] | None:
     """The group of each row: of the column, or what data.group finds in the paths; None without groups."""
     if data.group is not None:
         above = f"{table.images}/"
-        return grouping.group_names((table.paths[row].removeprefix(above) for row in rows), data.group)
+        return partition.group_names((table.paths[row].removeprefix(above) for row in rows), data.group)
     return None if table.groups is None else [table.groups[row] for row in rows]
 
 
-def _pack(table: LabelTable, rows: Sequence[int]) -> path_list.PackedPaths:
+def _pack(table: LabelTable, rows: Sequence[int]) -> image_lists.PackedPaths:
     """The paths, relative to the folder of the images if all are below it, so that it may move."""
     above = f"{table.images}/"
     if not all(table.paths[row].startswith(above) for row in rows):
         above = ""
-    return path_list.pack_paths((table.paths[row] for row in rows), above)
+    return image_lists.pack_paths((table.paths[row] for row in rows), above)
 
 
-def normalize_weights(weights: npt.NDArray[np.float64], table: LabelTable) -> torch.Tensor:
+def normalize_weights(weights: npt.NDArray[np.float64], table: LabelTable) -> npt.NDArray[np.float32]:
     """The weights of the training images, float32 [n], 1 on average, so that the loss keeps its scale.
 
     Raises:
@@ -117,4 +125,5 @@ def normalize_weights(weights: npt.NDArray[np.float64], table: LabelTable) -> to
     if not weights.any():
         fix = "give training images a weight above 0, or leave the column out"
         raise label_table.bad_table(table.file, "gives no training image a weight", "all weights are 0", fix)
-    return torch.from_numpy((weights / weights.mean()).astype(np.float32))
+    normalized: npt.NDArray[np.float32] = (weights / weights.mean()).astype(np.float32)
+    return normalized

@@ -79,10 +79,11 @@ class SplitReader(Protocol):
 class BatchLoader:
     """Yields batches of both splits.
 
-    description: where the images are kept, or how many workers read them. workers: processes that read. broken: the
-    files that this rank has skipped so far. paths: the training files, if the samples are files. notes: about
-    data.cache. transform: augment.apply, or the same compiled. weights: as in `DataSplits`, on the device.
-    progressive_size: with data.progressive_size.
+    description: where the images are kept, or how many workers read them. workers: processes that read.
+    workers_augment: whether they have augmented stored pixels; not if they only read files. broken: the files that this
+    rank has skipped so far. paths: the training files, if the samples are files. notes: about data.cache. transform:
+    augment.apply, or the same compiled. weights: as in `DataSplits`, on the device. progressive_size: with
+    data.progressive_size.
     """
 
     training: SplitReader
@@ -95,6 +96,7 @@ class BatchLoader:
     broken: UnreadableLog
     paths: Sequence[str] | None = None
     workers: int = 0
+    workers_augment: bool = False
     notes: tuple[str, ...] = ()
     transform: Callable[..., Tensor] = augment.apply
     weights: Tensor | None = None
@@ -124,7 +126,7 @@ class BatchLoader:
             micro_batches, drawn = itertools.tee(micro_batches)
         for micro_batch, (pixels, rows, labels) in self.training.read((each, each.samples) for each in micro_batches):
             keys, epoch = micro_batch.augmentation_keys, micro_batch.epoch
-            if self.augmenter.changes_stored and not self._workers_augment:
+            if self.augmenter.changes_stored and not self.workers_augment:
                 pixels, rows = self.augmenter.augment_stored(_select(pixels, rows), keys, epoch), None
             if has_moves:
                 moves = moves or self._draw_ahead(drawn, pixels.device)
@@ -143,11 +145,6 @@ class BatchLoader:
         """Each block of validation samples, not augmented."""
         for _, (pixels, rows, labels) in self.validation.read(enumerate(blocks)):
             yield Batch(images=self._plain(pixels, rows), labels=labels)
-
-    @property
-    def _workers_augment(self) -> bool:
-        """Whether data workers have augmented stored pixels; not if they only read files."""
-        return isinstance(self.training, WorkerLoader) and self.training.decoder is None
 
     def _weights(self, micro_batch: MicroBatch) -> Tensor | None:
         """The weights of a micro batch. A sample that replaces an unreadable one gets the weight of that one."""
@@ -236,8 +233,9 @@ def open_loader(
         seed=seed,
         description=str(training),
         broken=broken,
-        paths=getattr(sets.training, "paths", None),
+        paths=sets.training.file_names,
         workers=0 if mode == "memory" else workers,
+        workers_augment=mode == "workers" and decoder is None,
         notes=sets.notes[len(before) :],
         weights=None if sets.weights is None else sets.weights.to(device),
         preprocessing=preprocessing,

@@ -1,13 +1,13 @@
 """Finds the one entry that holds all that is known about a data source, by its name `data.name`.
 
-An entry answers without torch, so that a mistake is reported before any process starts; only `open`
+An entry answers without torch, so that a mistake is reported before any process starts; only its reader
 loads it. A new source is a module in `train/data/sources/` with its entry, and a line in
 `schema.DATA_SOURCES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -51,10 +51,11 @@ class DataSummary:
 class DataSource:
     """All that is known about one `data.name` before its data is opened.
 
+    reader: "module:function" in train.data, which needs torch: opens all splits, reading no more than a few images. All
+        ranks call it, and those of one machine may divide the work. Its arguments are those of `open_splits`. Raises
+        Failure: NO_INPUT or DATA, naming the folder, file or sample; USAGE for what the config itself rules out.
+
     Functions:
-        open: both splits, reading no more than a few images; all ranks call it, and those of one machine may divide the
-            work. Its arguments are those of `open_splits`. Raises Failure: NO_INPUT or DATA, naming the folder, file or
-            sample; USAGE for what the config itself rules out.
         count: the number of training samples; None if counting is slow, or if only opening the data tells: every task
             calls it before a start. Raises Failure: NO_INPUT for missing data, DATA for broken files.
         describe: the summary for `train check`; may walk through all files. Raises Failure: as `count`.
@@ -71,7 +72,7 @@ class DataSource:
         hashes_paths: whether equal digests (`statistics.data_fingerprint`) mean the same files.
     """
 
-    open: Callable[[DataConfig, HostRanks, Path | None], DataSplits]
+    reader: str
     count: Callable[[DataConfig], int | None]
     describe: Callable[[DataConfig], DataSummary]
     check: Callable[[DataConfig], None] = lambda data: None  # refuses nothing
@@ -83,6 +84,12 @@ class DataSource:
     hashes_paths: bool = False
     resizes: bool = False
     tasks: tuple[str, ...] = (CLASSIFICATION,)
+
+    def open(self, data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
+        """All splits of the data. Raises Failure: as the reader."""
+        module, _, function = self.reader.partition(":")
+        splits: DataSplits = getattr(import_module(f"train.data.{module}"), function)(data, host, cache_folder)
+        return splits
 
 
 # Keys of the data section that act on some sources only. All others act on every source.
@@ -136,15 +143,14 @@ def open_splits(data: DataConfig, host: HostRanks | None = None, cache_folder: P
     later start reads again; None: nothing is kept.
     """
     from train.data import decode  # Pillow
-    from train.data.encoded_images import EncodedImageSource  # torch
     from train.distributed.shared_memory import SINGLE_RANK
 
     source = find_source(data.name)
     splits = source.open(data, host or SINGLE_RANK, cache_folder)
     warnings = [*splits.warnings, *look_alike_warnings(splits.classes)]
-    if isinstance(splits.training, EncodedImageSource):
+    if (images := splits.training.encoded_images()) is not None:
         with ThreadPoolExecutor(1) as thread:  # which closes the shards that it opens
-            facts = thread.submit(decode.sample_facts, splits.training.image, len(splits.training.labels)).result()
+            facts = thread.submit(decode.sample_facts, images.image, len(images.labels)).result()
         warnings += decode.sample_warnings(facts, data.name if source.origin == "factory" else f"data.root {data.root}")
     return replace(splits, classes=tuple(map(normalize_name, splits.classes)), warnings=tuple(warnings))
 
@@ -157,6 +163,14 @@ def configured_shape(data: DataConfig) -> Shape | None:
     channels = COLOR_CHANNELS[data.color] if "color" in source.keys else source.channels
     frames = () if data.frames is None else (data.frames,)
     return Shape(channels=channels, size=(*frames, *height_and_width(data.image_size)))
+
+
+def resume_facts(
+    classes: Sequence[str], *, training: int, validation: int, task: str = CLASSIFICATION
+) -> dict[str, Any]:
+    """What a resumed run compares with the facts of its start, by the names that checkpoints use."""
+    facts = {"classes": [*classes], "training": training, "held_out": validation}
+    return facts if task == CLASSIFICATION else facts | {"task": task}
 
 
 def describe_test(images: int) -> str:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from entrypoint import ExitCode, Failure, parse_json, shell_command
 from train import files
 from train.data.labels import MAX_NUMBER, parse_number, strata_of_numbers
-from train.data.shard_runs import Int64Array
+from train.data.shards.order import Int64Array
 from train.names import describe_look_alikes, normalize_name, read_name
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION
 

@@ -1,35 +1,224 @@
-"""Defines a data set as the training sees it: its splits, class names and sample shape."""
+"""Defines a source of samples, which knows all that is true of one origin, and the splits of a data set."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from train.data.shape import Shape
+from entrypoint import ExitCode, Failure
+from train.config.schema import DataConfig
+from train.data import decode, decode_crop, image_lists
+from train.data.boxes import CropDraws
+from train.data.decode import ImageFile
+from train.data.image_lists import ImageList, ImageLists, PackedPaths
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
+from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
+from train.data.shards.order import TrainingRuns
 from train.tasks import CLASSIFICATION, TargetScale
 
 FLOAT32_BYTES: Final = 4  # floats of any width are read as float32
+LABELS_AT_A_TIME: Final = 2**16  # converted or hashed at once: malloc keeps the memory of larger arrays
 SampleIndices = npt.NDArray[np.int64]
+CroppedReader = Callable[[SampleIndices, CropDraws], Any]  # pixels, or what a GPU makes pixels of
+# What samples were: files, which we read; PIL images, which we cut and scale; or arrays, which the user made.
+SampleOrigin = Literal["files", "pictures", "arrays"]
 
 
-class SampleSource(Protocol):
+class SampleSource:
     """Images or clips by number, without randomness.
 
-    Workers inherit it by forking: it need not be picklable, and holds no open file.
+    A source has labels, and reads samples. All else has a default here, which is true of pixels that are stored
+    somewhere: so nobody who uses a source asks for its class. Workers inherit it by forking: it need not be picklable,
+    and holds no open file.
     """
 
-    @property
-    def labels(self) -> Tensor:
-        """Integers [count], the class of each; of other tasks float32: 0 or 1 [count, classes], or numbers [count]."""
+    __slots__ = ()
+    # Whether the ranks of a machine map the same index, whose hash takes seconds for a hundred million images: one of
+    # them computes it for all. Other ranks might see other data, so each of them looks.
+    is_mapped: ClassVar[bool] = False
+
+    if TYPE_CHECKING:  # at run time it would be the default value of a dataclass's field
+
+        @property
+        def labels(self) -> Tensor:
+            """Integers [count], the class of each; of other tasks float32: 0 or 1 [count, classes], or numbers."""
 
     def read(self, samples: SampleIndices) -> Tensor:
         """[n, *shape.stored], bytes (uint8) or float32. Raises Failure (DATA, NO_INPUT) naming the sample."""
+        raise NotImplementedError
+
+    @property
+    def file_names(self) -> Sequence[str] | None:
+        """The path of each sample; None if samples are not read from files of images."""
+        return None
+
+    def names(self, samples: SampleIndices) -> list[str]:
+        """What a user calls these samples: paths, rows of an array, or numbers."""
+        return [str(sample if self.file_names is None else self.file_names[sample]) for sample in samples.tolist()]
+
+    @property
+    def origin(self) -> SampleOrigin:
+        """What the samples were, before somebody made arrays of them."""
+        return "arrays"
+
+    def encoded_images(self) -> EncodedImageSource | None:
+        """The images that are decoded each time they are read; None if pixels are stored, in one size."""
+        return None
+
+    def image_files(self) -> ImageFileSource | None:
+        """The files of the samples, one for each; None without such files."""
+        return None
+
+    def cropped_reader(self) -> CroppedReader | None:
+        """How whole images are read and cut; None if samples are stored in one size."""
+        return None
+
+    def resized(self, size: ImageSize) -> SampleSource:
+        """The same images, read in another size. Raises Failure (USAGE) if they are stored in one size."""
+        raise Failure(
+            "eval.image_size reads image files in another size, and these samples are stored in one size",
+            found=f"eval.image_size: {size}",
+            fix="leave eval.image_size out",
+            code=ExitCode.USAGE,
+        )
+
+    def runs(self) -> TrainingRuns | None:
+        """The runs in which training samples should be read; None if every order is as fast."""
+        return None
+
+    def reading(
+        self, requests: Iterable[tuple[Any, SampleIndices]]
+    ) -> AbstractContextManager[Iterable[tuple[Any, SampleIndices]]]:
+        """The requests as this source hands them to those who read, which may read ahead of them."""
+        return nullcontext(requests)
+
+    def unpack(self, request: Any) -> Any:
+        """The request that `reading` has handed over, in the process that reads it."""
+        return request
+
+    def release(self, request: Any) -> Any:
+        """The request that `reading` has handed over, when its samples have been read."""
+        return request
+
+    def digest(self, root: str) -> str:
+        """A hash of which sample has which number, as far as it is known without reading all samples.
+
+        root: left out of paths, so that the folder may move.
+        """
+        dtype = "<f4" if self.labels.is_floating_point() else "<i8"
+        digest = hashlib.sha256()
+        for part in torch.split(self.labels, LABELS_AT_A_TIME):
+            digest.update(np.ascontiguousarray(part.numpy(), dtype).data)
+        for piece in self.content(root):
+            digest.update(piece)
+        return digest.hexdigest()[:32]
+
+    def content(self, root: str) -> Iterable[bytes | memoryview]:
+        """What `digest` covers beside the labels."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImageSource(SampleSource):
+    """Images that are decoded each time they are read, wherever their bytes lie.
+
+    paths: their names. size: to which images are fitted, as data.image_size. channels: 3 for RGB, 1 for gray.
+    """
+
+    paths: Sequence[str]
+    labels: Tensor
+    size: ImageSize
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
+    channels: int = 3
+
+    @property
+    def stored(self) -> tuple[int, int, int]:
+        """(height, width, channels) of one image as it is read."""
+        return (*height_and_width(self.size), self.channels)
+
+    @property
+    def file_names(self) -> Sequence[str]:
+        return self.paths
+
+    @property
+    def origin(self) -> SampleOrigin:
+        return "files"
+
+    def encoded_images(self) -> Self:
+        return self
+
+    def cropped_reader(self) -> CroppedReader:
+        return self.read_cropped
+
+    def resized(self, size: ImageSize) -> Self:
+        return replace(self, size=size)
+
+    @abstractmethod
+    def image(self, sample: int) -> ImageFile:
+        """Where the bytes of an image are, or the bytes. Raises Failure: DATA, NO_INPUT or IO."""
+
+    def read(self, samples: SampleIndices) -> Tensor:
+        """Decode them, uint8 [n, *stored].
+
+        Raises:
+            Failure: DATA for a damaged image, NO_INPUT for a file that is gone; as `image`.
+        """
+        return self._decode(
+            samples,
+            lambda row, sample: decode.decode_image(
+                self.image(sample), self.size, sample, self.preprocessing, channels=self.channels
+            ),
+        )
+
+    def read_cropped(self, samples: SampleIndices, draws: CropDraws) -> Tensor:
+        """Decode whole images and cut the drawn boxes out of them, uint8 [n, *stored]. Raises as `read`."""
+        return self._decode(
+            samples,
+            lambda row, sample: decode_crop.decode_crop(
+                self.image(sample),
+                self.size,
+                sample,
+                partial(draws.box, row),
+                self.preprocessing,
+                channels=self.channels,
+            ),
+        )
+
+    def _decode(self, samples: SampleIndices, decode_one: Callable[[int, int], npt.NDArray[np.uint8]]) -> Tensor:
+        pixels = np.empty((len(samples), *self.stored), np.uint8)
+        for row, sample in enumerate(samples):
+            pixels[row] = decode_one(row, int(sample))
+        return torch.from_numpy(pixels)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFileSource(EncodedImageSource):
+    """Image files and their classes. paths: `PackedPaths`, or any sequence from a user's factory."""
+
+    def image(self, sample: int) -> Path:
+        """The file of an image."""
+        return Path(str(self.paths[sample]))
+
+    def image_files(self) -> Self:
+        return self
+
+    def content(self, root: str) -> Iterator[memoryview]:
+        """The paths below their folder; below `root` in a user's own list."""
+        if isinstance(self.paths, PackedPaths):
+            return self.paths.pieces()
+        return image_lists.pack_paths(str(path).removeprefix(root) for path in self.paths).pieces()
 
 
 def as_targets(labels: Tensor) -> Tensor:
@@ -65,6 +254,11 @@ class DataSplits:
     test: SampleSource | None = None
     evaluation_shape: Shape | None = None
 
+    def map(self, convert: Callable[[SampleSource], SampleSource]) -> DataSplits:
+        """The same data with each of its sources converted."""
+        test = None if self.test is None else convert(self.test)
+        return replace(self, training=convert(self.training), validation=convert(self.validation), test=test)
+
     @property
     def evaluated_shape(self) -> Shape:
         """Of validation and test samples."""
@@ -79,7 +273,7 @@ class DataSplits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmptySource:
+class EmptySource(SampleSource):
     """An empty training split, since an evaluation does not read it."""
 
     labels: Tensor
@@ -88,6 +282,27 @@ class EmptySource:
     def read(self, samples: SampleIndices) -> Tensor:
         """An empty tensor [0, *stored]."""
         return torch.empty((0, *self.stored), dtype=torch.uint8)
+
+
+def open_image_lists(data: DataConfig, lists: ImageLists) -> DataSplits:
+    """The splits of listed image files."""
+    preprocessing, channels = configured_preprocessing(data), COLOR_CHANNELS[data.color]
+
+    def open_list(images: ImageList) -> ImageFileSource:
+        return ImageFileSource(images.paths, torch.from_numpy(images.labels), data.image_size, preprocessing, channels)
+
+    return DataSplits(
+        training=open_list(lists.training),
+        validation=open_list(lists.validation),
+        test=None if lists.test is None else open_list(lists.test),
+        classes=lists.classes,
+        shape=Shape(channels=channels, size=height_and_width(data.image_size)),
+        notes=(*lists.split_notes, *lists.notes),
+        warnings=lists.warnings,
+        weights=None if lists.weights is None else torch.from_numpy(lists.weights),
+        task=lists.task,
+        target=lists.target,
+    )
 
 
 def without_training(splits: DataSplits) -> DataSplits:
@@ -100,3 +315,52 @@ def with_test_as_validation(splits: DataSplits) -> DataSplits:
     """The same data with the test split in the place of the validation split. It must have a test split."""
     assert splits.test is not None
     return replace(splits, validation=splits.test)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcatSource(SampleSource):
+    """The samples of one source, followed by those of another. labels: int64 [count] of all."""
+
+    first: SampleSource
+    second: SampleSource
+    labels: Tensor
+
+    def names(self, samples: SampleIndices) -> list[str]:
+        count = len(self.first.labels)
+        return [
+            f"training {self.first.names(sample)[0]}"
+            if sample < count
+            else f"validation {self.second.names(sample - count)[0]}"
+            for sample in samples[:, None]
+        ]
+
+    def read(self, samples: SampleIndices) -> Tensor:
+        """As `SampleSource.read`; each source reads its own samples."""
+        count = len(self.first.labels)
+        in_first = samples < count
+        if in_first.all():
+            return self.first.read(samples)
+        if not in_first.any():
+            return self.second.read(samples - count)
+        first_images, second_images = self.first.read(samples[in_first]), self.second.read(samples[~in_first] - count)
+        images = torch.empty((len(samples), *first_images.shape[1:]), dtype=first_images.dtype)
+        images[torch.from_numpy(in_first)], images[torch.from_numpy(~in_first)] = first_images, second_images
+        return images
+
+
+def with_all_as_validation(splits: DataSplits) -> DataSplits:
+    """The same data with all samples in the validation split, the training samples first."""
+    both = _concatenate(splits.training, splits.validation)
+    return replace(splits, validation=both if splits.test is None else _concatenate(both, splits.test))
+
+
+def _concatenate(first: SampleSource, second: SampleSource) -> SampleSource:
+    if not len(second.labels):
+        return first
+    labels = torch.cat([first.labels, second.labels])
+    files, others = first.image_files(), second.image_files()
+    if files is None or others is None:
+        return ConcatSource(first=first, second=second, labels=labels)
+    # One source of files, so that an unreadable image has one number.
+    packed = (image_lists.as_packed_paths(each.paths) for each in (files, others))
+    return replace(files, paths=image_lists.concatenate_paths(*packed), labels=labels)

@@ -20,17 +20,13 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure, list_some
 from train.config import resume_rules
 from train.config.schema import DataConfig
-from train.data import path_list, registry, shard_order
-from train.data.arrays import ArraySource
-from train.data.image_folder import ImageFileSource
-from train.data.path_list import PackedPaths
-from train.data.shards import ShardSource
-from train.data.splits import DataSplits, SampleSource
+from train.data import image_lists, registry
+from train.data.image_lists import PackedPaths
+from train.data.splits import LABELS_AT_A_TIME, DataSplits, SampleSource
 from train.files import one_line
 from train.names import describe_look_alikes, nearest_name, normalize_name
 from train.tasks import CLASSIFICATION
 
-LABELS_AT_A_TIME: Final = 2**16  # converted or hashed at once: malloc keeps the memory of larger arrays
 MAX_EVEN_RATIO: Final = 1.5  # largest / smallest class; beyond it a table follows
 MAX_TABLE_CLASSES: Final = 20  # of more classes the table shows NUM_EXTREME_CLASSES at each end
 NUM_EXTREME_CLASSES: Final = 5
@@ -259,7 +255,6 @@ def _describe_imbalance(least: int, most: int) -> str:
 
 
 DIFFERENT_CONTENT: Final = ": others, or in another order"
-NUM_HASHED_SAMPLES: Final = 64  # of an array
 DIFFERENT_DATA_FIXES: Final = {
     True: "let it give every process the same: sort what os.listdir, glob and set() give, and draw from a generator "
     "with a seed, as numpy.random.default_rng(0)",
@@ -279,11 +274,10 @@ def data_fingerprint(splits: DataSplits, root: str) -> dict[str, Any]:
     sources = {"training": splits.training, "held_out": splits.validation}
     if splits.test is not None:
         sources[resume_rules.TEST_KEY] = splits.test
-    digests = {name: _split_digest(source, root) for name, source in sources.items()}
+    digests = {name: source.digest(root) for name, source in sources.items()}
     if every := _undivided_paths([*sources.values()]):
         digests["all"] = _sha256(every.pieces())
-    if isinstance(splits.training, ShardSource):
-        runs = shard_order.training_runs(splits.training.paths.layout)
+    if (runs := splits.training.runs()) is not None:
         layout = (np.ascontiguousarray(each, "<i8").data for each in (runs.starts, runs.first_of_shard))
         digests[resume_rules.ORDER_KEY] = _sha256(layout)
     weights = [] if splits.weights is None else [splits.weights.numpy().astype("<f4").data]
@@ -329,42 +323,17 @@ def _different_data_failure(name: str, actual: str) -> Failure:
     )
 
 
-def _split_digest(source: SampleSource, root: str) -> str:
-    dtype = "<f4" if source.labels.is_floating_point() else "<i8"
-    digest = hashlib.sha256()
-    for part in torch.split(source.labels, LABELS_AT_A_TIME):
-        digest.update(np.ascontiguousarray(part.numpy(), dtype).data)
-    if isinstance(source, ImageFileSource):
-        for piece in _relative_paths(source, root).pieces():
-            digest.update(piece)
-    if isinstance(source, ShardSource):
-        layout, count = source.paths.layout, len(source.labels)
-        for first in range(0, count, LABELS_AT_A_TIME):
-            entries = layout.selection.entries(np.arange(first, min(first + LABELS_AT_A_TIME, count)))
-            digest.update(layout.entries["crc32"][entries].data)
-    if isinstance(source, ArraySource) and len(source.rows):
-        few = source.rows[torch.linspace(0, len(source.rows) - 1, NUM_HASHED_SAMPLES).long()]
-        digest.update(source.pixels[few].contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:32]
-
-
-def _relative_paths(source: ImageFileSource, root: str) -> PackedPaths:
-    if isinstance(source.paths, PackedPaths):
-        return source.paths
-    return path_list.pack_paths(str(path).removeprefix(root) for path in source.paths)
-
-
 def _undivided_paths(sources: Sequence[SampleSource]) -> PackedPaths | None:
     """The list that was split into the first two sources, in its order; None if these have separate lists.
 
     A test split of the same list belongs to it.
     """
-    lists = [source.paths for source in sources if isinstance(source, ImageFileSource)]
+    lists = [files.paths for source in sources if (files := source.image_files()) is not None]
     packed = [paths for paths in lists if isinstance(paths, PackedPaths)]
     of_one_list = [paths for paths in packed if paths.letters is packed[0].letters]
     if len(packed) < len(sources) or packed[0].letters is not packed[1].letters:
         return None
-    every = reduce(path_list.concatenate_paths, of_one_list)
+    every = reduce(image_lists.concatenate_paths, of_one_list)
     return every.part(np.argsort(every.starts))
 
 

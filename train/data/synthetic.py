@@ -17,9 +17,9 @@ import torch
 from train import rng
 from train.config.batches import count_splits
 from train.config.schema import DataConfig
-from train.data import long_tail
 from train.data.shape import ImageSize, Shape, height_and_width
-from train.data.splits import DataSplits
+from train.data.sources.synthetic import long_tail_counts
+from train.data.splits import DataSplits, SampleSource
 
 OUTLINE_ANGLES: Final = 720  # entries in the table of an outline's radii
 HARMONICS: Final = np.arange(2, 6)  # lobes per turn; 1 would only shift the outline
@@ -32,7 +32,7 @@ Int64Array = npt.NDArray[np.int64]
 Sides = tuple[int, int]  # height and width
 
 
-def open_synthetic(data: DataConfig) -> DataSplits:
+def open_synthetic(data: DataConfig, *_: object) -> DataSplits:
     """The first samples are trained on, the next are for validation, and the last for the test."""
     sizes = count_splits(data.samples, data)
     training, validation = sizes.training, sizes.validation
@@ -59,7 +59,7 @@ def _make_source(data: DataConfig, first: int, count: int) -> SyntheticSource:
 
 
 @dataclass(frozen=True, slots=True)
-class SyntheticSource:
+class SyntheticSource(SampleSource):
     """The samples from number `first` on, of `size` pixels as data.image_size. frames: None for images."""
 
     first: int
@@ -96,14 +96,14 @@ def draw_samples(
 def labels(samples: Int64Array, classes: int, imbalance: float = 1.0) -> Int64Array:
     """The class of each of n consecutive samples, int64 [n].
 
-    Without imbalance the classes take turns. With it they have the counts of `long_tail.long_tail_counts`, evenly
+    Without imbalance the classes take turns. With it they have the counts of `long_tail_counts`, evenly
     spread: the samples are ordered by multiples of the golden ratio, and each class takes its share of that order.
     """
     if imbalance == 1:
         return np.asarray(samples % classes)
     spread = np.argsort(samples.astype(np.uint64) * rng.GOLDEN_GAMMA, kind="stable")
     result = np.empty(len(samples), np.int64)
-    result[spread] = np.repeat(np.arange(classes), long_tail.long_tail_counts(len(samples), classes, imbalance))
+    result[spread] = np.repeat(np.arange(classes), long_tail_counts(len(samples), classes, imbalance))
     return result
 
 

@@ -30,8 +30,6 @@ from train import rng
 from train.data.augmenter import Augmenter
 from train.data.gpu_decoding import EncodedBatch, GpuDecoder, for_reading
 from train.data.process_pool import START_METHOD
-from train.data.shard_reading import Located
-from train.data.shards import ShardSource
 from train.data.splits import SampleIndices, SampleSource, as_targets
 
 SampleReader = Callable[[SampleIndices], Tensor]
@@ -256,27 +254,20 @@ class WorkerLoader:
         if (first := next(requests, None)) is None:
             return
         requests, seed = itertools.chain([first], requests), rng.derive_seed(rng.WORKERS, *first[1].tolist())
-        source = self.split.source
-        if isinstance(source, ShardSource):
-            requests = source.read_ahead(requests)
-        try:
-            # Nothing else holds this iterator: a failure ends its workers.
-            for batch in _iterate_batches(self._dataloader(requests, seed)):
-                if isinstance(batch, dict):
-                    raise Failure(**batch)
-                request, pixels, samples, bad = batch
-                if isinstance(request, Located) and isinstance(source, ShardSource):
-                    source.release(request)
-                    request = request.request
-                self.split.ledger.add(self.split.name, bad)
-                if pixels is not None:
-                    yield request, samples, pixels
-        except Exception:
-            self._kept.clear()  # drop the loader too, which would keep the workers
-            raise
-        finally:
-            if isinstance(source, ShardSource):
-                source.stop_reading_ahead()
+        with self.split.source.reading(requests) as requests:
+            try:
+                # Nothing else holds this iterator: a failure ends its workers.
+                for batch in _iterate_batches(self._dataloader(requests, seed)):
+                    if isinstance(batch, dict):
+                        raise Failure(**batch)
+                    request, pixels, samples, bad = batch
+                    request = self.split.source.release(request)
+                    self.split.ledger.add(self.split.name, bad)
+                    if pixels is not None:
+                        yield request, samples, pixels
+            except Exception:
+                self._kept.clear()  # drop the loader too, which would keep the workers
+                raise
 
     def _decode_on_gpu(
         self, decoder: GpuDecoder, received: Iterator[tuple[Request, SampleIndices, Any]]
@@ -354,19 +345,14 @@ class _SplitDataset(Dataset[Any]):
         self, request: tuple[Any, SampleIndices]
     ) -> tuple[Any, Tensor | EncodedBatch | None, SampleIndices, dict[int, str]] | dict[str, Any]:
         try:
-            pixels, samples, bad = self.read(*self._unpack(*request))
+            unpacked = self._samples.unpack(request[0])
+            pixels, samples, bad = self.read(unpacked, request[1])
             if pixels is not None and get_worker_info():
                 for tensor in pixels.tensors if isinstance(pixels, EncodedBatch) else (pixels,):
                     move_to_shared_memory(tensor)
             return request[0], pixels, samples, bad
         except Failure as failure:
             return failure.arguments()
-
-    def _unpack(self, request: Any, samples: SampleIndices) -> tuple[Any, SampleIndices]:
-        if isinstance(request, Located) and isinstance(self._samples, ShardSource):
-            self._samples.paths.ahead.use(request)
-            return request.request, samples
-        return request, samples
 
     def read(self, request: Any, samples: SampleIndices) -> tuple[Tensor | None, SampleIndices, dict[int, str]]:
         """The samples as `SkipUnreadable.read`, augmented as the requested ones: not as those that replace them."""

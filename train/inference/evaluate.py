@@ -23,17 +23,15 @@ from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
 from train.config import resume_rules
 from train.config.schema import RunConfig
-from train.data import augment, path_list, registry, statistics
-from train.data.encoded_images import EncodedImageSource
-from train.data.image_folder import ImageFileSource
+from train.data import augment, registry, statistics
 from train.data.image_sizes import with_evaluation_size
 from train.data.loader import BatchLoader, open_loader
 from train.data.preprocessing import Preprocessing
 from train.data.splits import (
     DataSplits,
-    SampleIndices,
     SampleSource,
     as_targets,
+    with_all_as_validation,
     with_test_as_validation,
     without_training,
 )
@@ -52,7 +50,7 @@ from train.inference import checkpoints, csv_table, explanation
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
 from train.inference.mistakes import Explain, Mistakes, make_gallery
-from train.inference.per_image import ImageResults, ResultCollector, SampleNames, encode_table
+from train.inference.per_image import ImageResults, ResultCollector, encode_table
 from train.models import registry as model_registry
 from train.models import weights as model_weights
 from train.optim.loss import build_task_criterion
@@ -68,83 +66,23 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
 
     Only class folders and tables have names; in other data a class is a number.
     """
-    training, validation = sets.training, sets.validation
-    if sets.task == REGRESSION or not (
-        isinstance(training, EncodedImageSource)
-        and isinstance(validation, EncodedImageSource)
-        and set(sets.classes) < set(classes)
-    ):
+    has_names = sets.training.encoded_images() is not None and sets.validation.encoded_images() is not None
+    if sets.task == REGRESSION or not (has_names and set(sets.classes) < set(classes)):
         return sets
     index_by_name = {name: index for index, name in enumerate(classes)}
-    indices, test = torch.tensor([index_by_name[name] for name in sets.classes]), sets.test
+    indices = torch.tensor([index_by_name[name] for name in sets.classes])
 
-    def map_labels(labels: Tensor) -> Tensor:
-        if labels.ndim == 1:
-            return indices[as_targets(labels)]
-        mapped = labels.new_zeros((len(labels), len(classes)))
-        mapped[:, indices] = labels
-        return mapped
+    def map_labels(source: SampleSource) -> SampleSource:
+        images = source.encoded_images()
+        if images is None:
+            return source
+        if images.labels.ndim == 1:
+            return replace(images, labels=indices[as_targets(images.labels)])
+        mapped = images.labels.new_zeros((len(images.labels), len(classes)))
+        mapped[:, indices] = images.labels
+        return replace(images, labels=mapped)
 
-    return replace(
-        sets,
-        training=replace(training, labels=map_labels(training.labels)),
-        validation=replace(validation, labels=map_labels(validation.labels)),
-        test=replace(test, labels=map_labels(test.labels)) if isinstance(test, EncodedImageSource) else test,
-        classes=tuple(classes),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConcatSource:
-    """The samples of one source, followed by those of another. labels: int64 [count] of all."""
-
-    first: SampleSource
-    second: SampleSource
-    labels: Tensor
-
-    def read(self, samples: SampleIndices) -> Tensor:
-        """As `DataSource.read`; each source reads its own samples."""
-        count = len(self.first.labels)
-        in_first = samples < count
-        if in_first.all():
-            return self.first.read(samples)
-        if not in_first.any():
-            return self.second.read(samples - count)
-        first_images, second_images = self.first.read(samples[in_first]), self.second.read(samples[~in_first] - count)
-        images = torch.empty((len(samples), *first_images.shape[1:]), dtype=first_images.dtype)
-        images[torch.from_numpy(in_first)], images[torch.from_numpy(~in_first)] = first_images, second_images
-        return images
-
-
-def use_all_for_validation(sets: DataSplits) -> DataSplits:
-    """The data with all images in the validation split, the training images first."""
-    both = _concat_sources(sets.training, sets.validation)
-    return replace(sets, validation=both if sets.test is None else _concat_sources(both, sets.test))
-
-
-def _concat_sources(first: SampleSource, second: SampleSource) -> SampleSource:
-    if not len(second.labels):
-        return first
-    labels = torch.cat([first.labels, second.labels])
-    # One source of files, so that an unreadable image has one number.
-    if isinstance(first, ImageFileSource) and isinstance(second, ImageFileSource):
-        paths = path_list.concatenate_paths(
-            path_list.as_packed_paths(first.paths), path_list.as_packed_paths(second.paths)
-        )
-        return replace(first, paths=paths, labels=labels)
-    return ConcatSource(first=first, second=second, labels=labels)
-
-
-def sample_names(source: SampleSource) -> SampleNames:
-    """The path of each image file, the row of each sample in the user's arrays or data set, or its number."""
-    if isinstance(source, ConcatSource):
-        first, second = sample_names(source.first).names, sample_names(source.second).names
-        both = [*(f"training {name}" for name in first), *(f"validation {name}" for name in second)]
-        return SampleNames(head="sample", names=both)
-    if (paths := getattr(source, "paths", None)) is not None:
-        return SampleNames(head="path", names=paths)
-    rows: Tensor = getattr(source, "rows", torch.arange(len(source.labels)))
-    return SampleNames(head="sample", names=list(map(str, rows.tolist())))
+    return replace(sets.map(map_labels), classes=tuple(classes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +168,7 @@ def evaluate_on_rank(
         )
         print_message(report.as_json() if as_json else report.as_text(), sys.stdout)
         if per_image is not None and results is not None:
-            table = encode_table(results, sample_names(sets.validation), sets.classes)
+            table = encode_table(results, sets.validation, sets.classes)
             files.write_named_file(per_image, table, csv_table.PER_IMAGE_OPTION, csv_table.SUFFIX)
             print_message(f"per image      {len(results.samples):,} rows in {per_image}", sys.stderr)
         if for_report and results is not None:
@@ -290,7 +228,7 @@ def open_evaluation_data(
         checkpoints.refuse_other_classes(training_facts, replace(facts, classes=sets.classes))
         sets = replace(sets, target=training_facts.target)
     if split == "all":
-        sets = use_all_for_validation(sets)
+        sets = with_all_as_validation(sets)
     if split == "test":
         if sets.test is None:
             raise _no_test_data_failure(config)
@@ -402,15 +340,9 @@ def _evaluation_for_report(
     root: str,
     explain: Explain | None,
 ) -> SavedEvaluation:
-    names, task, folder = (
-        sample_names(source),
-        report.result.task,
-        root if os.path.isdir(root) else os.path.dirname(root),
-    )
+    task, folder = report.result.task, root if os.path.isdir(root) else os.path.dirname(root)
     mistakes: Mistakes = TASKS[task].load("mistakes")(results, report.classes, report.result)
-    galleries = (
-        make_gallery(selection, results.samples, source, names, folder, explain) for selection in mistakes.selections
-    )
+    galleries = (make_gallery(selection, results.samples, source, folder, explain) for selection in mistakes.selections)
     return SavedEvaluation(
         step=report.step,
         weights=WEIGHTS_DESCRIPTIONS[report.weights],

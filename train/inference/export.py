@@ -34,7 +34,7 @@ from train.config.schema import ModelConfig, Rule, RunConfig, one_of
 from train.data import augment
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, parse_preprocessing
 from train.data.shape import Shape
-from train.data_fit import SampleOrigin
+from train.data.splits import SampleOrigin
 from train.fields import TEXT, TEXTS, check_fields, whole_number
 from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint, parse_thresholds, recorded_task

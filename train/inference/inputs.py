@@ -22,8 +22,8 @@ from train.config.schema import RunConfig
 from train.data import augment, decode, registry
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import ImageSize, Shape, height_and_width
-from train.data.splits import DataSplits, EmptySource
-from train.data_fit import SampleOrigin, describe_image_file_obstacle, sample_origin
+from train.data.splits import DataSplits, EmptySource, SampleOrigin
+from train.data_fit import describe_image_file_obstacle, sample_origin
 from train.inference import checkpoints
 from train.tasks import CLASSIFICATION, MULTI_LABEL, TargetScale
 

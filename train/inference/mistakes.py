@@ -21,7 +21,7 @@ from train.data.splits import SampleSource
 from train.evaluation.results import EvaluationResult
 from train.inference import explanation
 from train.inference.explanation import displayable
-from train.inference.per_image import ClassResults, Int64Array, LabelResults, NumberResults, SampleNames, join_labels
+from train.inference.per_image import ClassResults, Int64Array, LabelResults, NumberResults, join_labels
 from train.report.saved_evaluation import (
     Calibration,
     CalibrationBin,
@@ -247,7 +247,6 @@ def make_gallery(
     selection: Selection,
     samples: Int64Array,
     source: SampleSource,
-    names: SampleNames,
     root: str,
     explain: Explain | None = None,
 ) -> SavedGallery:
@@ -262,7 +261,7 @@ def make_gallery(
             pixels = source.read(np.array([sample]))
         except Failure:
             continue
-        name = str(names.names[sample]).removeprefix(f"{root.rstrip('/')}/")
+        name = source.names(np.array([sample]))[0].removeprefix(f"{root.rstrip('/')}/")
         shown, heat = displayable(pixels[0]), None
         if explain is not None:
             outputs = None if selection.outputs is None else [selection.outputs[number]]

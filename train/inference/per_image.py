@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from train.data.splits import SampleIndices
+from train.data.splits import SampleIndices, SampleSource
 from train.data.workers import UnreadableLog
 from train.evaluation.scores import probabilities_of
 from train.inference import csv_table
@@ -228,19 +228,8 @@ class ResultCollector:
                 yield block[readable]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleNames:
-    """What a user calls each sample. head: what the names are, as the head of a column (`path`, `sample`)."""
-
-    head: str
-    names: Sequence[str]
-
-    def cell(self, sample: int) -> str:
-        """The name of one sample, as a cell of a table."""
-        return csv_table.path_cell(str(self.names[sample]))
-
-
-def encode_table(results: ImageResults, names: SampleNames, classes: Sequence[str]) -> bytes:
+def encode_table(results: ImageResults, source: SampleSource, classes: Sequence[str]) -> bytes:
     """The CSV table of `train eval --per-image`."""
-    rows = zip(results.samples.tolist(), results.cells(classes), strict=True)
-    return csv_table.encode((names.head, *results.HEAD), ((names.cell(sample), *cells) for sample, cells in rows))
+    head = "sample" if source.file_names is None else "path"
+    rows = zip(source.names(results.samples), results.cells(classes), strict=True)
+    return csv_table.encode((head, *results.HEAD), ((csv_table.path_cell(name), *cells) for name, cells in rows))

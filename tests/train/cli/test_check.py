@@ -199,10 +199,8 @@ def test_an_image_folder_is_walked_once(tmp_path: Path, monkeypatch: pytest.Monk
     images(tmp_path, "train", 10)
     images(tmp_path, "val", 10)
     walked: list[Path] = []
-    real = class_folders.image_files
-    monkeypatch.setattr(
-        class_folders, "image_files", lambda folder, *rest: walked.append(folder) or real(folder, *rest)
-    )
+    real = class_folders.walk_class_folder
+    monkeypatch.setattr(class_folders, "walk_class_folder", lambda folder: walked.append(folder) or real(folder))
     described("data.name=folder", f"data.root={tmp_path}", "train.global_batch_size=4")
     assert len(walked) == len(set(walked)) == 4
 

@@ -13,8 +13,8 @@ import torch
 from entrypoint import ExitCode
 from train.cli.data_check import DataFindings, InspectedSample, SplitFindings
 from train.data.decode import ImageFacts
-from train.data.image_folder import ImageFileSource
 from train.data.preprocessing import Preprocessing
+from train.data.splits import ImageFileSource
 
 LABELS = [0, 0, 0, 0, 1, 1, 1, 1]
 FILES = ImageFileSource([], torch.empty(0), 32)

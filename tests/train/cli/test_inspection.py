@@ -16,15 +16,16 @@ from PIL import ExifTags, Image
 from entrypoint import ExitCode, Failure
 from train.cli import data_check
 from train.data import arrays
-from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
-from train.data.splits import SampleIndices
+from train.data.splits import ImageFileSource, SampleIndices, SampleSource
 
 IMAGES = Shape(channels=3, size=(8, 8))
 
 
-class Held:
+class Held(SampleSource):
     """Samples in memory; those in `bad` fail."""
+
+    labels: torch.Tensor
 
     def __init__(self, pixels: torch.Tensor, *bad: int, code: ExitCode = ExitCode.DATA) -> None:
         self.pixels, self.labels, self.bad, self.code = pixels, torch.zeros(len(pixels)), bad, code

@@ -9,7 +9,7 @@ import pytest
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import array_files
+from train.data.sources import arrays as array_files
 
 FILE = Path("my.npz")
 

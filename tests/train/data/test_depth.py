@@ -12,7 +12,8 @@ from PIL import Image
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import decode, registry, shard_index
+from train.data import decode, registry
+from train.data.shards import index as shard_index
 
 
 def write(folder: Path, *highest: int, name: str = "a.png", kind: type = np.uint16) -> list[Path]:
@@ -154,9 +155,8 @@ def test_black_shapes_in_an_alpha_channel_of_16_bits_are_no_dark_images() -> Non
 
 OWN = """
 import torch
-from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
-from train.data.splits import DataSplits
+from train.data.splits import DataSplits, ImageFileSource
 
 def make(data):
     files = [f"{data.root}/{number}-a.png" for number in range(4)]

@@ -20,8 +20,7 @@ from worlds import ALONE
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig, RunConfig
 from train.data import registry, statistics
-from train.data.image_folder import ImageFileSource
-from train.data.splits import DataSplits
+from train.data.splits import DataSplits, ImageFileSource
 from train.distributed.shared_memory import HostRanks
 from train.inference import checkpoints, evaluate
 

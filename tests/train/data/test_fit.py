@@ -19,8 +19,9 @@ from train.data import custom, decode, decode_crop, decoded_cache, loader, prepr
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.sampler import MicroBatch
 from train.data.shape import Shape
+from train.data.splits import with_all_as_validation
 from train.distributed.shared_memory import SINGLE_RANK
-from train.inference import evaluate, inputs
+from train.inference import inputs
 from train.models import registry as models
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -120,7 +121,7 @@ def test_predict_reads_an_image_as_training_does(tmp_path: Path, fit: Any) -> No
 
 def test_an_evaluation_of_all_images_fits_them_too(tmp_path: Path) -> None:
     splits = registry.open_splits(config(write_folder(tmp_path), fit="pad"))
-    whole = evaluate.use_all_for_validation(splits)
+    whole = with_all_as_validation(splits)
     assert torch.equal(whole.validation.read(np.arange(4)), splits.training.read(np.arange(4)))
 
 

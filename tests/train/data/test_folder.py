@@ -18,8 +18,9 @@ from PIL import Image
 from entrypoint import Failure
 from train.config.schema import DataConfig
 from train.data import image_folder, registry, statistics
-from train.data.folder_listing import ListingCache
-from train.data.splits import DataSplits
+from train.data.image_folder import ListingCache
+from train.data.image_lists import ImageList
+from train.data.splits import DataSplits, ImageFileSource
 from train.distributed import shared_memory
 from train.distributed.shared_memory import HostRanks
 
@@ -65,7 +66,7 @@ def test_a_path_that_is_no_utf_8_is_read(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", ant=2, bee=1)
     write_classes(tmp_path / "val", ant=1, bee=1)
     os.rename(tmp_path / "train/ant/001.png", os.fsencode(tmp_path / "train/ant") + b"/\xe9.png")
-    assert image_folder.list_splits(data(tmp_path)).training.read(np.array([1])).shape == (1, 8, 8, 3)
+    assert registry.open_splits(data(tmp_path)).training.read(np.array([1])).shape == (1, 8, 8, 3)
 
 
 def test_the_working_folder_may_be_the_folder_of_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +77,7 @@ def test_the_working_folder_may_be_the_folder_of_classes(tmp_path: Path, monkeyp
 def test_pixels_come_out_as_they_were_written(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", ant=2, bee=2)
     write_classes(tmp_path / "test", ant=1, bee=1)
-    training = image_folder.list_splits(data(tmp_path)).training
+    training = registry.open_splits(data(tmp_path)).training
     assert training.read(np.array([3, 0]))[:, 0, 0, 0].tolist() == [51, 0]
 
 
@@ -87,7 +88,7 @@ def test_images_with_rarer_endings_are_read(tmp_path: Path, ending: str, written
         with Image.open(file) as image:
             image.save(file.with_suffix(ending), written_as)
         file.unlink()
-    training = image_folder.list_splits(data(tmp_path, val_fraction=0.0)).training
+    training = registry.open_splits(data(tmp_path, val_fraction=0.0)).training
     assert training.read(np.array([0, 1]))[:, 0, 0, 0].tolist() == pytest.approx([0, 200], abs=3)
 
 
@@ -101,8 +102,8 @@ def test_another_number_of_classes_than_the_config_says_is_refused(tmp_path: Pat
 def test_an_image_that_vanishes_later_is_an_input_failure(tmp_path: Path) -> None:
     write_image(tmp_path / "ant/0.png").with_name("1.png").write_bytes((tmp_path / "ant/0.png").read_bytes())
     write_image(tmp_path / "bee/0.png").with_name("1.png").write_bytes((tmp_path / "bee/0.png").read_bytes())
-    training = image_folder.list_splits(data(tmp_path, val_fraction=0.5)).training
-    Path(str(training.paths[0])).unlink()
+    training = registry.open_splits(data(tmp_path, val_fraction=0.5)).training
+    Path(training.names(np.array([0]))[0]).unlink()
     with pytest.raises(Failure, match="it is gone"):
         training.read(np.array([0]))
 
@@ -119,7 +120,7 @@ def write_videos(root: Path, **videos: list[int]) -> Path:
     return root
 
 
-def videos(files: image_folder.ImageFileSource) -> set[str]:
+def videos(files: ImageList) -> set[str]:
     return {Path(str(path)).parent.name for path in files.paths}
 
 
@@ -128,7 +129,7 @@ def test_a_video_is_on_one_side_though_both_classes_have_it(tmp_path: Path) -> N
     found = image_folder.list_splits(data(tmp_path, group=VIDEO, val_fraction=0.3))
     assert not videos(found.training) & videos(found.validation)
     assert np.bincount(found.validation.labels).min() >= 3
-    assert found.notes == ("val: 9 of 30 images in 2 of 8 groups (data.val_fraction asks for 9 images)",)
+    assert found.split_notes == ("val: 9 of 30 images in 2 of 8 groups (data.val_fraction asks for 9 images)",)
 
 
 def test_a_pattern_does_not_match_the_folders_above_the_classes(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_pattern_does_not_match_the_folders_above_the_classes(tmp_path: Path) 
 
 def test_without_groups_nothing_needs_to_be_said(tmp_path: Path) -> None:
     write_videos(tmp_path, ant=[0, 1], bee=[0, 1])
-    assert image_folder.list_splits(data(tmp_path)).notes == ()
+    assert image_folder.list_splits(data(tmp_path)).split_notes == ()
 
 
 def test_with_two_folders_every_group_is_on_one_side(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def summary(splits: DataSplits, root: str) -> dict[str, Any]:
     files = {
         name: ([*source.paths], source.labels.tolist(), source.labels.dtype, source.stored)
         for name, source in sources.items()
-        if isinstance(source, image_folder.ImageFileSource)
+        if isinstance(source, ImageFileSource)
     }
     assert len(files) == 2 + (splits.test is not None)
     fingerprint = statistics.data_fingerprint(splits, root)

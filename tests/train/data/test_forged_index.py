@@ -16,7 +16,9 @@ from tars import data_of, numbered, png, write_tar
 
 from entrypoint import Failure
 from train import __main__ as front
-from train.data import registry, shard_index, staging
+from train.data import registry
+from train.data.shards import index as shard_index
+from train.data.shards import staging
 
 HUGE = (2**63, 10**30, 10**400)
 WRONG: dict[str, tuple[Any, ...]] = {

@@ -19,11 +19,11 @@ from train.config.schema import DataConfig
 from train.data import gpu_decoding, loader, registry
 from train.data.augmenter import build_augmenter
 from train.data.boxes import CropDraws
-from train.data.encoded_images import EncodedImageSource
 from train.data.gpu_decoding import GpuDecoder
 from train.data.loader import BatchLoader
 from train.data.preprocessing import configured_preprocessing
 from train.data.sampler import MicroBatch
+from train.data.splits import EncodedImageSource
 
 CPU = torch.device("cpu")
 IMAGES = 12

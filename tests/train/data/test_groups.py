@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from entrypoint import ExitCode, Failure
-from train.data import grouping
+from train.data import partition
 
 PATHS = ["ant/video_1/a.png", "ant/video_2/a.png", "bee/video_1/b.png"]
 
@@ -21,7 +21,7 @@ PATHS = ["ant/video_1/a.png", "ant/video_2/a.png", "bee/video_1/b.png"]
     ],
 )
 def test_a_group_is_what_the_pattern_captures_else_its_whole_match(pattern: str, found: list[str]) -> None:
-    assert grouping.group_names(PATHS, pattern) == found
+    assert partition.group_names(PATHS, pattern) == found
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_group_is_what_the_pattern_captures_else_its_whole_match(pattern: str,
 )
 def test_files_without_a_group_are_counted_and_the_first_is_named(pattern: str, first: str, share: str) -> None:
     with pytest.raises(Failure, match=r"data\.group") as caught:
-        grouping.group_names(PATHS, pattern)
+        partition.group_names(PATHS, pattern)
     assert (caught.value.code, caught.value.found) == (ExitCode.DATA, first)
     assert share in caught.value.what
 
@@ -48,7 +48,7 @@ def made(sizes: list[int], classes: int = 2) -> tuple[np.ndarray[tuple[int], np.
 
 def test_a_group_is_never_cut() -> None:
     labels, named = made([3, 9, 4, 30, 12, 7, 1, 1, 20, 15])
-    held = grouping.validation_mask_by_group(labels, named, 20)
+    held = partition.validation_mask_by_group(labels, named, 20)
     on_both = {name for name, is_held in zip(named, held, strict=True) if is_held} & {
         name for name, is_held in zip(named, held, strict=True) if not is_held
     }
@@ -58,7 +58,7 @@ def test_a_group_is_never_cut() -> None:
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.5, 0.8])
 def test_about_the_requested_share_of_every_class_is_for_validation(share: float) -> None:
     labels, named = made([5 + number % 23 for number in range(60)], classes=4)
-    held = grouping.validation_mask_by_group(labels, named, round(share * len(labels)))
+    held = partition.validation_mask_by_group(labels, named, round(share * len(labels)))
     shares = np.bincount(labels[held], minlength=4) / np.bincount(labels)
     assert np.abs(shares - share).max() < 0.03
 
@@ -66,24 +66,24 @@ def test_about_the_requested_share_of_every_class_is_for_validation(share: float
 def test_a_rare_class_gets_its_share_though_few_groups_have_it() -> None:
     labels = np.array(([0] * 20 + [1] * 2) * 5 + [0] * 20 * 25)
     named = [f"with-{i}" for i in range(5) for _ in range(22)] + [f"without-{i}" for i in range(25) for _ in range(20)]
-    held = grouping.validation_mask_by_group(labels, named, round(0.2 * len(labels)))
+    held = partition.validation_mask_by_group(labels, named, round(0.2 * len(labels)))
     assert np.bincount(labels[held]).tolist() == [120, 2]
 
 
 def test_the_split_does_not_depend_on_the_order_of_the_files() -> None:
     labels, named = made([3, 9, 4, 30, 12, 7, 1, 1, 20, 15])
     mixed = np.random.default_rng(0).permutation(len(labels))
-    straight = grouping.validation_mask_by_group(labels, named, 20)
-    assert (grouping.validation_mask_by_group(labels[mixed], [named[i] for i in mixed], 20) == straight[mixed]).all()
+    straight = partition.validation_mask_by_group(labels, named, 20)
+    assert (partition.validation_mask_by_group(labels[mixed], [named[i] for i in mixed], 20) == straight[mixed]).all()
 
 
 def test_a_share_of_zero_leaves_the_validation_split_empty() -> None:
-    assert not grouping.validation_mask_by_group(np.array([0, 1]), ["all", "all"], 0).any()
+    assert not partition.validation_mask_by_group(np.array([0, 1]), ["all", "all"], 0).any()
 
 
 def test_of_two_large_groups_one_is_for_validation_even_for_a_small_share() -> None:
     labels, named = made([50, 40])
-    assert grouping.validation_mask_by_group(labels, named, 5).sum() == 40
+    assert partition.validation_mask_by_group(labels, named, 5).sum() == 40
 
 
 REFUSED = {
@@ -95,17 +95,17 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("labels", "named", "said"), REFUSED.values(), ids=REFUSED.keys())
-def test_groups_that_cannot_be_split_are_bad_data(labels: grouping.Labels, named: list[str], said: str) -> None:
+def test_groups_that_cannot_be_split_are_bad_data(labels: partition.Labels, named: list[str], said: str) -> None:
     with pytest.raises(Failure, match=said) as caught:
-        grouping.validation_mask_by_group(labels, named, 1)
+        partition.validation_mask_by_group(labels, named, 1)
     assert caught.value.code == ExitCode.DATA
     assert "data.group" in caught.value.fix
 
 
 def test_what_came_out_is_said() -> None:
     labels, named = made([10, 10, 30, 50])
-    held = grouping.validation_mask_by_group(labels, named, 20)
-    assert grouping.describe_split(named, held, 20) == (
+    held = partition.validation_mask_by_group(labels, named, 20)
+    assert partition.describe_split(named, held, 20) == (
         "val: 20 of 100 images in 2 of 4 groups (data.val_fraction asks for 20 images)"
     )
 
@@ -120,9 +120,9 @@ def test_what_came_out_is_said() -> None:
 )
 def test_a_group_on_both_sides_is_named(training: list[str], validation: list[str], said: str) -> None:
     with pytest.raises(Failure, match="in both splits") as caught:
-        grouping.refuse_leak(training, validation)
+        partition.refuse_leak(training, validation)
     assert (caught.value.code, caught.value.found) == (ExitCode.DATA, said)
 
 
 def test_groups_on_one_side_each_are_fine() -> None:
-    grouping.refuse_leak(["1", "2"], ["3"])
+    partition.refuse_leak(["1", "2"], ["3"])

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from entrypoint import ExitCode, Failure
-from train.data import array_files
+from train.data.sources import arrays as array_files
 
 ARRAYS = {"images": np.zeros((5, 8, 8, 3), np.uint8), "labels": np.zeros(5, np.int64), "one": np.float32(3)}
 SHAPES = {"images": (5, 8, 8, 3), "labels": (5,), "one": ()}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from entrypoint import ExitCode, Failure
-from train.data import class_folders
+from train.data import class_folders, image_folder
 
 
 def make(root: Path, *names: str) -> Path:
@@ -19,6 +19,15 @@ def make(root: Path, *names: str) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
     return root
+
+
+def count(root: Path, classes: tuple[str, ...], unread: Counter[str] | None = None) -> int:
+    """The images of these classes; refuses empty ones. unread: counts the other files by ending."""
+    listing = image_folder.list_class_folders(root, classes)
+    class_folders.refuse_empty_classes(root, dict(zip(classes, listing.counts, strict=True)), listing.unread)
+    if unread is not None:
+        unread.update(listing.unread)
+    return sum(listing.counts)
 
 
 def test_class_folders_alone_have_no_validation_folder(tmp_path: Path) -> None:
@@ -115,7 +124,7 @@ def test_val_comes_before_test(tmp_path: Path) -> None:
 
 def test_images_are_counted_and_other_files_are_not(tmp_path: Path) -> None:
     make(tmp_path, "a/1.JPG", "a/deep/2.png", "a/labels.txt", "b/3.webp")
-    assert class_folders.count_images(tmp_path, ("a", "b")) == 3
+    assert count(tmp_path, ("a", "b")) == 3
 
 
 HIDDEN = ("a/.ipynb_checkpoints/0-checkpoint.png", "a/deep/.snapshot/0.png", "a/._0.png", "b/.nfs0001.png")
@@ -123,10 +132,9 @@ HIDDEN = ("a/.ipynb_checkpoints/0-checkpoint.png", "a/deep/.snapshot/0.png", "a/
 
 def test_hidden_images_are_no_images(tmp_path: Path) -> None:
     make(tmp_path, "a/0.png", "b/1.jpg", *HIDDEN)
-    others, inside = Counter[str](), {"a": set[str](), "b": set[str]()}
-    assert class_folders.count_images_by_class(tmp_path, ("a", "b"), others, inside) == {"a": 1, "b": 1}
-    assert inside["a"] == {"deep"}
-    assert others == {"folder .ipynb_checkpoints": 1, "folder .snapshot": 1, "hidden files": 2}
+    listing = image_folder.list_class_folders(tmp_path, ("a", "b"))
+    assert (listing.counts, listing.inside["a"]) == ((1, 1), ["deep"])
+    assert listing.unread == {"folder .ipynb_checkpoints": 1, "folder .snapshot": 1, "hidden files": 2}
 
 
 SYSTEM_FILES = (
@@ -148,7 +156,7 @@ SYSTEM_FILES = (
 def test_files_of_a_file_server_are_skipped_and_counted(tmp_path: Path) -> None:
     make(tmp_path, "a/0.png", "b/1.jpg", *SYSTEM_FILES)
     layout, unread = class_folders.find_layout(tmp_path), Counter[str]()
-    assert (layout.classes, class_folders.count_images(tmp_path, layout.classes, unread)) == (("a", "b"), 2)
+    assert (layout.classes, count(tmp_path, layout.classes, unread)) == (("a", "b"), 2)
     class_folders.count_files_outside_classes(tmp_path, layout, unread)
     server = {f"folder {name}": 1 for name in ("#recycle", "__MACOSX", "lost+found", "$RECYCLE.BIN")}
     inside = {"folder @eaDir": 2, "folder .thumbnails": 1, "folder .AppleDouble": 1}
@@ -166,7 +174,7 @@ def test_every_ending_of_a_format_that_is_read_is_an_image(ending: str) -> None:
 def test_a_class_of_other_files_alone_names_their_endings(tmp_path: Path) -> None:
     make(tmp_path, "a/0.png", *(f"b/{number}.heic" for number in range(8)))
     with pytest.raises(Failure) as caught:
-        class_folders.count_images(tmp_path, ("a", "b"))
+        count(tmp_path, ("a", "b"))
     assert caught.value.found == f"b, in {tmp_path}; 8 files are not read: .heic (8)"
     assert caught.value.fix.startswith("remove them, or save pictures of other kinds as .jpg or .png")
 
@@ -222,12 +230,12 @@ def test_what_python_makes_beside_a_users_code_is_no_class(tmp_path: Path) -> No
 def test_a_link_in_a_hidden_folder_is_not_followed(tmp_path: Path) -> None:
     make(tmp_path, "a/0.png")
     (tmp_path / "a" / ".again").symlink_to(tmp_path)
-    assert class_folders.count_images(tmp_path, ("a",)) == 1
+    assert count(tmp_path, ("a",)) == 1
 
 
 def test_a_class_of_hidden_images_alone_is_empty(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="without an image: 1"):
-        class_folders.count_images(make(tmp_path, "a/0.png", "b/._0.png"), ("a", "b"))
+        count(make(tmp_path, "a/0.png", "b/._0.png"), ("a", "b"))
 
 
 def test_hidden_images_beside_the_classes_are_no_images_to_move(tmp_path: Path) -> None:
@@ -282,7 +290,7 @@ def test_images_beside_each_other_in_train_are_to_be_sorted_there(tmp_path: Path
 def test_a_class_without_images_is_named(tmp_path: Path) -> None:
     make(tmp_path, "a/1.jpg", "b/readme.txt")
     with pytest.raises(Failure, match="without an image: 1") as caught:
-        class_folders.count_images(tmp_path, ("a", "b"))
+        count(tmp_path, ("a", "b"))
     assert caught.value.found == f"b, in {tmp_path}; 1 file is not read: .txt (1)"
 
 
@@ -296,7 +304,7 @@ def test_a_relative_root_is_told_with_its_place(tmp_path: Path, monkeypatch: pyt
 def test_other_files_are_counted_by_ending_on_the_way(tmp_path: Path) -> None:
     make(tmp_path, "a/1.jpg", "a/deep/2.TXT", "b/3.webp", "b/4.txt", "b/.hidden")
     others = Counter[str]()
-    assert class_folders.count_images(tmp_path, ("a", "b"), others) == 2
+    assert count(tmp_path, ("a", "b"), others) == 2
     assert others == {".txt": 2, "hidden files": 1}
 
 
@@ -311,7 +319,7 @@ def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:
 def test_linked_folders_are_walked(tmp_path: Path) -> None:
     make(tmp_path, "a/1.png", "elsewhere/2.png")
     (tmp_path / "a" / "more").symlink_to(tmp_path / "elsewhere")
-    assert [path.name for path in class_folders.image_files(tmp_path / "a")] == ["1.png", "2.png"]
+    assert [path.name for path in class_folders.image_files(tmp_path / "a", Counter())] == ["1.png", "2.png"]
 
 
 @pytest.mark.parametrize("links", [{"a/up": "."}, {"a/self": "a"}, {"a/x": "b", "b/y": "a"}], ids=str)
@@ -320,7 +328,7 @@ def test_links_in_a_circle_are_refused(links: dict[str, str], tmp_path: Path) ->
     for link, target in links.items():
         (tmp_path / link).symlink_to(tmp_path / target)
     with pytest.raises(Failure, match="leads back") as caught:
-        list(class_folders.image_files(tmp_path / "a"))
+        list(class_folders.image_files(tmp_path / "a", Counter()))
     assert caught.value.code == 66
 
 
@@ -346,5 +354,5 @@ def test_a_folder_in_a_class_that_cannot_be_read_is_refused_and_named(
 
     monkeypatch.setattr(os, "scandir", refusing)
     with pytest.raises(Failure, match="cannot be read: Permission denied") as caught:
-        list(class_folders.image_files(tmp_path / "a"))
+        list(class_folders.image_files(tmp_path / "a", Counter()))
     assert (caught.value.code, caught.value.found) == (ExitCode.NO_INPUT, shut)

@@ -66,7 +66,7 @@ def test_a_picture_is_cut_and_scaled_as_a_file_is(sides: tuple[int, int], tmp_pa
 
 
 def test_pictures_are_known_from_arrays() -> None:
-    assert [custom.are_pil_images(opened(one)) for one in (Image.fromarray(BYTES), BYTES)] == [True, False]
+    assert [opened(one).holds_pictures for one in (Image.fromarray(BYTES), BYTES)] == [True, False]
 
 
 def test_pixels_come_as_they_are() -> None:

@@ -16,8 +16,8 @@ import pytest
 from images import write_classes
 
 from train.config.schema import DataConfig
-from train.data import folder_listing, image_folder, registry
-from train.data.folder_listing import FolderListing, ListingCache
+from train.data import image_folder, registry
+from train.data.image_folder import FolderListing, ListingCache
 
 CLASSES = ("ant", "bee")
 LONG_AGO = 1_600_000_000
@@ -42,9 +42,9 @@ def photos(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Listings of a few names are kept too, also where the folder for temporary files is a FUSE file system."""
-    monkeypatch.setattr(folder_listing, "MIN_NAMES", 1)
-    monkeypatch.setattr(folder_listing, "MIN_NAMES_PER_FOLDER", 0)
-    monkeypatch.setattr(folder_listing, "MOUNTS_FILE", Path(os.devnull))
+    monkeypatch.setattr(image_folder, "MIN_NAMES", 1)
+    monkeypatch.setattr(image_folder, "MIN_NAMES_PER_FOLDER", 0)
+    monkeypatch.setattr(image_folder, "MOUNTS_FILE", Path(os.devnull))
 
 
 def touch(path: Path) -> None:
@@ -87,8 +87,8 @@ def refuse_to_list(*_: object) -> FolderListing:
 def test_a_listing_that_is_kept_is_read_and_the_folder_is_not_listed_again(
     cache: ListingCache, photos: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fresh = content(folder_listing.list_class_folders(photos, CLASSES))
-    monkeypatch.setattr(folder_listing, "list_class_folders", refuse_to_list)
+    fresh = content(image_folder.list_class_folders(photos, CLASSES))
+    monkeypatch.setattr(image_folder, "list_class_folders", refuse_to_list)
     assert content(cache.list_images(photos, CLASSES)) == fresh
     assert fresh[2:] == ((3, 3), {".txt": 1}, {"ant": [ODD], "bee": ["deep", "link"]})
 
@@ -170,7 +170,7 @@ def test_a_folder_that_has_changed_is_listed_again(
     before = content(cache.list_images(photos, CLASSES))
     change(photos)
     after = content(cache.list_images(photos, CLASSES))
-    assert after == content(folder_listing.list_class_folders(photos, CLASSES)) != before
+    assert after == content(image_folder.list_class_folders(photos, CLASSES)) != before
 
 
 def test_the_new_listing_replaces_the_old_one(cache: ListingCache, photos: Path, kept: Path) -> None:
@@ -244,13 +244,13 @@ def listing(names: int = 100_000, folders: int = 2, times: tuple[int, ...] = (1,
 def test_a_listing_is_kept_if_that_saves_time_and_the_times_of_its_folders_mean_something(
     candidate: FolderListing, is_kept: bool
 ) -> None:
-    assert folder_listing.is_worth_keeping(candidate, begun_at=LONG_AGO) is is_kept
+    assert image_folder.is_worth_keeping(candidate, begun_at=LONG_AGO) is is_kept
 
 
 @pytest.mark.parametrize(("changed", "is_kept"), [(LONG_AGO - 11, True), (LONG_AGO - 9, False), (LONG_AGO + 5, False)])
 def test_the_last_change_must_be_ten_seconds_before_the_listing(changed: int, is_kept: bool) -> None:
     candidate = listing(times=(1, changed * 10**9))
-    assert folder_listing.is_worth_keeping(candidate, begun_at=LONG_AGO) is is_kept
+    assert image_folder.is_worth_keeping(candidate, begun_at=LONG_AGO) is is_kept
 
 
 @pytest.mark.parametrize(("file_system", "number"), [("fuse.s3fs", 0), ("ext4", 1)])
@@ -265,7 +265,7 @@ def test_a_folder_on_a_fuse_file_system_is_not_kept(
     device = photos.stat().st_dev
     mounts = photos.parent / "mountinfo"
     mounts.write_text(f"36 35 {os.major(device)}:{os.minor(device)} / /data rw shared:1 - {file_system} bucket rw\n")
-    monkeypatch.setattr(folder_listing, "MOUNTS_FILE", mounts)
+    monkeypatch.setattr(image_folder, "MOUNTS_FILE", mounts)
     cache.list_images(photos, CLASSES)
     assert len(files_in(cache)) == number
 
@@ -273,13 +273,13 @@ def test_a_folder_on_a_fuse_file_system_is_not_kept(
 def test_the_device_of_a_fuse_file_system_is_the_one_that_stat_gives() -> None:
     with_fuse = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if " - fuse" in line]
     points = [line.split()[4] for line in with_fuse if os.access(line.split()[4], os.R_OK)]
-    assert {os.stat(point).st_dev for point in points} <= folder_listing._fuse_devices()
+    assert {os.stat(point).st_dev for point in points} <= image_folder._fuse_devices()
 
 
 def test_where_the_mounts_are_not_known_nothing_is_kept(
     photos: Path, cache: ListingCache, small_ones_count: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_listing, "MOUNTS_FILE", photos / "nowhere")
+    monkeypatch.setattr(image_folder, "MOUNTS_FILE", photos / "nowhere")
     cache.list_images(photos, CLASSES)
     assert files_in(cache) == []
 
@@ -315,7 +315,7 @@ def test_from_a_damaged_file_nothing_is_read(
     cache: ListingCache, photos: Path, kept: Path, damage: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     damage(kept)
-    assert content(cache.list_images(photos, CLASSES)) == content(folder_listing.list_class_folders(photos, CLASSES))
+    assert content(cache.list_images(photos, CLASSES)) == content(image_folder.list_class_folders(photos, CLASSES))
     assert capfd.readouterr() == ("", "")
 
 
@@ -323,7 +323,7 @@ def test_a_listing_of_another_version_of_this_program_is_not_read(
     cache: ListingCache, photos: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = kept.read_bytes()
-    monkeypatch.setattr(folder_listing, "LISTING_VERSION", folder_listing.LISTING_VERSION + 1)
+    monkeypatch.setattr(image_folder, "LISTING_VERSION", image_folder.LISTING_VERSION + 1)
     cache.list_images(photos, CLASSES)
     assert kept.read_bytes() != before
 
@@ -341,7 +341,7 @@ def test_a_rank_that_is_no_writer_reads_a_listing_and_writes_none(
     reader.list_images(photos, CLASSES)
     assert files_in(cache) == []
     fresh = content(cache.list_images(photos, CLASSES))
-    monkeypatch.setattr(folder_listing, "list_class_folders", refuse_to_list)
+    monkeypatch.setattr(image_folder, "list_class_folders", refuse_to_list)
     assert content(reader.list_images(photos, CLASSES)) == fresh
 
 
@@ -370,8 +370,8 @@ def test_the_file_names_the_folder_that_it_lists(photos: Path, kept: Path) -> No
 
 @pytest.fixture
 def all_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_listing, "is_worth_keeping", lambda *_, **__: True)
-    monkeypatch.setattr(folder_listing, "MOUNTS_FILE", Path(os.devnull))
+    monkeypatch.setattr(image_folder, "is_worth_keeping", lambda *_, **__: True)
+    monkeypatch.setattr(image_folder, "MOUNTS_FILE", Path(os.devnull))
 
 
 def test_opening_the_data_keeps_the_listing_in_the_users_cache_folder(
@@ -381,7 +381,7 @@ def test_opening_the_data_keeps_the_listing_in_the_users_cache_folder(
     data = DataConfig(name="folder", root=str(tmp_path / "photos"), image_size=8)
     first = registry.open_splits(data, cache_folder=tmp_path / "cache")
     assert len(list((tmp_path / "cache/listings").iterdir())) == 1
-    monkeypatch.setattr(folder_listing, "list_class_folders", refuse_to_list)
+    monkeypatch.setattr(image_folder, "list_class_folders", refuse_to_list)
     second = registry.open_splits(data, cache_folder=tmp_path / "cache")
     assert (list(second.training.paths), second.notes) == (list(first.training.paths), first.notes)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint import ExitCode, Failure
-from train.data import long_tail
+from train.data.sources import synthetic as long_tail
 
 EXPECTED = {
     "one-in-a-hundred": ((10_000, 2, 99.0), [9900, 100]),

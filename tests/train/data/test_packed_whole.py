@@ -13,10 +13,12 @@ from tars import data_of, png, write_tar
 
 from entrypoint import Failure
 from train.config.schema import DataConfig
-from train.data import packing, registry, shard_index, statistics
+from train.data import registry, statistics
 from train.data.class_folders import IMAGE_SUFFIXES
-from train.data.packing import Scaling
-from train.data.shards import ShardSource
+from train.data.shards import index as shard_index
+from train.data.shards import packing
+from train.data.shards.packing import Scaling
+from train.data.shards.source import ShardSource
 from train.data.splits import DataSplits
 
 PATIENTS = 10

@@ -9,8 +9,8 @@ import pickle
 import numpy as np
 import pytest
 
-from train.data import path_list
-from train.data.path_list import PackedPaths
+from train.data import image_lists
+from train.data.image_lists import PackedPaths
 
 ODD = os.fsdecode(b"caf\xe9.png")  # no UTF-8
 NAMES = ["d/ant/1.png", "d/ant/größe 2.png", f"d/bee/{ODD}", "d/bee/" + "x" * 200 + ".png", "d/bee/4.png"]
@@ -18,7 +18,7 @@ PART = np.array([True, False, True, False, True])
 
 
 def kept() -> PackedPaths:
-    return path_list.pack_paths(NAMES, "d/")
+    return image_lists.pack_paths(NAMES, "d/")
 
 
 def hashed(some: PackedPaths) -> str:
@@ -50,51 +50,51 @@ def test_a_part_of_millions_does_not_copy_their_letters() -> None:
 
 def test_one_long_name_does_not_make_all_others_as_long() -> None:
     short = [f"{number:08d}.png" for number in range(1000)]
-    found = path_list.pack_paths([*short, "y" * 900])
+    found = image_lists.pack_paths([*short, "y" * 900])
     taken = len(found.letters) + found.starts.nbytes + found.lengths.nbytes
     assert taken / len(found) < 12 + 12 + 2  # np.array of them: 3600
 
 
 def test_what_is_hashed_depends_on_the_names_and_their_order_alone() -> None:
-    selected, listed = kept().part(PART), path_list.pack_paths([NAMES[0], NAMES[2], NAMES[4]], "d/")
+    selected, listed = kept().part(PART), image_lists.pack_paths([NAMES[0], NAMES[2], NAMES[4]], "d/")
     assert hashed(selected) == hashed(listed)
-    moved = path_list.pack_paths([name.replace("d/", "elsewhere/", 1) for name in NAMES], "elsewhere/")
+    moved = image_lists.pack_paths([name.replace("d/", "elsewhere/", 1) for name in NAMES], "elsewhere/")
     assert hashed(moved) == hashed(kept()) != hashed(kept().part([1, 0, 2, 3, 4]))
 
 
 def test_where_one_name_ends_and_the_next_begins_is_hashed_too() -> None:
-    assert hashed(path_list.pack_paths(["ab", "c"])) != hashed(path_list.pack_paths(["a", "bc"]))
+    assert hashed(image_lists.pack_paths(["ab", "c"])) != hashed(image_lists.pack_paths(["a", "bc"]))
 
 
 def test_long_lists_are_hashed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, part = hashed(kept()), hashed(kept().part(PART))
-    monkeypatch.setattr(path_list, "NAMES_PER_CHUNK", 2)
+    monkeypatch.setattr(image_lists, "NAMES_PER_CHUNK", 2)
     assert (hashed(kept()), hashed(kept().part(PART))) == (whole, part)
 
 
 @pytest.mark.parametrize("above", ["d/", "d/val/"], ids=["one list", "folders of their own"])
 def test_two_sides_are_one_list(above: str) -> None:
     first = kept()
-    second = first.part(~PART) if above == "d/" else path_list.pack_paths(["d/val/ant/9.png"], above)
-    assert list(path_list.concatenate_paths(first.part(PART), second)) == [*first.part(PART), *second]
+    second = first.part(~PART) if above == "d/" else image_lists.pack_paths(["d/val/ant/9.png"], above)
+    assert list(image_lists.concatenate_paths(first.part(PART), second)) == [*first.part(PART), *second]
 
 
 def test_of_both_sides_each_path_is_there_once_and_sorted() -> None:
     first, second = kept().part([4, 2, 0, 0]), kept().part([3, 4])
-    every, rows = path_list.merge_paths(first, second)
+    every, rows = image_lists.merge_paths(first, second)
     assert list(every) == sorted({*first, *second})
     assert [every[int(row)] for row in rows] == [*first, *second]
 
 
 def test_of_nothing_there_is_nothing() -> None:
-    none = path_list.pack_paths([])
-    assert (list(none), list(path_list.merge_paths(none, none)[0]), hashed(none) != hashed(kept())) == ([], [], True)
+    none = image_lists.pack_paths([])
+    assert (list(none), list(image_lists.merge_paths(none, none)[0]), hashed(none) != hashed(kept())) == ([], [], True)
 
 
 def test_what_a_factory_lists_is_packed_and_what_is_packed_stays() -> None:
     mine = kept()
-    assert list(path_list.as_packed_paths(np.array(NAMES))) == NAMES
-    assert path_list.as_packed_paths(mine) is mine
+    assert list(image_lists.as_packed_paths(np.array(NAMES))) == NAMES
+    assert image_lists.as_packed_paths(mine) is mine
 
 
 def test_they_reach_a_worker_that_is_not_forked() -> None:

@@ -211,10 +211,10 @@ import numpy as np, torch
 from entrypoint import Failure
 from train.config.batches import StepCounts, compute_batch_sizes
 from train.data.sampler import BatchSampler
-from train.data.splits import SampleIndices
+from train.data.splits import SampleIndices, SampleSource
 from train.data import workers
 from train.data.workers import UnreadableLog
-class Large:
+class Large(SampleSource):
     labels = torch.arange(8)
     def read(self, samples): return torch.zeros((len(samples), 3, 1024, 1024), dtype=torch.uint8)
 side = workers.Split(name="side", source=Large(), ledger=UnreadableLog(0, print), most=0, replace=True)

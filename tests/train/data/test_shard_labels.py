@@ -15,7 +15,9 @@ from tars import data_of, png, write_tar
 
 from entrypoint import Failure
 from train.config.schema import DataConfig
-from train.data import packing, registry, shard_index
+from train.data import registry
+from train.data.shards import index as shard_index
+from train.data.shards import packing
 from train.data.splits import DataSplits
 
 

@@ -17,9 +17,11 @@ from tars import Members, data_of, png, write_tar
 
 from entrypoint import Failure
 from train import __main__ as front
-from train.data import registry, shard_index, shard_members
-from train.data.shard_index import ShardIndex
-from train.data.shards import ShardSource
+from train.data import registry
+from train.data.shards import index as shard_index
+from train.data.shards import members as shard_members
+from train.data.shards.index import ShardIndex
+from train.data.shards.source import ShardSource
 
 
 def indexed(folder: Path) -> tuple[ShardIndex, str]:

@@ -14,9 +14,7 @@ from train.config.batches import compute_batch_sizes, count_steps
 from train.config.schema import RunConfig
 from train.data import registry
 from train.data.sampler import BatchSampler
-from train.data.shard_order import WINDOW, ShardOrder, TrainingRuns, draw_orders, training_runs
-from train.data.shard_runs import RemainingEntries, cut_into_runs
-from train.data.shards import ShardSource
+from train.data.shards.order import WINDOW, RemainingEntries, ShardOrder, TrainingRuns, cut_into_runs, draw_orders
 
 IMAGES_PER_SHARD = 500
 SHARDS = 40
@@ -172,7 +170,7 @@ def test_only_a_training_that_mixes_has_the_order_for_it(tmp_path: Path) -> None
     orders = []
     for augment in (["horizontal_flip"], ["mixup"], ["horizontal_flip", {"cutmix": {"p": 0.5}}]):
         data = data_of(tmp_path / "shards", val_fraction=0.0, augment=augment)
-        draw_epoch = draw_orders(registry.open_splits(data).training, RunConfig(data=data))
+        draw_epoch = draw_orders(registry.open_splits(data).training.runs(), RunConfig(data=data))
         assert draw_epoch is not None
         orders.append(draw_epoch(0).part(0, BATCH).samples.tolist())
     assert orders[0] != orders[1] == orders[2]
@@ -184,8 +182,9 @@ def test_an_index_takes_no_memory_of_a_rank_for_each_image(tmp_path: Path) -> No
     registry.open_splits(data_of(tmp_path / "shards", val_fraction=0.0))  # what is imported and kept once
     tracemalloc.start()
     splits = registry.open_splits(data_of(tmp_path / "shards", val_fraction=0.0))
-    assert isinstance(splits.training, ShardSource)
-    order = draw(training_runs(splits.training.paths.layout))
+    runs = splits.training.runs()
+    assert runs is not None
+    order = draw(runs)
     order.part(0, BATCH)
     assert tracemalloc.get_traced_memory()[0] < 2 * images  # bytes; the labels alone would take more
     tracemalloc.stop()

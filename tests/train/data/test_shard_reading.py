@@ -12,11 +12,13 @@ import pytest
 import torch
 from tars import data_of, numbered, write_tar
 
-from train.data import registry, shard_index, shard_runs, shards
+from train.data import registry
 from train.data.process_pool import map_in_processes
 from train.data.sampler import SampleIndices
-from train.data.shard_reading import NOWHERE, SharedRuns
-from train.data.shards import ShardSource
+from train.data.shards import index as shard_index
+from train.data.shards import order as shard_order
+from train.data.shards import source as shard_source
+from train.data.shards.source import NOWHERE, ShardSource, SharedRuns
 from train.data.workers import Split, UnreadableLog, WorkerLoader
 
 IMAGES = 120
@@ -27,9 +29,9 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardSource:
     """Four shards of 30 images, in runs of about six, and two batches ahead."""
     for number in range(4):
         write_tar(tmp_path / f"{number}.tar", numbered(30 * number, 30))
-    monkeypatch.setattr(shard_runs.cut_into_runs, "__defaults__", (10_000,))
+    monkeypatch.setattr(shard_order.cut_into_runs, "__defaults__", (10_000,))
     shard_index.write_index(tmp_path, processes=1)
-    monkeypatch.setattr("train.data.shard_reading.AHEAD", 16)
+    monkeypatch.setattr("train.data.shards.source.AHEAD", 16)
     training = registry.open_splits(data_of(tmp_path, val_fraction=0.0)).training
     assert isinstance(training, ShardSource)
     return training
@@ -57,7 +59,7 @@ def single_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(length)
         return pread(handle, length, offset)
 
-    monkeypatch.setattr(shards.os, "pread", count)
+    monkeypatch.setattr(shard_source.os, "pread", count)
     return counts
 
 
@@ -68,13 +70,12 @@ def test_images_in_order_are_read_in_runs(source: ShardSource, single_reads: lis
 
 def test_shards_are_closed_when_the_threads_that_read_them_end(source: ShardSource) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    source.read_ahead(in_batches(np.arange(IMAGES)))
-    runs = source.paths.ahead.runs
-    assert runs is not None
-    runs.read_ahead(np.arange(IMAGES))
-    assert (runs.locate(np.arange(IMAGES)) != NOWHERE).all()
-    assert len(os.listdir("/proc/self/fd")) > before
-    runs.stop()
+    with source.reading(in_batches(np.arange(IMAGES))):
+        runs = source.paths.ahead.runs
+        assert runs is not None
+        runs.read_ahead(np.arange(IMAGES))
+        assert (runs.locate(np.arange(IMAGES)) != NOWHERE).all()
+        assert len(os.listdir("/proc/self/fd")) > before
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -96,7 +97,7 @@ def test_workers_share_memory_whatever_way_python_starts_processes(method: str, 
 def test_images_far_from_each_other_are_read_alone(
     source: ShardSource, single_reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("train.data.shard_reading.MIN_USES", 6.0)
+    monkeypatch.setattr("train.data.shards.source.MIN_USES", 6.0)
     order = np.random.default_rng(0).permutation(IMAGES)
     assert read(source, order) == order.tolist()
     assert len(single_reads) == IMAGES
@@ -125,6 +126,6 @@ def test_a_run_keeps_its_place_until_its_images_are_decoded(source: ShardSource)
 
 def test_a_shard_that_is_gone_is_named_by_the_image_that_needs_it(source: ShardSource) -> None:
     (source.paths.layout.folder / "3.tar").unlink()
-    with pytest.raises(shards.Failure, match=r"3\.tar: it is gone") as caught:
+    with pytest.raises(shard_source.Failure, match=r"3\.tar: it is gone") as caught:
         read(source, np.arange(IMAGES))
     assert caught.value.code == 66

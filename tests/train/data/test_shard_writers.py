@@ -18,7 +18,8 @@ from tars import numbered, png, write_tar
 from entrypoint import Failure, file_writer
 from train import file_lock, files
 from train.config.schema import DataConfig
-from train.data import packing, shard_index
+from train.data.shards import index as shard_index
+from train.data.shards import packing
 
 IMAGES = 240
 PACK = """
@@ -27,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from entrypoint import Failure
 from train.config.schema import DataConfig
-from train.data import packing
+from train.data.shards import packing
 data = replace(DataConfig(), name="folder", root=sys.argv[1], image_size=16, val_fraction=0.0)
 try:
     index = packing.pack_images(data, Path(sys.argv[2]), scaling=None, say=print, shard_bytes=2000)

@@ -19,8 +19,11 @@ from tars import Members, data_of, numbered, png, write_tar
 
 from entrypoint import Failure
 from train.config.schema import DataConfig
-from train.data import packing, registry, shard_index, shard_labels, shards
-from train.data.packing import Scaling
+from train.data import registry, shard_labels
+from train.data.shards import index as shard_index
+from train.data.shards import packing
+from train.data.shards import source as shard_source
+from train.data.shards.packing import Scaling
 from train.data.splits import SampleSource
 from train.distributed.shared_memory import HostRanks
 
@@ -226,7 +229,7 @@ def test_a_flipped_byte_is_found_and_named(folder: Path) -> None:
 
 def test_image_names_are_read_from_the_shards(folder: Path) -> None:
     source = registry.open_splits(data_of(folder, val_fraction=0.0)).training
-    assert isinstance(source, shards.ShardSource)
+    assert isinstance(source, shard_source.ShardSource)
     assert [source.paths[0], source.paths[39]] == ["a-00.tar:0000.png", "a-01.tar:0039.png"]
 
 

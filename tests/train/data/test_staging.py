@@ -26,11 +26,13 @@ from tars import data_of, numbered, write_tar
 from entrypoint import ExitCode, Failure
 from train.config.resume_rules import changed_keys
 from train.config.schema import DataConfig
-from train.data import registry, shard_index, shard_reading, shards, staging
-from train.data.shard_index import ShardIndex
-from train.data.shard_reading import OpenShards
-from train.data.shards import ShardSource
-from train.data.staging import StagePlan
+from train.data import registry
+from train.data.shards import index as shard_index
+from train.data.shards import source as shard_source
+from train.data.shards import staging
+from train.data.shards.index import ShardIndex
+from train.data.shards.source import OpenShards, ShardSource
+from train.data.shards.staging import StagePlan
 from train.data.workers import Split, UnreadableLog, WorkerLoader
 
 IMAGES = 40
@@ -67,7 +69,7 @@ def copied(copies: Path) -> list[str]:
 
 def staged(root: Path, copies: Path) -> ShardSource:
     """The training split, which reads copies if there are any."""
-    splits = shards.with_copies(registry.open_splits(data_of(root, val_fraction=0.0)), copies)
+    splits = shard_source.with_copies(registry.open_splits(data_of(root, val_fraction=0.0)), copies)
     assert isinstance(splits.training, ShardSource)
     return splits.training
 
@@ -127,23 +129,23 @@ def inode(handle: int) -> int:
 
 def test_an_open_shard_is_exchanged_for_its_copy(root: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(shard_reading.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(shard_source.time, "monotonic", lambda: clock[0])
     opened, path, duplicate = OpenShards(), root / NAMES[0], copies / NAMES[0]
     assert inode(opened.handle(str(path), str(duplicate))) == path.stat().st_ino
     copy(root, copies)
-    clock[0] += shard_reading.LOOK_FOR_COPY_S
+    clock[0] += shard_source.LOOK_FOR_COPY_S
     assert inode(opened.handle(str(path), str(duplicate))) == duplicate.stat().st_ino
 
 
 def test_a_copy_is_not_looked_for_at_each_image(root: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_reading.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(shard_source.time, "monotonic", lambda: 0.0)
     names, real = list[str](), os.open
 
     def count(path: str, *arguments: int) -> int:
         names.append(path)
         return real(path, *arguments)
 
-    monkeypatch.setattr(shard_reading.os, "open", count)
+    monkeypatch.setattr(shard_source.os, "open", count)
     opened, path, duplicate = OpenShards(), str(root / NAMES[0]), str(copies / NAMES[0])
     for _ in range(10):
         opened.handle(path, duplicate)
@@ -153,7 +155,7 @@ def test_a_copy_is_not_looked_for_at_each_image(root: Path, copies: Path, monkey
 def test_the_copy_of_a_shard_that_was_closed_meanwhile_is_opened_again(
     root: Path, copies: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_reading, "MAX_OPEN_SHARDS", 1)
+    monkeypatch.setattr(shard_source, "MAX_OPEN_SHARDS", 1)
     copy(root, copies)
     opened = OpenShards()
     for name in (*NAMES, *NAMES):
@@ -355,7 +357,7 @@ def test_a_run_may_go_on_with_another_stage() -> None:
 OWNER = """
 import sys
 from train.config.schema import DataConfig
-from train.data import staging
+from train.data.shards import staging
 print(staging.make_folder(DataConfig(name="shards", root=sys.argv[1], stage=sys.argv[2])), flush=True)
 sys.stdin.read()
 """

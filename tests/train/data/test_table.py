@@ -15,8 +15,7 @@ from label_tables import rows, write_table
 from entrypoint import ExitCode, Failure, Heartbeat
 from train.config.schema import DataConfig
 from train.data import decoded_cache, registry, statistics
-from train.data.image_folder import ImageFileSource
-from train.data.splits import DataSplits
+from train.data.splits import DataSplits, ImageFileSource
 from train.optim.loss import Criterion
 
 

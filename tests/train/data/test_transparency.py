@@ -17,8 +17,9 @@ from PIL import Image
 from entrypoint import Failure
 from train.cli import data_check
 from train.config.schema import DataConfig
-from train.data import custom, decode, decode_crop, packing, registry
+from train.data import custom, decode, decode_crop, registry
 from train.data.preprocessing import Preprocessing
+from train.data.shards import packing
 
 GRAY = 128  # the mean of data.normalize: 0.5
 DISC = np.hypot(*(np.mgrid[:16, :16] - 7.5)) < 5

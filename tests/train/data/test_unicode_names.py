@@ -13,7 +13,8 @@ from entrypoint import Failure
 from train import names
 from train.config import resume_rules
 from train.config.schema import DataConfig
-from train.data import registry, shard_index, shard_labels, statistics
+from train.data import registry, shard_labels, statistics
+from train.data.shards import index as shard_index
 from train.inference import checkpoints, evaluate
 
 NFC, NFD = "caf\u00e9", "cafe\u0301"  # a Mac's zip holds the second

@@ -9,9 +9,8 @@ import torch
 
 from train.config.schema import DataConfig
 from train.data import registry
-from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
-from train.data.splits import DataSplits
+from train.data.splits import DataSplits, ImageFileSource
 from train.inference import evaluate
 
 PETS = ("cat", "dog", "owl", "yak")

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from train.config.schema import DataConfig
 from train.data import registry
 from train.data.sampler import rank_blocks
+from train.data.splits import ImageFileSource, with_all_as_validation
 from train.data.workers import UnreadableLog
 from train.inference import checkpoints, evaluate, per_image
 from train.inference.per_image import (
@@ -27,7 +28,6 @@ from train.inference.per_image import (
     LabelResults,
     NumberResults,
     ResultCollector,
-    SampleNames,
 )
 from train.optim.loss import MultiLabelCriterion
 from train.tasks import TargetScale
@@ -135,7 +135,7 @@ def test_outputs_that_are_not_finite_leave_empty_cells(task: Any, head: str, lin
     collector = ResultCollector([np.arange(2)], UnreadableLog(0, lambda line: None), partial(of.measure, target=TARGET))
     collector.add(outputs, labels)
     results = of.from_columns(*collector.gather(lambda part: [part]), thresholds=(0.5, 0.5))
-    table = per_image.encode_table(results, SampleNames(head="path", names=["=a.png", "b.png"]), ("-x", "y"))
+    table = per_image.encode_table(results, ImageFileSource(["=a.png", "b.png"], torch.zeros(2), 8), ("-x", "y"))
     rows = [",".join(row) for row in csv.reader(table.decode("utf-8-sig").splitlines())]
     assert rows == [f"path,{head}", f"./=a.png,{lines[0]}", f"b.png,{lines[1]}"]
 
@@ -178,12 +178,11 @@ def test_samples_without_files_are_named_by_their_rows_in_the_users_arrays(tmp_p
     images, labels = np.zeros((20, 8, 8, 3), np.uint8), np.arange(20) % 2
     np.savez(tmp_path / "data.npz", images=images, labels=labels)
     sets = registry.open_splits(DataConfig(name="npz", root=str(tmp_path / "data.npz"), val_fraction=0.2))
-    names = evaluate.sample_names(sets.validation)
-    assert names.head == "sample"
-    assert [labels[int(names.names[sample])] for sample in range(4)] == sets.validation.labels.tolist()
+    assert sets.validation.file_names is None
+    assert [labels[int(name)] for name in sets.validation.names(np.arange(4))] == sets.validation.labels.tolist()
 
 
 def test_rows_of_both_splits_are_told_apart(tmp_path: Path) -> None:
     sets = registry.open_splits(DataConfig(samples=20, classes=2))
-    names = evaluate.sample_names(evaluate.use_all_for_validation(sets).validation)
-    assert (names.cell(3), names.cell(len(sets.training.labels) + 1)) == ("training 3", "validation 1")
+    both = with_all_as_validation(sets).validation
+    assert both.names(np.array([3, len(sets.training.labels) + 1])) == ["training 3", "validation 1"]

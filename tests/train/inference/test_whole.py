@@ -11,10 +11,8 @@ from images import write_classes
 
 from entrypoint import Failure
 from train.config.schema import DataConfig
-from train.data import registry
-from train.data.image_folder import ImageFileSource
-from train.data.splits import DataSplits
-from train.inference import evaluate
+from train.data import registry, splits
+from train.data.splits import DataSplits, ImageFileSource
 
 
 def drawn(fraction: float = 0.25) -> DataSplits:
@@ -30,7 +28,7 @@ def pets(tmp_path: Path) -> DataSplits:
 
 def test_every_sample_of_both_sides_is_there_once_with_its_label() -> None:
     sets = drawn()
-    found = evaluate.use_all_for_validation(sets).validation
+    found = splits.with_all_as_validation(sets).validation
     assert found.labels.tolist() == [*sets.training.labels.tolist(), *sets.validation.labels.tolist()]
     assert torch.equal(found.read(np.arange(30)), sets.training.read(np.arange(30)))
     assert torch.equal(found.read(np.arange(30, 40)), sets.validation.read(np.arange(10)))
@@ -38,18 +36,18 @@ def test_every_sample_of_both_sides_is_there_once_with_its_label() -> None:
 
 def test_samples_of_both_sides_come_in_the_order_that_was_asked_for() -> None:
     sets = drawn()
-    found = evaluate.use_all_for_validation(sets).validation.read(np.array([31, 2, 30, 29]))
+    found = splits.with_all_as_validation(sets).validation.read(np.array([31, 2, 30, 29]))
     mine, theirs = sets.training.read(np.array([2, 29])), sets.validation.read(np.array([1, 0]))
     assert torch.equal(found, torch.stack([theirs[0], mine[0], theirs[1], mine[1]]))
 
 
 def test_without_a_validation_split_the_training_split_is_all() -> None:
     sets = drawn(fraction=0)
-    assert evaluate.use_all_for_validation(sets).validation is sets.training
+    assert splits.with_all_as_validation(sets).validation is sets.training
 
 
 def test_image_files_stay_image_files(pets: DataSplits) -> None:
-    found = evaluate.use_all_for_validation(pets).validation
+    found = splits.with_all_as_validation(pets).validation
     assert isinstance(found, ImageFileSource)
     assert len(set(found.paths)) == len(found.labels) == 12
     assert all(
@@ -58,7 +56,7 @@ def test_image_files_stay_image_files(pets: DataSplits) -> None:
 
 
 def test_a_file_that_cannot_be_read_has_one_number(pets: DataSplits) -> None:
-    found = evaluate.use_all_for_validation(pets).validation
+    found = splits.with_all_as_validation(pets).validation
     assert isinstance(found, ImageFileSource)
     Path(str(found.paths[11])).write_text("no image")
     with pytest.raises(Failure, match="image 11 cannot be read"):
@@ -67,7 +65,7 @@ def test_a_file_that_cannot_be_read_has_one_number(pets: DataSplits) -> None:
 
 def test_what_else_there_is_to_know_of_the_data_stays() -> None:
     sets = drawn()
-    assert (evaluate.use_all_for_validation(sets).classes, evaluate.use_all_for_validation(sets).shape) == (
+    assert (splits.with_all_as_validation(sets).classes, splits.with_all_as_validation(sets).shape) == (
         sets.classes,
         sets.shape,
     )

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from train.config.schema import DataConfig
 from train.data.registry import DataSource, DataSummary
 from train.tasks import AUTO, CLASSIFICATION, TASKS
-
-if TYPE_CHECKING:
-    from train.data.splits import DataSplits
-    from train.distributed.shared_memory import HostRanks
-
-
-def open_splits(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
-    from train.data import custom  # torch
-
-    return custom.open_custom(data)
 
 
 def describe(data: DataConfig) -> DataSummary:
@@ -26,7 +15,7 @@ def describe(data: DataConfig) -> DataSummary:
 
 
 FACTORY: Final = DataSource(
-    open=open_splits,
+    reader="custom:open_custom",
     count=lambda data: None,
     describe=describe,
     keys=frozenset({"root", "classes", "samples", "val_fraction", "cache", "color"}),

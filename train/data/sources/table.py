@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from entrypoint import list_some
-from train.config.batches import SplitCounts, count_splits
 from train.config.schema import DataConfig
 from train.data import label_table
-from train.data.registry import DataSource, DataSummary
+from train.data.registry import DataSource, DataSummary, resume_facts
 from train.files import shorten_name
-from train.tasks import CLASSIFICATION, TASKS
-
-if TYPE_CHECKING:
-    from train.data.splits import DataSplits
-    from train.distributed.shared_memory import HostRanks
-
-
-def open_splits(data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
-    from train.data import image_table  # torch
-
-    return image_table.open_image_table(data)
+from train.tasks import TASKS
 
 
 def count(data: DataConfig) -> None:
@@ -30,40 +18,23 @@ def count(data: DataConfig) -> None:
 
 
 def describe(data: DataConfig) -> DataSummary:
-    """Reads the whole table. torch is imported only where the splits depend on which images there are."""
-    import numpy as np
+    """Reads the whole table."""
+    from train.data import image_table  # numpy
 
-    from train.data import labels  # numpy
-
-    table = label_table.read_table(data)
-    rows = table.rows_by_split()
-    read = labels.read_labels(table, rows, data)
-    grouped = data.group is not None or table.groups is not None
-    rarest = int(np.bincount(read.strata).min())
-    if table.splits is None and not grouped and data.fold is None and rarest * data.val_fraction >= 1:
-        counts, warnings = count_splits(len(rows), data), tuple[str, ...]()  # each class has a validation image
-    else:
-        from train.data import image_table  # torch
-
-        splits = image_table.partition_rows(table, rows, read.strata, data)
-        validation, test = int(splits.validation.sum()), int(splits.test.sum())
-        counts = SplitCounts(training=len(rows) - validation - test, validation=validation, test=test)
-        warnings = labels.missing_validation_warnings(
-            read.task, read.classes, read.values[splits.training], read.values[splits.validation]
-        )
-    facts: dict[str, Any] = {"classes": [*read.classes], "training": counts.training, "held_out": counts.validation}
-    names = list_some(read.classes, describe=shorten_name)
-    named = f" ({names})" if "{name}" not in TASKS[read.task].outputs else ""
-    images = f"{len(rows):,} images, {TASKS[read.task].describe_outputs(read.classes)}{named}"
+    lists = image_table.list_table(data)
+    training, validation, test = lists.counts
+    names = list_some(lists.classes, describe=shorten_name)
+    named = f" ({names})" if "{name}" not in TASKS[lists.task].outputs else ""
+    images = f"{sum(lists.counts):,} images, {TASKS[lists.task].describe_outputs(lists.classes)}{named}"
     return DataSummary(
-        description=f"{data.name} ({data.root}), {data.image_size} pixels, {images}: {counts.training:,} for training, "
-        f"{counts.validation:,} for validation" + (f", {counts.test:,} for the test" if counts.test else ""),
-        training=counts.training,
-        outputs=len(read.classes),
-        facts=facts if read.task == CLASSIFICATION else facts | {"task": read.task},
-        warnings=(*table.warnings, *read.warnings, *warnings),
-        notes=(*table.notes, *read.notes),
-        task=read.task,
+        description=f"{data.name} ({data.root}), {data.image_size} pixels, {images}: {training:,} for training, "
+        f"{validation:,} for validation" + (f", {test:,} for the test" if test else ""),
+        training=training,
+        outputs=len(lists.classes),
+        facts=resume_facts(lists.classes, training=training, validation=validation, task=lists.task),
+        warnings=lists.warnings,
+        notes=lists.notes,
+        task=lists.task,
     )
 
 
@@ -72,7 +43,7 @@ def has_validation(data: DataConfig) -> bool:
 
 
 TABLE: Final = DataSource(
-    open=open_splits,
+    reader="image_table:open_image_table",
     count=count,
     describe=describe,
     has_validation=has_validation,

@@ -26,12 +26,13 @@ from entrypoint import ExitCode, Failure, file_writer, list_some, shell_command
 from train import file_lock, files
 from train.config import batches
 from train.config.schema import DataConfig, Rule, one_of
-from train.data import array_files, grouping, partition
+from train.data import partition
 from train.data.class_folders import TRAINING_FOLDER_NAMES, VALIDATION_FOLDER_NAMES
 from train.data.process_pool import map_in_processes
 from train.data.shard_labels import MAX_CLASSES, Label, LabelKind, number_labels
-from train.data.shard_members import BLOCK, Skipped, damaged_shard_failure, describe_skipped, read_images
-from train.data.shard_runs import Entries, Int64Array, cut_into_runs
+from train.data.shards.members import BLOCK, Skipped, damaged_shard_failure, describe_skipped, read_images
+from train.data.shards.order import Entries, Int64Array, cut_into_runs
+from train.data.sources.arrays import PARSE_ERRORS, read_npy_header
 from train.fields import MAX_INT64, TEXTS, check_fields, whole_number
 from train.tasks import AUTO, MULTI_LABEL, REGRESSION, TASKS
 
@@ -211,7 +212,7 @@ def _map_array(folder: Path, name: str, dtype: np.dtype[Any], shape: tuple[int |
     path = folder / name
     try:
         with files.open_regular_file(path) as file:
-            actual, is_fortran, actual_dtype = array_files.read_npy_header(file)
+            actual, is_fortran, actual_dtype = read_npy_header(file)
             fits = len(actual) == len(shape) and all(
                 length >= 0 and expected in (None, length) for expected, length in zip(shape, actual, strict=True)
             )
@@ -219,7 +220,7 @@ def _map_array(folder: Path, name: str, dtype: np.dtype[Any], shape: tuple[int |
                 raise ValueError(f"{actual_dtype} {actual} does not belong to {FACTS_FILE}")
             # Copy on write: torch asks for memory that may be written, and nothing is written.
             return np.memmap(file, dtype, "c", file.tell(), actual).view(np.ndarray)
-    except (OSError, MemoryError, *array_files.PARSE_ERRORS) as error:
+    except (OSError, MemoryError, *PARSE_ERRORS) as error:
         raise _index_failure(folder, f"{path}: {error}") from error
 
 
@@ -408,7 +409,7 @@ def _number_groups(shards: Sequence[Shard], groups: Sequence[Sequence[str | None
         by_itself = [f"{shard.name}:{row}" for row in range(shard.images)]
         names[shard.split] += [group or name for group, name in zip(of_shard or by_itself, by_itself, strict=True)]
     for first, second in combinations(SPLITS, 2):
-        grouping.refuse_leak(names[first], names[second], f"{first} and {second}")
+        partition.refuse_leak(names[first], names[second], f"{first} and {second}")
     return np.unique(names["training"], return_inverse=True)[1]
 
 

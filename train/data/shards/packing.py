@@ -26,11 +26,12 @@ from PIL import Image
 from entrypoint import ExitCode, Failure, file_writer
 from train import files, rng
 from train.config.schema import DataConfig
-from train.data import decode, grouping, image_table, label_table, path_list, registry, shard_index
+from train.data import decode, image_lists, image_table, label_table, partition, registry
 from train.data.class_folders import IMAGE_SUFFIXES
-from train.data.image_folder import ImageFileSource
 from train.data.process_pool import map_in_processes
 from train.data.shard_labels import CLASSES_FILE, GROUP_KEY
+from train.data.shards import index as shard_index
+from train.data.splits import ImageFileSource
 
 PLAN_FILE: Final = "pack.json"
 SHARD_BYTES: Final = 10**9
@@ -88,7 +89,7 @@ def pack_images(
     for line in (*(f"note: {note}" for note in splits.notes), *(f"warning: {each}" for each in splits.warnings)):
         say(line)
     sources = {"training": splits.training, "validation": splits.validation, "test": splits.test}
-    if not isinstance(splits.training, ImageFileSource) or splits.weights is not None:
+    if splits.training.image_files() is None or splits.weights is not None:
         weights = "" if splits.weights is None else ", with a weight for each image"
         raise Failure(
             "only image files with labels can be packed",
@@ -106,7 +107,11 @@ def pack_images(
             fix="rename the class: no line breaks",
             code=ExitCode.DATA,
         )
-    packed = {SPLIT_NAMES[split]: source for split, source in sources.items() if isinstance(source, ImageFileSource)}
+    packed = {
+        SPLIT_NAMES[split]: images
+        for split, source in sources.items()
+        if source is not None and (images := source.image_files()) is not None
+    }
     groups, plans = _group_by_path(data, packed.values()), list[ShardPlan]()
     for name, source in packed.items():
         if len(source.labels):
@@ -143,8 +148,8 @@ def _group_by_path(data: DataConfig, sources: Iterable[ImageFileSource]) -> dict
         return {} if groups is None else dict(zip(table.paths, groups, strict=True))
     if data.group is None:
         return {}
-    paths = [path_list.as_packed_paths(source.paths) for source in sources]
-    names = grouping.group_names(chain.from_iterable(each.names() for each in paths), data.group)
+    paths = [image_lists.as_packed_paths(source.paths) for source in sources]
+    names = partition.group_names(chain.from_iterable(each.names() for each in paths), data.group)
     return dict(zip(chain.from_iterable(paths), names, strict=True))
 
 

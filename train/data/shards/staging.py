@@ -17,8 +17,8 @@ import stat
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -40,7 +40,7 @@ from train import files
 from train.config.schema import DataConfig
 
 if TYPE_CHECKING:
-    from train.data.shard_index import ShardIndex
+    from train.data.shards.index import ShardIndex
 
 FOLDER_PREFIX: Final = "train-stage-"
 LOCK_FILE: Final = "lock"
@@ -51,6 +51,7 @@ MEMORY_FILE_SYSTEMS: Final = ("tmpfs", "ramfs")
 FIX: Final = (
     "set data.stage to a folder on a disk of the node that you may write (in a container: mount one), or leave it out"
 )
+FIXES: Final = dict.fromkeys(ExitCode, FIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ def make_folder(data: DataConfig) -> Path:
     """
     refuse_unusable_stage(data)
     stage = Path(data.stage or "")
-    with _translate_os_errors(stage):
+    with files.translate_os_errors(stage, fixes=FIXES):
         stage.mkdir(exist_ok=True)
         remove_left_folders(stage)
         for _ in range(MAX_TRIES):
@@ -144,7 +145,7 @@ def start_copying(data: DataConfig, folder: Path) -> StagePlan:
     Raises:
         Failure: as `shard_index.read_index` and `plan_copies`.
     """
-    from train.data import shard_index  # numpy
+    from train.data.shards import index as shard_index  # numpy
 
     index = shard_index.read_index(Path(data.root))
     shard_index.refuse_wrong_entries(index)
@@ -160,7 +161,7 @@ def plan_copies(index: ShardIndex, folder: Path) -> StagePlan:
     A quarter of the free memory stays free, or a twentieth of the disk, and MIN_FREE_BYTES at least: data workers and
     checkpoints need room too.
     """
-    with _translate_os_errors(folder):
+    with files.translate_os_errors(folder, fixes=FIXES):
         free, disk = _free_bytes(folder), os.statvfs(folder)
     share = free // 4 if _is_in_memory(folder) else disk.f_blocks * disk.f_frsize // 20
     keep_free = max(MIN_FREE_BYTES, share)
@@ -290,14 +291,3 @@ def _gigabytes(*counts: int) -> str:
     """`12.0 of 150.0 GB`, in MB if the last is less than 0.1 GB."""
     divisor, unit = (1e9, "GB") if counts[-1] >= 1e8 else (1e6, "MB")
     return " of ".join(f"{count / divisor:,.1f}" for count in counts) + f" {unit}"
-
-
-@contextmanager
-def _translate_os_errors(stage: Path) -> Iterator[None]:
-    """Translate an OSError of writing to data.stage into its Failure."""
-    try:
-        yield
-    except OSError as error:
-        failure = files.os_error_failure(error, stage)
-        failure.fix = FIX
-        raise failure from error
