@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -67,8 +66,9 @@ class StageTiming:
 
     def as_json(self) -> dict[str, float]:
         """Images per second, and milliseconds per batch with their spread."""
-        facts = {"images_per_s": self.images_per_s, "ms_per_batch": 1e3 * self.at(0.5)}
-        return facts | {
+        return {
+            "images_per_s": self.images_per_s,
+            "ms_per_batch": 1e3 * self.at(0.5),
             "ms_10_percent": 1e3 * self.at(0.1),
             "ms_90_percent": 1e3 * self.at(0.9),
             "times": len(self.seconds),
@@ -259,9 +259,13 @@ def measure_stages(
     in_workers = loader_name == "workers" and decoder is None
     if in_workers and augmenter.changes_stored:
         notes = (*notes, "read contains the operations of data.augment that data workers do")
-    with _torch_threads(1):
-        reading = augmenter if decoder is None else for_reading(augmenter, splits.training)
+    reading = augmenter if decoder is None else for_reading(augmenter, splits.training)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a data worker
+    try:
         pixels, read = _time_read(config, splits, reading, micro, clock, in_workers=in_workers)
+    finally:
+        torch.set_num_threads(threads)
     stays = loader_name == "memory" and _fits_on_gpu(splits, pixels, torch_device)
     on_device, copy = _time_copy(pixels, torch_device, clock, stays=stays or decoder is not None)
     if decoder is not None:
@@ -450,13 +454,3 @@ def _time_step(config: RunConfig, splits: DataSplits, images: Tensor, clock: Cal
 
 def _device_synchronizer(device: torch.device) -> Callable[[], None]:
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
-
-
-@contextmanager
-def _torch_threads(number: int) -> Iterator[None]:
-    previous = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(previous)
