@@ -117,15 +117,10 @@ def find_differences(runs: Sequence[RecordedRun]) -> RunDifferences:
         for name, run_values in values.items()
         if len(set(run_values)) > 1 or NOT_RECORDED in run_values
     }
-    return RunDifferences(differs=differs | _class_differences(runs), weak=_is_weak_scaling(runs))
-
-
-def _class_differences(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
-    """The classes, if runs with recorded class names have different ones."""
-    names = [run.confusion.classes if run.confusion else None for run in runs]
-    if len({*names} - {None}) < 2:
-        return {}
-    return {"classes": [NOT_RECORDED if classes is None else list_some(classes) for classes in names]}
+    classes = [run.confusion.classes if run.confusion else None for run in runs]
+    if len({*classes} - {None}) > 1:
+        differs["classes"] = [NOT_RECORDED if names is None else list_some(names) for names in classes]
+    return RunDifferences(differs=differs, weak=_is_weak_scaling(runs))
 
 
 def incomparable_caution(runs: Sequence[RecordedRun], differences: RunDifferences) -> Paragraph:
