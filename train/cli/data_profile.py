@@ -77,30 +77,24 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineProfile:
-    """The timings of all stages.
-
-    read: on one core. copy: to the GPU; None on the CPU, and for images that are on the GPU already.
-    workers: None if all images are read at the start. images, bytes_: of the data set. cores: for
-    one rank. cacheable: data.cache could help. decodable: data.decode: gpu could help. gpu_decodes: `copy` contains
-    decoding. faster_settings: may shorten a step. notes: where the timing differs from a training.
-    """
+    """The timings of all stages of one rank."""
 
     title: str
     device: str
     cores: int
-    workers: int | None
-    read: StageTiming
+    workers: int | None  # None: all images are read at the start
+    read: StageTiming  # on one core
     augment: StageTiming
-    copy: StageTiming | None
+    copy: StageTiming | None  # to the GPU; None on the CPU, and for images that are on the GPU already
     step: StageTiming
-    images: int
+    images: int  # of the data set, as bytes_
     bytes_: int
-    fits: bool
-    cacheable: bool
-    decodable: bool = False
-    gpu_decodes: bool = False
-    faster_settings: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    fits: bool  # into memory
+    cacheable: bool  # data.cache could help
+    decodable: bool = False  # data.decode=gpu could help
+    gpu_decodes: bool = False  # and `copy` contains that
+    faster_settings: Sequence[str] = ()  # may shorten a step
+    notes: Sequence[str] = ()  # where the timing differs from a training
 
     @property
     def consumed_per_s(self) -> float:

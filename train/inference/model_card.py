@@ -36,26 +36,21 @@ from train.tasks import REGRESSION, TASKS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The facts about a trained model.
-
-    tensors: the EMA weights if there are any. state: the checkpoint's state.json. recorded: run.json
-    of its run; empty if it is missing. flipped: whether the run measured the mean with mirror images (eval.flip), which
-    no file computes. changed: the settings of the input that are not those with which the run measured. caution: about
-    weights of a run whose training diverged. final: the score of the test split.
-    """
+    """The facts about a trained model."""
 
     config: RunConfig
     input_spec: InputSpec
     path: Path
     step: int
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]  # the EMA weights, if there are any
     averaged: bool
-    state: Mapping[str, Any]
-    recorded: Mapping[str, Any]
+    state: Mapping[str, Any]  # the checkpoint's state.json
+    recorded: Mapping[str, Any]  # run.json of its run; empty if it is missing
+    # Whether the run measured the mean with mirror images (eval.flip), which no file computes.
     flipped: bool = False
-    changed: tuple[str, ...] = ()
-    caution: str | None = None
-    final: FinalScore | None = None
+    changed: tuple[str, ...] = ()  # the settings of the input that are not those with which the run measured
+    caution: str | None = None  # about weights of a run whose training diverged
+    final: FinalScore | None = None  # the score of the test split
 
     @property
     def precision(self) -> str:

@@ -116,13 +116,13 @@ def _own_network_code(model: ModelConfig, classes: int, shape: Shape, folder: st
     module, function = BUILTIN_MODELS[model.name].builder.split(":")
     shape_text = f"Shape(channels={shape.channels}, size={shape.size})"
     call = _call(function, {"classes": classes, **model.args}, {"shape": shape_text})
-    sections = [CODE_HEADER.format(name=model.name, function=BUILD_FUNCTION)]
-    sections += map(_module_source, _needed_modules(f"{OWN_PACKAGE}.models.{module}"))
-    sections.append(
+    sections = [
+        CODE_HEADER.format(name=model.name, function=BUILD_FUNCTION),
+        *map(_module_source, _needed_modules(f"{OWN_PACKAGE}.models.{module}")),
         f"def {BUILD_FUNCTION}() -> nn.Module:\n"
         '    """The network that was exported, with random weights."""\n'
-        f"    return {call}\n"
-    )
+        f"    return {call}\n",
+    ]
     return ModelCode(
         imports=("import runpy",),
         lines=(f'network = runpy.run_path({path_literal(folder, CODE_FILE)})["{BUILD_FUNCTION}"]()  # runs that file',),

@@ -252,36 +252,29 @@ MIN_MARK_DISTANCE: Final = 0.2  # of the width, between two words that are not r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotSeries:
-    """y over x; NaN is a gap. name: in the legend, which leaves out an empty one. low and high: the spread around each
-    y, drawn as bars.
+    """y over x; NaN is a gap."""
 
-    colour: an index into COLORS, equal for series that belong together; None means the order of the
-    series.
-    """
-
-    name: str
+    name: str  # in the legend, which leaves out an empty one
     x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float] | None = None
+    low: Sequence[float] | None = None  # with high: the spread around each y, drawn as bars
     high: Sequence[float] | None = None
     style: SeriesStyle = "line"
+    # An index into COLORS, equal for series that belong together; None means the order of the series.
     colour: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One pair of axes. x and y: labels with their unit. marks: x -> a word above a vertical line.
-
-    ticks: labelled values of x (1, 2, 4, ... processes); log_x, log_y: the base.
-    """
+    """One pair of axes."""
 
     title: str
-    x: str
+    x: str  # the label, with the unit
     y: str
     series: Sequence[PlotSeries]
-    marks: Mapping[float, str] = field(default_factory=dict)
-    ticks: Sequence[float] = ()
-    log_x: int | None = None
+    marks: Mapping[float, str] = field(default_factory=dict)  # x -> a word above a vertical line
+    ticks: Sequence[float] = ()  # values of x that are labelled (1, 2, 4, ... processes)
+    log_x: int | None = None  # the base of a logarithmic axis
     log_y: int | None = None
     from_zero: bool = False
     top: float | None = None
