@@ -103,35 +103,29 @@ def build_parser(command: str = "") -> TrainArgumentParser:
         description=description
         or "Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog="\n".join(["examples:", *lines]) if command else EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        arguments={
+            "words": dict(nargs="*", default=[], metavar="section.key=value", help="settings that replace the file's"),
+            "--config": dict(metavar="FILE", help="a YAML file (default: the quickstart)"),
+            "--json": dict(action="store_true", help="one JSON object instead of text (eval, data)"),
+            "--all": dict(action="store_true", help="measure every image, not only the validation images (eval)"),
+            "--output": dict(
+                metavar="FILE", help="where to draw the picture (data show, find-lr), or the folder (data pack)"
+            ),
+            "--size": dict(type=int, metavar="PIXELS", help="scale larger images to this shorter side (data pack)"),
+            "--quality": dict(type=int, metavar="Q", help="of scaled JPEG images, 90 by default (data pack)"),
+            "--time-limit": dict(
+                metavar="D-HH:MM:SS",
+                help="save and stop before this time is over, counted from now; also HH:MM:SS, or minutes",
+            ),
+            "--profile-lines": dict(
+                action="store_true",
+                help="also write how long each line of the training loop, and of your own model and data, took",
+            ),
+            "--version": dict(action="store_true", help="show versions and leave"),
+            # What torch.distributed.launch passes to each process.
+            "--local-rank --local_rank": dict(dest="local_rank", metavar="N", help=argparse.SUPPRESS),
+        },
     )
-    parser.add_argument(
-        "words", nargs="*", default=[], metavar="section.key=value", help="settings that replace the file's"
-    )
-    parser.add_argument("--config", metavar="FILE", help="a YAML file (default: the quickstart)")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval, data)")
-    parser.add_argument("--all", action="store_true", help="measure every image, not only the validation images (eval)")
-    parser.add_argument(
-        "--output", metavar="FILE", help="where to draw the picture (data show, find-lr), or the folder (data pack)"
-    )
-    parser.add_argument(
-        "--size", type=int, metavar="PIXELS", help="scale larger images to this shorter side (data pack)"
-    )
-    parser.add_argument("--quality", type=int, metavar="Q", help="of scaled JPEG images, 90 by default (data pack)")
-    parser.add_argument(
-        "--time-limit",
-        metavar="D-HH:MM:SS",
-        help="save and stop before this time is over, counted from now; also HH:MM:SS, or minutes",
-    )
-    parser.add_argument(
-        "--profile-lines",
-        action="store_true",
-        help="also write how long each line of the training loop, and of your own model and data, took",
-    )
-    parser.add_argument("--version", action="store_true", help="show versions and leave")
-    # What torch.distributed.launch passes to each process.
-    parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
     add_launch_arguments(parser)
     parser.set_defaults(split="validation", per_image=None, report=False, explain=False)  # options of `train eval`
     for action in parser._actions if command else ():

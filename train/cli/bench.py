@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final, NoReturn
@@ -94,7 +95,7 @@ def run_command(command: BenchCommand, argv: Sequence[str], environ: Mapping[str
         launch=launch,
         scratch=make_temporary_folder(environ),
         environ=environ,
-        log=_log_line,
+        log=partial(print, file=sys.stderr, flush=True),
         pairs=arguments.pairs,
         quick=arguments.quick,
         config=arguments.config,
@@ -109,6 +110,7 @@ def run_command(command: BenchCommand, argv: Sequence[str], environ: Mapping[str
             files.prepare_folder(folder)
             write_results(folder, results, machine)  # replaces the results of an earlier bench
         for result in _run_benches(command, modules, options):
+            options.log(_format_result(result))
             results.append(result)
             if folder:  # at once: a later bench may fail
                 write_results(folder, results, machine)
@@ -118,7 +120,7 @@ def run_command(command: BenchCommand, argv: Sequence[str], environ: Mapping[str
         from train.report import page  # matplotlib, which takes a second to import
 
         content = measurements.as_json(results, machine)
-        for picture in page.bench_pictures(page.parse_bench(content, name="bench")):
+        for picture in page.bench_section(page.parse_bench(content, name="bench")).pictures():
             files.write_atomic(folder / f"{picture.name}.png", picture.png)
     if options.is_main:
         text = _results_json(results, machine) if arguments.json else measurements.format_markdown(results, machine)
@@ -140,17 +142,15 @@ def build_parser(command: BenchCommand, name: str, modules: Mapping[str, ModuleT
         prog=f"{command.prog} {name or 'NAME'}",
         description=f"{command.description}\n{descriptions}",
         epilog=command.examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        arguments={
+            "words": dict(nargs="*", default=[], metavar="section.key=value", help="settings of what is trained"),
+            "--config": dict(metavar="FILE", help="what is trained, where a bench can take it"),
+            "--pairs": dict(metavar="N", type=_positive_int, help="pairs of measurements (default: as a row asks)"),
+            "--quick": dict(action="store_true", help="smallest sizes, to see that it works"),
+            "--output": dict(metavar="DIR", help="keep bench.json, bench.md and plots there"),
+            "--json": dict(action="store_true", help="print one JSON object instead of the table"),
+        },
     )
-    parser.add_argument("words", nargs="*", default=[], metavar="section.key=value", help="settings of what is trained")
-    parser.add_argument("--config", metavar="FILE", help="what is trained, where a bench can take it")
-    parser.add_argument(
-        "--pairs", metavar="N", type=_positive_int, help="pairs of measurements (default: as a row asks)"
-    )
-    parser.add_argument("--quick", action="store_true", help="smallest sizes, to see that it works")
-    parser.add_argument("--output", metavar="DIR", help="keep bench.json, bench.md and plots there")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     command.add_arguments(parser)
     add_launch_arguments(parser)
     for bench, module in modules.items():
@@ -172,36 +172,22 @@ def _results_json(results: Sequence[Measurement], machine: Mapping[str, str]) ->
 def _import_benches(command: BenchCommand, name: str) -> dict[str, ModuleType]:
     is_all = name == "all" and command.names_in_all
     names = command.names_in_all if is_all else name.split(",") if name else ()
-    return {bench: _import_bench(command, bench) for bench in names}
-
-
-def _import_bench(command: BenchCommand, name: str) -> ModuleType:
-    if name not in command.benches:
-        what, fix = f"`{command.prog} {name}` is no bench", f"use one of: {command.choices()}"
+    if unknown := [bench for bench in names if bench not in command.benches]:
+        what, fix = f"`{command.prog} {unknown[0]}` is no bench", f"use one of: {command.choices()}"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
-    return importlib.import_module(command.modules[name])
+    return {bench: importlib.import_module(command.modules[bench]) for bench in names}
 
 
 def _run_benches(command: BenchCommand, modules: Mapping[str, Any], options: BenchOptions) -> Iterator[Measurement]:
-    """Run each bench, and log each result as soon as it is measured."""
+    """Run each bench. If a measured process fails, that is a result too, so that the other benches run."""
     for name, module in modules.items():
         options.log(f"bench {name}")
-        for result in _run_bench(name, command.benches[name], module, options):
-            options.log(_format_result(result))
-            yield result
-
-
-def _run_bench(name: str, description: str, module: Any, options: BenchOptions) -> Iterator[Measurement]:
-    """Run one bench.
-
-    If a measured process fails, yield that as a result, so that the other benches run.
-    """
-    try:
-        yield from module.run(options)
-    except Failure as failure:
-        if failure.code != ExitCode.PEER:
-            raise
-        yield measurements.failed_row(name, failure, Target(what=description))
+        try:
+            yield from module.run(options)
+        except Failure as failure:
+            if failure.code != ExitCode.PEER:
+                raise
+            yield measurements.failed_row(name, failure, Target(what=command.benches[name]))
 
 
 def _format_result(result: Measurement) -> str:
@@ -209,10 +195,6 @@ def _format_result(result: Measurement) -> str:
         return f"  {result.title}: {sum(map(len, result.lines.values()))} points"
     number, what, value, interval, _, target, reached = measurements.format_cells(result)
     return f"  {number:>3} {what}: {value}{f' ({interval})' if interval else ''}; target {target}: {reached}"
-
-
-def _log_line(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _positive_int(text: str) -> int:

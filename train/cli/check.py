@@ -77,11 +77,13 @@ def preview_resume(
             preview = ResumePreview(message=f"would start over: what is in {folder} moves to before-N there")
         else:
             preview = _preview_from_checkpoints(config, folder, available, steps, data or {})
-        return (
-            replace(preview, message=f"{preview.message}; first {_describe_lock_wait(held_by)}")
-            if preview and held_by
-            else preview
+        if preview is None or not held_by:
+            return preview
+        first = (
+            f"{held_by} holds the folder: train would wait up to {file_lock.STALE_S:.0f} s for a sign of life, "
+            f"and be refused ({int(ExitCode.OUTPUT)}) if there is one"
         )
+        return replace(preview, message=f"{preview.message}; first {first}")
     except Failure as failure:
         what, *facts = str(failure).splitlines()
         return _refused_start(int(failure.code), [what.partition("] ")[2], *map(str.strip, facts)])
@@ -96,7 +98,8 @@ def _preview_from_checkpoints(
     """
     for path in reversed([*available.values()]):
         try:
-            content = _read_checkpoint_state(path)
+            # Without its tensors, which may be large.
+            content = files.parse_json(store.read_verified(path, store.verify_sizes(path), store.STATE_FILE))
             data_config = keep_preprocessing(config.data, content["config"].get("data") or {})
             resume_rules.refuse_config_changes(content["config"], asdict(replace(config, data=data_config)), folder)
             resume_rules.refuse_data_changes(content.get("data"), data, folder)
@@ -130,24 +133,8 @@ def _preview_unwritable_folder(config: RunConfig, folder: Path) -> ResumePreview
     )
 
 
-def _describe_lock_wait(held_by: str) -> str:
-    return (
-        f"{held_by} holds the folder: train would wait up to {file_lock.STALE_S:.0f} s for a sign of life, "
-        f"and be refused ({int(ExitCode.OUTPUT)}) if there is one"
-    )
-
-
 def _refused_start(code: int, lines: Sequence[str]) -> ResumePreview:
     return ResumePreview(message=f"would be refused ({code}): {'; '.join(lines)}", refused=True)
-
-
-def _read_checkpoint_state(path: Path) -> Any:
-    """The state in a checkpoint, without its tensors.
-
-    Raises:
-        DamagedCheckpointError, Failure: as `store.verify_sizes`.
-    """
-    return files.parse_json(store.read_verified(path, store.verify_sizes(path), store.STATE_FILE))
 
 
 def _preview_from_state(
@@ -300,13 +287,14 @@ def training_rows(
     else:
         unused, optional = checks.unused_keys(config), {"optim.weight_decay": decay, "optim.momentum": momentum}
         optimizer = [optim.name, *(text for key, text in optional.items() if key not in unused)]
+    is_searched = checks.searches_micro_batch(config.train, plan.device)
     auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"
     return {
         "data": data.description,
         "augmentation": _describe_augmentation(config.data.augment),
         **network,
         "precision": auto if config.train.precision == "auto" else config.train.precision,
-        "global batch": str(batch) + _describe_batch_search(config, plan),
+        "global batch": str(batch) + "; the start looks for the largest micro batch that fits (auto)" * is_searched,
         "reproducible": checks.describe_reproducibility(config.train),
         "optimizer": _format_with_arguments(", ".join(optimizer), optim.args),
     }
@@ -319,11 +307,6 @@ def _describe_augmentation(augment: str | list[str | dict[str, Any]]) -> str:
         return ", ".join(step.name for step in steps) or augmentations.NONE
     listed = ", ".join(_format_with_arguments(step.name, step.arguments) for step in steps)
     return f"{augment}: {listed}" if isinstance(augment, str) else listed
-
-
-def _describe_batch_search(config: RunConfig, plan: Plan) -> str:
-    is_searched = checks.searches_micro_batch(config.train, plan.device)
-    return "; the start looks for the largest micro batch that fits (auto)" if is_searched else ""
 
 
 def _format_with_arguments(name: str, args: Mapping[str, Any]) -> str:

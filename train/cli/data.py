@@ -8,17 +8,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TextIO
 
 from entrypoint import ExitCode, Failure, print_message, shell_command
 from train.cli import launch, shards
-from train.config import environment, load
+from train.config import load
 from train.config.batches import compute_batch_sizes
 from train.config.schema import RunConfig
 from train.data import download, registry
 from train.data.download import StatusLine
 
+COMMAND_NAMES: Final = ("check", "fetch", "profile", "show", *shards.COMMANDS)
 CommandResult = tuple[str, Failure | None]
 DeviceAndRanks = tuple[str, int, int]
 
@@ -61,20 +62,29 @@ def run_command(
     config = load.load_config(file, overrides)
     if source is not None:
         config = shards.with_source(config, name, source)
-    if name == "index":
-        return shards.index_shards(config), None
-    if name == "pack":
-        return shards.pack_shards(config, output, size, quality, console, file=file, overrides=overrides), None
-    if name == "show":
-        return show_samples(config, file, output)
-    if name == "profile":
-        return profile_data(config, file, as_json, device_and_ranks(config))
-    return DATA_COMMANDS[name](config, file, as_json, console)
+    if name in ("check", "profile", "show"):
+        registry.refuse_unused_key(config.data, "group")
+    match name:
+        case "index":
+            return shards.index_shards(config), None
+        case "pack":
+            return shards.pack_shards(config, output, size, quality, console, file=file, overrides=overrides), None
+        case "fetch":  # so that jobs need no network
+            download.ensure_downloaded(config.data, StatusLine(console))
+            return f"{config.data.name}: whole, in {os.path.abspath(config.data.root)}", None
+        case "show":
+            from train.cli import data_show  # torch, and matplotlib
 
+            return data_show.show_samples(config, config_file=file, output=output), None
+        case "profile":
+            device, ranks, world_size = device_and_ranks(config)
+            micro = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size).micro
+            from train.cli import data_profile  # torch
 
-def check_data(config: RunConfig, file: str | None, as_json: bool, console: TextIO) -> CommandResult:
-    """`train data check`: read all samples once, in this process; show progress on a terminal."""
-    registry.refuse_unused_key(config.data, "group")
+            profile = data_profile.measure_stages(
+                config, config_file=file, device=device, ranks=ranks, micro=micro, world_size=world_size
+            )
+            return profile.as_json() if as_json else profile.as_text(), None
     from train.cli import data_check  # torch
 
     status = StatusLine(console)
@@ -87,46 +97,8 @@ def check_data(config: RunConfig, file: str | None, as_json: bool, console: Text
     return findings.as_json() if as_json else findings.as_text(), findings.failure
 
 
-def fetch_data(config: RunConfig, file: str | None, as_json: bool, console: TextIO) -> CommandResult:
-    """`train data fetch`.
-
-    Download a published data set to data.root, so that jobs need no network.
-    """
-    download.ensure_downloaded(config.data, StatusLine(console))
-    return f"{config.data.name}: whole, in {os.path.abspath(config.data.root)}", None
-
-
-def profile_data(config: RunConfig, file: str | None, as_json: bool, device_and_ranks: DeviceAndRanks) -> CommandResult:
-    """`train data profile`: time reading, augmenting, copying and the step on this machine."""
-    registry.refuse_unused_key(config.data, "group")
-    device, ranks, world_size = device_and_ranks
-    micro = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size).micro
-    from train.cli import data_profile  # torch
-
-    profile = data_profile.measure_stages(
-        config, config_file=file, device=device, ranks=ranks, micro=micro, world_size=world_size
-    )
-    return profile.as_json() if as_json else profile.as_text(), None
-
-
-def show_samples(config: RunConfig, file: str | None, output: str | None) -> CommandResult:
-    """`train data show`: draw the first training images as the network gets them."""
-    registry.refuse_unused_key(config.data, "group")
-    from train.cli import data_show  # torch, and matplotlib
-
-    return data_show.show_samples(config, config_file=file, output=output), None
-
-
-DATA_COMMANDS: Final[Mapping[str, Callable[[RunConfig, str | None, bool, TextIO], CommandResult]]] = {
-    "check": check_data,
-    "fetch": fetch_data,
-}
-COMMAND_NAMES: Final = (*DATA_COMMANDS, "profile", "show", *shards.COMMANDS)
-
-
 def handle(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a `train data` command and print its text."""
-    process: MutableMapping[str, str] = os.environ if environ is os.environ else dict(environ)
 
     def device_and_ranks(config: RunConfig) -> DeviceAndRanks:
         """Where a training would compute.
@@ -134,9 +106,7 @@ def handle(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping
         Also limit this process's threads to those of one rank.
         """
         plan = launch.plan_launch(config, launch.launch_options(arguments, config, environ), environ)
-        process["OMP_NUM_THREADS"] = plan.num_threads(environ)
-        environment.remove_conflicting_variables(process, download=False)
-        environment.limit_openmp_spinning(process)
+        launch.rank_environment(plan, environ, download=False)
         return plan.device, plan.world.local_world_size, plan.world.world_size
 
     text, failure = run_command(

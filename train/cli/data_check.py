@@ -10,7 +10,7 @@ import hashlib
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,14 +68,13 @@ def inspect_source(source: SampleSource, shape: Shape, threads: int) -> Iterator
 
 
 def _inspect_images(source: EncodedImageSource, samples: SampleIndices) -> list[InspectedSample]:
-    return [_inspect_image(source, sample) for sample in samples.tolist()]
-
-
-def _inspect_image(source: EncodedImageSource, sample: int) -> InspectedSample:
-    try:
-        return inspect_file(source.image(sample), sample, source.preprocessing)
-    except Failure as failure:  # of a shard
-        return _broken_sample(sample, failure)
+    inspected = []
+    for sample in map(int, samples):
+        try:
+            inspected.append(inspect_file(source.image(sample), sample, source.preprocessing))
+        except Failure as failure:  # of a shard
+            inspected.append(_broken_sample(sample, failure))
+    return inspected
 
 
 def inspect_file(
@@ -148,13 +147,25 @@ def _broken_sample(sample: int, failure: Failure) -> InspectedSample:
 
 MAX_SHOWN: Final = 10
 MIN_KEPT_SHARE: Final = 0.5  # of an image's area: one that keeps less may have lost what its label says
-CUT_FIX: Final = "data.fit=pad (the whole image and a border) or data.fit=stretch"
-SamplePair = tuple[int, int]
+# What may be wrong with image files that can be read: the row of the text -> the key in JSON, and the row's words.
+PROBLEMS: Final[Mapping[str, tuple[str, str]]] = {
+    "small": ("smaller_than_image_size", "below data.image_size {size}, scaled up: {examples}"),
+    "cut": (
+        "cut_by_more_than_half",
+        "of {read:,} lose more than half of their area to the crop: {examples}. "
+        "fix: data.fit=pad (the whole image and a border) or data.fit=stretch",
+    ),
+    "pages": ("several_pages", f"{decode.PAGES_TEXT}: {{examples}}"),  # only the first page or frame is read
+    "transparent": (
+        "transparent_everywhere",
+        "are transparent everywhere, and read as one colour: {examples}",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeakedSample:
-    """A sample that is in another split too. same_as: its number there."""
+class CopiedSample:
+    """A sample that is in a split a second time. same_as: the number of the earlier one, in the split `other`."""
 
     sample: int
     other: SplitFindings
@@ -166,9 +177,8 @@ class SplitFindings:
     """Findings about one split.
 
     name_of, label_of: of a sample. files: how image files are read; None for other samples. highest: of 16-bit
-    images. small: files that are scaled up. cut: files that lose more than half of their area to the crop. paged: files
-    with further pages or frames. hidden: files that are transparent everywhere.
-    duplicates: (sample, the earlier sample with the same pixels). leaked: images that are in another split too.
+    images. problems: the samples with each of PROBLEMS. duplicates: the copies of images of this split. leaked: those
+    of images of another split.
     """
 
     name: str
@@ -180,14 +190,11 @@ class SplitFindings:
     sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     highest: int | None = None
-    small: list[int] = field(default_factory=list)
-    cut: list[int] = field(default_factory=list)
-    paged: list[int] = field(default_factory=list)
-    hidden: list[int] = field(default_factory=list)
+    problems: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in PROBLEMS})
     broken: list[tuple[int, str]] = field(default_factory=list)
     first_by_digest: dict[bytes, int] = field(default_factory=dict)
-    duplicates: list[SamplePair] = field(default_factory=list)
-    leaked: list[LeakedSample] = field(default_factory=list)
+    duplicates: list[CopiedSample] = field(default_factory=list)
+    leaked: list[CopiedSample] = field(default_factory=list)
 
     def add(self, sample: InspectedSample, others: Sequence[SplitFindings] = ()) -> None:
         """Add one sample. others: the splits that were read before."""
@@ -200,24 +207,17 @@ class SplitFindings:
         self.modes[sample.mode] += 1
         if sample.facts.highest is not None:
             self.highest = max(sample.facts.highest, self.highest or 0)
-        self.paged += [sample.sample] * (sample.facts.format is not None)
-        self.hidden += [sample.sample] * sample.facts.is_hidden
-        if self.files is not None:
-            self._compare_size(sample, self.files)
-        if self.first_by_digest.setdefault(sample.digest, sample.sample) != sample.sample:
-            self.duplicates.append((sample.sample, self.first_by_digest[sample.digest]))
-        self.leaked += [
-            LeakedSample(sample=sample.sample, other=other, same_as=other.first_by_digest[sample.digest])
-            for other in others
-            if sample.digest in other.first_by_digest
-        ]
-
-    def _compare_size(self, sample: InspectedSample, files: EncodedImageSource) -> None:
-        width, height = sample.size[:2]
-        if decode.is_enlarged((width, height), files.size, files.preprocessing):
-            self.small.append(sample.sample)
-        if files.preprocessing.fit == "crop" and decode.kept_share((width, height), files.size) < MIN_KEPT_SHARE:
-            self.cut.append(sample.sample)
+        problems = {"pages": sample.facts.format is not None, "transparent": sample.facts.is_hidden}
+        if (files := self.files) is not None:
+            size, cuts = (sample.size[0], sample.size[1]), files.preprocessing.fit == "crop"
+            problems["small"] = decode.is_enlarged(size, files.size, files.preprocessing)
+            problems["cut"] = cuts and decode.kept_share(size, files.size) < MIN_KEPT_SHARE
+        for name in filter(problems.__getitem__, problems):
+            self.problems[name].append(sample.sample)
+        for split, copies in ((self, self.duplicates), *((other, self.leaked) for other in others)):
+            if (same_as := split.first_by_digest.get(sample.digest)) is not None:
+                copies.append(CopiedSample(sample=sample.sample, other=split, same_as=same_as))
+        self.first_by_digest.setdefault(sample.digest, sample.sample)
 
     @property
     def read(self) -> int:
@@ -233,12 +233,9 @@ class SplitFindings:
             "modes": dict(self.modes.most_common()),
             "highest_of_16_bits": self.highest,
             "seconds_per_sample": self.seconds / self.read if self.read else None,
-            "smaller_than_image_size": [self.name_of(sample) for sample in self.small],
-            "cut_by_more_than_half": [self.name_of(sample) for sample in self.cut],
-            "several_pages": [self.name_of(sample) for sample in self.paged],
-            "transparent_everywhere": [self.name_of(sample) for sample in self.hidden],
+            **{key: [*map(self.name_of, self.problems[name])] for name, (key, _) in PROBLEMS.items()},
             "broken": [{"name": self.name_of(sample), "reason": reason} for sample, reason in self.broken],
-            "duplicates": [_pair_json(self, self, pair) for pair in self.duplicates],
+            "duplicates": [_copy_json(self, copy) for copy in self.duplicates],
         }
 
 
@@ -279,12 +276,8 @@ class DataFindings:
 
     def as_text(self) -> str:
         """Text with one fact per line."""
-        rows = [
-            ("data", self.title),
-            *(row for split in self.splits for row in self._lines(split)),
-        ]
-        lines = [f"{name:<14} {value}" for name, value in rows]
-        lines[1:1] = self.classes
+        rows = [row for split in self.splits for row in self._lines(split)]
+        lines = [f"{'data':<14} {self.title}", *self.classes, *(f"{name:<14} {value}" for name, value in rows)]
         for name, problems in (("broken", self._broken()), ("leakage", self._leaked())):
             examples = [f"  {problem}" for problem in problems[:MAX_SHOWN]]
             lines += [f"{name:<14} {len(problems) or 'none'}", *examples]
@@ -295,8 +288,7 @@ class DataFindings:
         """All findings as JSON."""
         splits = {split.name: split.as_json(counts) for split, counts in zip(self.splits, self.per_class, strict=True)}
         leaks = [
-            {"split": split.name, "other_split": leak.other.name}
-            | _pair_json(split, leak.other, (leak.sample, leak.same_as))
+            {"split": split.name, "other_split": leak.other.name} | _copy_json(split, leak)
             for split in self.splits
             for leak in split.leaked
         ]
@@ -309,25 +301,17 @@ class DataFindings:
         share = f"{split.read:,} of " if split.broken else ""
         rows = [(split.name, f"{share}{split.samples:,} read{speed}")]
         if split.read:
-            rows += [
-                ("  sizes", _format_sizes(split.sizes)),
-                ("  pixels", _format_modes(split.modes) + _format_max_value(split.highest)),
-            ]
-        if split.small and split.files is not None:
-            size = _format_image_size(split.files.size)
-            examples = _format_examples(split, split.small)
-            rows += [("  small", f"{len(split.small):,} below data.image_size {size}, scaled up: {examples}")]
-        if split.cut:
-            share = f"{len(split.cut):,} of {split.read:,} lose more than half of their area to the crop"
-            rows += [("  cut", f"{share}: {_format_examples(split, split.cut)}. fix: {CUT_FIX}")]
-        for title, samples, text in (
-            ("  pages", split.paged, decode.PAGES_TEXT),
-            ("  transparent", split.hidden, "are transparent everywhere, and read as one colour"),
-        ):
-            if samples:
-                rows += [(title, f"{len(samples):,} {text}: {_format_examples(split, samples)}")]
+            modes = ", ".join(f"{mode} {count:,}" for mode, count in split.modes.most_common())
+            if split.highest is not None:
+                modes += f", highest value of 16 bits {split.highest:,} of {MAX_16_BIT_VALUE:,}"
+            rows += [("  sizes", _format_sizes(split.sizes)), ("  pixels", modes)]
+        size = "" if split.files is None else _format_image_size(split.files.size)
+        for name, (_, words) in PROBLEMS.items():
+            if samples := split.problems[name]:
+                text = words.format(size=size, read=split.read, examples=list_some(samples, 3, split.name_of))
+                rows += [(f"  {name}", f"{len(samples):,} {text}")]
         if split.duplicates:
-            examples = list_some(split.duplicates, 3, partial(_format_pair, split, split), "; ")
+            examples = list_some(split.duplicates, 3, partial(_format_copy, split), "; ")
             rows += [("  duplicates", f"{len(split.duplicates):,}: {examples}")]
         return rows
 
@@ -339,20 +323,16 @@ class DataFindings:
         ]
 
     def _leaked(self) -> list[str]:
-        return [
-            _format_pair(split, leak.other, (leak.sample, leak.same_as))
-            for split in self.splits
-            for leak in split.leaked
-        ]
+        return [_format_copy(split, leak) for split in self.splits for leak in split.leaked]
 
 
-def _pair_json(side: SplitFindings, other: SplitFindings, pair: SamplePair) -> dict[str, Any]:
-    same = side.label_of(pair[0]) == other.label_of(pair[1])
-    return {"name": side.name_of(pair[0]), "same_as": other.name_of(pair[1]), "same_class": same}
+def _copy_json(split: SplitFindings, copy: CopiedSample) -> dict[str, Any]:
+    same = split.label_of(copy.sample) == copy.other.label_of(copy.same_as)
+    return {"name": split.name_of(copy.sample), "same_as": copy.other.name_of(copy.same_as), "same_class": same}
 
 
-def _format_pair(side: SplitFindings, other: SplitFindings, pair: SamplePair) -> str:
-    facts = _pair_json(side, other, pair)
+def _format_copy(split: SplitFindings, copy: CopiedSample) -> str:
+    facts = _copy_json(split, copy)
     return f"{facts['name']} = {facts['same_as']}" + ("" if facts["same_class"] else " (of another class!)")
 
 
@@ -373,10 +353,6 @@ def _format_sizes(sizes: Counter[tuple[int, ...]]) -> str:
     return f"{_format_size(summary['smallest'])} to {_format_size(summary['largest'])}, {most_frequent}"
 
 
-def _format_examples(split: SplitFindings, samples: Sequence[int]) -> str:
-    return list_some(samples, 3, split.name_of)
-
-
 def _format_image_size(size: ImageSize) -> str:
     """data.image_size as it is written."""
     height, width = height_and_width(size)
@@ -385,14 +361,6 @@ def _format_image_size(size: ImageSize) -> str:
 
 def _format_size(size: Sequence[int]) -> str:
     return " x ".join(map(str, size))
-
-
-def _format_modes(modes: Counter[str]) -> str:
-    return ", ".join(f"{mode} {count:,}" for mode, count in modes.most_common())
-
-
-def _format_max_value(value: int | None) -> str:
-    return "" if value is None else f", highest value of 16 bits {value:,} of {MAX_16_BIT_VALUE:,}"
 
 
 def check_samples(
@@ -414,39 +382,33 @@ def check_samples(
     total = sum(len(source.labels) for source in sources.values())
     findings: list[SplitFindings] = []
     for name, source in sources.items():
-        split = _make_split_findings(name, source)
+        split = SplitFindings(
+            name=name,
+            name_of=partial(_name_sample, name, source),
+            label_of=source.labels.tolist().__getitem__,
+            files=source.encoded_images(),
+        )
         for sample in inspect_source(source, splits.shape, num_usable_cores()):
             split.add(sample, findings)
             num_read = split.samples + sum(other.samples for other in findings)
             report_progress(f"{num_read:,} of {total:,} samples read")
         findings.append(split)
-    return _make_findings(config, splits, findings, [_class_counts(splits, source) for source in sources.values()])
-
-
-def _make_findings(
-    config: RunConfig, sets: DataSplits, findings: Sequence[SplitFindings], per_class: Sequence[dict[str, int]]
-) -> DataFindings:
-    """findings, per_class: of training, validation, and test if there is one."""
-    location = f" ({config.data.root})" if sets.training.encoded_images() is not None else ""
-    labels = sets.training.labels, sets.validation.labels
-    notes = [*(f"WARNING: {warning}" for warning in sets.warnings), *(f"note: {note}" for note in sets.notes)]
+    location = f" ({config.data.root})" if splits.training.encoded_images() is not None else ""
+    labels = splits.training.labels, splits.validation.labels
+    notes = [*(f"WARNING: {warning}" for warning in splits.warnings), *(f"note: {note}" for note in splits.notes)]
     return DataFindings(
-        title=f"{config.data.name}{location}: {TASKS[sets.task].describe_outputs(sets.classes)}",
+        title=f"{config.data.name}{location}: {TASKS[splits.task].describe_outputs(splits.classes)}",
         training=findings[0],
         validation=findings[1],
         test=findings[2] if len(findings) > 2 else None,
-        classes=[*notes, *TASKS[sets.task].load("balance")(*labels, sets.classes, config.optim.class_weights)],
-        per_class=tuple(per_class),
+        classes=[*notes, *TASKS[splits.task].load("balance")(*labels, splits.classes, config.optim.class_weights)],
+        per_class=tuple(_class_counts(splits, source) for source in sources.values()),
     )
 
 
-def _make_split_findings(name: str, source: SampleSource) -> SplitFindings:
-    labels, files = source.labels.tolist(), source.encoded_images()
-
-    def name_of(sample: int) -> str:
-        return f"{name} sample {sample}" if files is None else str(files.paths[sample])
-
-    return SplitFindings(name=name, name_of=name_of, label_of=labels.__getitem__, files=files)
+def _name_sample(split: str, source: SampleSource, sample: int) -> str:
+    images = source.encoded_images()
+    return f"{split} sample {sample}" if images is None else str(images.paths[sample])
 
 
 def _class_counts(sets: DataSplits, source: SampleSource) -> dict[str, int]:

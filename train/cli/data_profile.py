@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -66,8 +65,9 @@ class StageTiming:
 
     def as_json(self) -> dict[str, float]:
         """Images per second, and milliseconds per batch with their spread."""
-        facts = {"images_per_s": self.images_per_s, "ms_per_batch": 1e3 * self.at(0.5)}
-        return facts | {
+        return {
+            "images_per_s": self.images_per_s,
+            "ms_per_batch": 1e3 * self.at(0.5),
             "ms_10_percent": 1e3 * self.at(0.1),
             "ms_90_percent": 1e3 * self.at(0.9),
             "times": len(self.seconds),
@@ -76,30 +76,24 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineProfile:
-    """The timings of all stages.
-
-    read: on one core. copy: to the GPU; None on the CPU, and for images that are on the GPU already.
-    workers: None if all images are read at the start. images, bytes_: of the data set. cores: for
-    one rank. cacheable: data.cache could help. decodable: data.decode: gpu could help. gpu_decodes: `copy` contains
-    decoding. faster_settings: may shorten a step. notes: where the timing differs from a training.
-    """
+    """The timings of all stages of one rank."""
 
     title: str
     device: str
     cores: int
-    workers: int | None
-    read: StageTiming
+    workers: int | None  # None: all images are read at the start
+    read: StageTiming  # on one core
     augment: StageTiming
-    copy: StageTiming | None
+    copy: StageTiming | None  # to the GPU; None on the CPU, and for images that are on the GPU already
     step: StageTiming
-    images: int
+    images: int  # of the data set, as bytes_
     bytes_: int
-    fits: bool
-    cacheable: bool
-    decodable: bool = False
-    gpu_decodes: bool = False
-    faster_settings: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    fits: bool  # into memory
+    cacheable: bool  # data.cache could help
+    decodable: bool = False  # data.decode=gpu could help
+    gpu_decodes: bool = False  # and `copy` contains that
+    faster_settings: Sequence[str] = ()  # may shorten a step
+    notes: Sequence[str] = ()  # where the timing differs from a training
 
     @property
     def consumed_per_s(self) -> float:
@@ -258,9 +252,13 @@ def measure_stages(
     in_workers = loader_name == "workers" and decoder is None
     if in_workers and augmenter.changes_stored:
         notes = (*notes, "read contains the operations of data.augment that data workers do")
-    with _torch_threads(1):
-        reading = augmenter if decoder is None else for_reading(augmenter, splits.training)
+    reading = augmenter if decoder is None else for_reading(augmenter, splits.training)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a data worker
+    try:
         pixels, read = _time_read(config, splits, reading, micro, clock, in_workers=in_workers)
+    finally:
+        torch.set_num_threads(threads)
     stays = loader_name == "memory" and _fits_on_gpu(splits, pixels, torch_device)
     on_device, copy = _time_copy(pixels, torch_device, clock, stays=stays or decoder is not None)
     if decoder is not None:
@@ -449,13 +447,3 @@ def _time_step(config: RunConfig, splits: DataSplits, images: Tensor, clock: Cal
 
 def _device_synchronizer(device: torch.device) -> Callable[[], None]:
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
-
-
-@contextmanager
-def _torch_threads(number: int) -> Iterator[None]:
-    previous = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(previous)

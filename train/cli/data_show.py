@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -74,16 +75,12 @@ def first_samples(config: RunConfig) -> list[tuple[Tensor, str]]:
     )
 
     def each() -> Iterator[tuple[Tensor, str]]:
-        read = 0
         for _, batch in loader.train(sampler.micro_batches(0)):
             images = batch.images if splits.floats else augment.undo_normalization(batch.images, loader.preprocessing)
             for image, label in zip(images.movedim(1, -1), batch.labels.tolist(), strict=True):
                 yield image, describe_label(label, splits.classes)
-            read += len(images)
-            if read >= NUM_IMAGES:
-                return
 
-    return [sample for _, sample in zip(range(NUM_IMAGES), each(), strict=False)]
+    return [*islice(each(), NUM_IMAGES)]
 
 
 def describe_label(label: int | float | list[float], classes: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Final
 from entrypoint import ExitCode, Failure, add_launch_arguments, make_plan, print_message, shell_command
 from train import files
 from train.cli import launch
-from train.cli.launch import TrainArgumentParser
+from train.cli.launch import TrainArgumentParser, add_arguments
 from train.data import download
 from train.data.download import StatusLine
 from train.inference import checkpoints, csv_table
@@ -54,34 +54,40 @@ def build_parser() -> TrainArgumentParser:
         description="Measure a checkpoint again, on any number of processes: accuracy, loss, macro F1, confusion.",
         epilog=EXAMPLES,
         formatter_class=help_formatter,
-        allow_abbrev=False,
+        arguments={
+            "run": dict(nargs="?", metavar="RUN", help="a run's folder, or one checkpoints/step-N in it"),
+            "words": dict(nargs="*", metavar="section.key=value", help="settings, as data.root=/other/place"),
+        },
     )
-    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's folder, or one checkpoints/step-N in it")
-    parser.add_argument("words", nargs="*", metavar="section.key=value", help="settings, as data.root=/other/place")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--all", action="store_true", help="measure every image, not the validation images alone")
-    which.add_argument(
-        "--split",
-        metavar="NAME",
-        choices=("validation", "test", "all"),
-        default="validation",
-        help="validation, test (the split that chose nothing) or all",
+    add_arguments(
+        which,
+        {
+            "--all": dict(action="store_true", help="measure every image, not the validation images alone"),
+            "--split": dict(
+                metavar="NAME",
+                choices=("validation", "test", "all"),
+                default="validation",
+                help="validation, test (the split that chose nothing) or all",
+            ),
+        },
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument(
-        csv_table.PER_IMAGE_OPTION,
-        metavar="FILE.csv",
-        help="write label, prediction and loss (or error) of each image",
+    add_arguments(
+        parser,
+        {
+            "--json": dict(action="store_true", help="one JSON object instead of text"),
+            csv_table.PER_IMAGE_OPTION: dict(
+                metavar="FILE.csv", help="write label, prediction and loss (or error) of each image"
+            ),
+            "--report": dict(action="store_true", help="keep diagrams and images in the run, for train report"),
+            "--explain": dict(
+                action="store_true", help="with --report: heat maps of what speaks for a prediction (Grad-CAM)"
+            ),
+            "--config": dict(metavar="FILE", help="take data, launch, precision and your own code from it"),
+            # What torch.distributed.launch passes to each process.
+            "--local-rank --local_rank": dict(dest="local_rank", metavar="N", help=argparse.SUPPRESS),
+        },
     )
-    parser.add_argument("--report", action="store_true", help="keep diagrams and images in the run, for train report")
-    parser.add_argument(
-        "--explain",
-        action="store_true",
-        help="with --report: heat maps of what speaks for a prediction (Grad-CAM)",
-    )
-    parser.add_argument("--config", metavar="FILE", help="take data, launch, precision and your own code from it")
-    # What torch.distributed.launch passes to each process.
-    parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
     add_launch_arguments(parser)
     parser.set_defaults(
         version=False, time_limit=None, profile_lines=False, output=None, size=None, quality=None

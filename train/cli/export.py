@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,26 +67,24 @@ def parse_formats(words: Sequence[str]) -> tuple[str, ...]:
 
 def build_parser() -> TrainArgumentParser:
     """The command line after `train export`."""
-    parser = TrainArgumentParser(
+    return TrainArgumentParser(
         prog="train export",
         usage="train export RUN --output DIR [--format NAME,...] [--config FILE] [section.key=value ...]",
         description="A trained model as a folder: model.safetensors, model.json, and a model card as README.md. "
         "--format adds model.pt2 (torch.export) and model.onnx; their outputs are compared with the model's.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        arguments={
+            "checkpoint": dict(metavar="RUN", help="a run's folder, or one checkpoints/step-N in it"),
+            "words": dict(
+                nargs="*", metavar="section.key=value", help="settings, as data.root= of arrays that lie elsewhere now"
+            ),
+            "--output": dict(metavar="DIR", required=True, help="a new folder, or an empty one"),
+            "--format": dict(
+                metavar="NAME,...",
+                action="append",
+                default=[],
+                help="files to write: safetensors (always written), torch (model.pt2), onnx (model.onnx)",
+            ),
+            "--config": dict(metavar="FILE", help="the training's file, for code of your own that it names"),
+        },
     )
-    parser.add_argument("checkpoint", metavar="RUN", help="a run's folder, or one checkpoints/step-N in it")
-    parser.add_argument(
-        "words", nargs="*", metavar="section.key=value", help="settings, as data.root= of arrays that lie elsewhere now"
-    )
-    parser.add_argument("--output", metavar="DIR", required=True, help="a new folder, or an empty one")
-    parser.add_argument(
-        "--format",
-        metavar="NAME,...",
-        action="append",
-        default=[],
-        help="files to write: safetensors (always written), torch (model.pt2), onnx (model.onnx)",
-    )
-    parser.add_argument("--config", metavar="FILE", help="the training's file, for code of your own that it names")
-    return parser

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -13,7 +12,7 @@ from typing import Final
 from entrypoint import ExitCode, Failure, join_lines, print_message
 from train import files, plugin
 from train.cli import launch
-from train.config import environment, load
+from train.config import load
 
 COMMAND: Final = "find-lr"
 OPTION: Final = "--output"
@@ -42,10 +41,7 @@ def handle(arguments: argparse.Namespace, overrides: Sequence[str], environ: Map
             code=ExitCode.USAGE,
         )
     launch.refuse_invalid_launch(config, plan, environ)
-    process: MutableMapping[str, str] = os.environ if environ is os.environ else dict(environ)
-    process["OMP_NUM_THREADS"] = plan.num_threads(environ)
-    environment.remove_conflicting_variables(process, download=config.data.download)
-    environment.limit_openmp_spinning(process)
+    process = launch.rank_environment(plan, environ, download=config.data.download)
     plugin.add_config_folder_to_path(arguments.config, config.data.name, config.model.name, config.optim.name)
     from train.cli import learning_rate_finder  # torch, and matplotlib
 

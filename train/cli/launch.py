@@ -7,15 +7,16 @@ the ranks are started.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Final, NoReturn
+from types import FrameType, MappingProxyType
+from typing import Any, Final, NoReturn
 
 from entrypoint import (
     NO_DRIVER_SOURCE,
@@ -38,7 +39,7 @@ from train import files
 from train.checkpoint import store
 from train.config import checks, environment, load, models
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
-from train.config.schema import DataConfig, EvalConfig, RunConfig
+from train.config.schema import EvalConfig, RunConfig
 from train.data import download, registry
 from train.data.shards import staging
 from train.metrics import METRICS
@@ -62,7 +63,9 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     schedule.schedule_arguments(config.optim)
     checks.resolve_learning_rate(config)
     registry.refuse_inapplicable_keys(config.data)
-    refuse_unmounted_data(config.data)
+    local = registry.find_source(config.data.name).origin == "files" and not config.data.download
+    if local and (failure := unmounted_path_failure("data.root", Path(config.data.root))):
+        raise failure
     refuse_impossible_target(config.eval)
     if config.data.download:
         download.refuse_unpublished(config.data)
@@ -81,17 +84,6 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     if samples is not None:  # else a start counts them
         count_steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
     return batch
-
-
-def refuse_unmounted_data(data: DataConfig) -> None:
-    """Refuse a data.root that is missing because it is not mounted in the container.
-
-    Raises:
-        Failure: NO_INPUT.
-    """
-    local = registry.find_source(data.name).origin == "files" and not data.download
-    if local and (failure := unmounted_path_failure("data.root", Path(data.root))):
-        raise failure
 
 
 def refuse_impossible_target(config: EvalConfig) -> None:
@@ -152,10 +144,27 @@ def refuse_missing_weights(config: RunConfig) -> None:
 WEIGHTS_WORDS: Final = r"^(true|yes|default|auto|pretrained)$|imagenet[^/]*$|_weights\.\w+$"
 
 
+Arguments = Mapping[str, Mapping[str, Any]]  # the names of each, with a space between -> what `add_argument` takes
+
+
+def add_arguments(parser: argparse._ActionsContainer, arguments: Arguments) -> None:
+    """Add these arguments to a parser, or to a group of one."""
+    for names, options in arguments.items():
+        parser.add_argument(*names.split(), **options)
+
+
 class TrainArgumentParser(StrictArgumentParser):
     """An argparse parser whose errors are Failures; argparse itself would exit with code 2."""
 
     words: Sequence[str] = ()
+
+    def __init__(self, *, arguments: Arguments = MappingProxyType({}), **options: Any) -> None:
+        super().__init__(
+            formatter_class=options.pop("formatter_class", argparse.RawDescriptionHelpFormatter),
+            allow_abbrev=False,
+            **options,
+        )
+        add_arguments(self, arguments)
 
     def parse_intermixed_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -208,11 +217,6 @@ def raise_stopped(signum: int, frame: FrameType | None, undone: str = "before th
     raise Failure(what, fix="start the same command again", code=ExitCode.STOPPED)
 
 
-def collect_stop_signals(signals: list[int]) -> None:
-    """From now on, append each stop signal to this list, for the next handler."""
-    handle_stop_signals(lambda signum, frame: signals.append(signum))
-
-
 def ignore_stop_signals() -> None:
     """From now on, ignore stop signals: another process handles them, or they come too late."""
     handle_stop_signals(lambda signum, frame: None)  # not SIG_IGN, which means that the caller ignores the signal
@@ -230,6 +234,20 @@ def launch_options(arguments: argparse.Namespace, config: RunConfig, environ: Ma
     procs = config.launch.procs_per_node
     number = None if procs == "auto" else procs
     return parse_launch_options(arguments, environ, device=config.launch.device, procs_per_node=number)
+
+
+def process_environment(environ: Mapping[str, str]) -> MutableMapping[str, str]:
+    """This process's environment, so that libraries do not see variables of other ranks; a copy in tests."""
+    return os.environ if environ is os.environ else dict(environ)
+
+
+def rank_environment(plan: Plan, environ: Mapping[str, str], *, download: bool) -> MutableMapping[str, str]:
+    """Give this process, which computes itself, the environment of a rank of the plan. download: data.download."""
+    process = process_environment(environ)
+    process["OMP_NUM_THREADS"] = plan.num_threads(environ)
+    environment.remove_conflicting_variables(process, download=download)
+    environment.limit_openmp_spinning(process)
+    return process
 
 
 def plan_launch(config: RunConfig, options: LaunchOptions, environ: Mapping[str, str]) -> Plan:
@@ -304,15 +322,11 @@ def print_preflight_findings(plan: Plan, config: RunConfig, environ: Mapping[str
         Failure: as `run_preflight`.
     """
     terminal = sys.stderr.fileno() if sys.stderr.isatty() else None
-    for line in run_preflight(plan, environ, workers=_requested_workers(config.data), terminal=terminal):
-        write_styled(f"{line}\n", sys.stderr)
-
-
-def _requested_workers(data: DataConfig) -> int | None:
-    """data.workers; None if the number is chosen later, or if no workers are used."""
-    computed = registry.find_source(data.name).origin == "computed"
+    data, computed = config.data, registry.find_source(config.data.name).origin == "computed"
     unused = data.loader == "memory" or (data.loader == "auto" and computed)
-    return None if data.workers == "auto" or unused else data.workers
+    workers = None if unused or data.workers == "auto" else data.workers  # None: none, or chosen later
+    for line in run_preflight(plan, environ, workers=workers, terminal=terminal):
+        write_styled(f"{line}\n", sys.stderr)
 
 
 def start_ranks(
@@ -336,7 +350,7 @@ def start_ranks(
     """
     stop_signals = [] if stop_signals is None else stop_signals
     # run_plan installs its own handlers, then restores these: a late signal must not change the exit code.
-    collect_stop_signals(stop_signals)
+    handle_stop_signals(lambda signum, frame: stop_signals.append(signum))
     command = [sys.executable, "-m", "train.worker", *arguments]
     policy = replace(supervision_policy(config, folder), failed=failed)
     policy = replace(policy, promise=promise) if promise else policy
@@ -365,12 +379,11 @@ def supervision_policy(config: RunConfig, folder: Path) -> SupervisionPolicy:
             return next((str(path) for path in reversed(store.list_checkpoints(folder / "checkpoints").values())), None)
         return None
 
-    restarts = config.launch.max_restarts
     return SupervisionPolicy(
         limits=limits,
         errors=folder / exit_file.ERRORS_FOLDER,
         blame=blame,
         kept=kept,
-        restarts=restarts,
+        restarts=config.launch.max_restarts,
         gauges_every_s=config.log.gpu_every_seconds,
     )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from entrypoint import ExitCode, Failure, find_device, parse_launch_options, print_message
 from train import plugin
+from train.cli import launch
 from train.cli.launch import TrainArgumentParser
 from train.config import environment, load, schema
 from train.config.models import EXPORT_FILE
@@ -62,7 +63,10 @@ def _images_at(path: Path, unread: Counter[str] | None) -> list[Path]:
         raise _missing_input(f"{path} does not exist", PLACEHOLDER_FIX if str(path) == "IMAGES" else fix)
     if not os.path.isdir(path):
         return [path]
-    _refuse_unreadable_folder(path)
+    try:
+        os.scandir(path).close()  # os.walk would skip a folder that cannot be listed
+    except OSError as error:
+        raise _missing_input(f"{path} cannot be read: {error.strerror}", "let this user read it") from error
     unread = Counter() if unread is None else unread
     images = list(class_folders.image_files(path, unread))
     if not images:
@@ -73,14 +77,6 @@ def _images_at(path: Path, unread: Counter[str] | None) -> list[Path]:
             f"{path} holds no image", class_folders.CONVERT_FIX if is_convertible else fix, unread_files
         )
     return images
-
-
-def _refuse_unreadable_folder(folder: Path) -> None:
-    """Raise if the folder cannot be listed; os.walk would skip it silently."""
-    try:
-        os.scandir(folder).close()
-    except OSError as error:
-        raise _missing_input(f"{folder} cannot be read: {error.strerror}", "let this user read it") from error
 
 
 def _missing_input(what: str, fix: str, actual: str | None = None) -> Failure:
@@ -107,7 +103,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if os.path.exists(os.path.join(arguments.checkpoint, EXPORT_FILE)):
         model, files = _load_from_export(arguments, words, settings, device, unread)
     else:
-        model, files = _load_from_run(arguments, words, settings, device, _process_environ(environ), unread)
+        model, files = _load_from_run(arguments, words, settings, device, launch.process_environment(environ), unread)
     from train.data import decode
     from train.inference import predict
 
@@ -268,32 +264,25 @@ def build_parser() -> TrainArgumentParser:
         "[--explain DIR] [--device auto|cpu|cuda] [--config FILE] [section.key=value ...]",
         description="Class and probability of image files, as the evaluation of the training would have read them.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        arguments={
+            "checkpoint": dict(
+                metavar="RUN", help="a run's folder, one checkpoints/step-N in it, or a folder of train export"
+            ),
+            "images": dict(nargs="*", metavar="IMAGES", help="image files, or folders of them"),
+            "--top": dict(metavar="K", default="1", help="so many classes for each image (default: 1)"),
+            "--json": dict(action="store_true", help="one JSON object for each image"),
+            csv_table.PREDICT_OPTION: dict(metavar="FILE.csv", help="a table in this file, instead of lines"),
+            "--all-classes": dict(action="store_true", help="with --csv: a column for each class's probability"),
+            "--explain": dict(
+                metavar="DIR", help="write each image with a heat map of what speaks for the prediction (Grad-CAM)"
+            ),
+            "--device": dict(metavar="auto|cpu|cuda", help="where to compute (default: a GPU if there is one)"),
+            "--config": dict(metavar="FILE", help="the training's file, for code of your own that it names"),
+        },
     )
-    parser.add_argument(
-        "checkpoint",
-        metavar="RUN",
-        help="a run's folder, one checkpoints/step-N in it, or a folder of train export",
-    )
-    parser.add_argument("images", nargs="*", metavar="IMAGES", help="image files, or folders of them")
-    parser.add_argument("--top", metavar="K", default="1", help="so many classes for each image (default: 1)")
-    parser.add_argument("--json", action="store_true", help="one JSON object for each image")
-    parser.add_argument(csv_table.PREDICT_OPTION, metavar="FILE.csv", help="a table in this file, instead of lines")
-    parser.add_argument("--all-classes", action="store_true", help="with --csv: a column for each class's probability")
-    parser.add_argument(
-        "--explain", metavar="DIR", help="write each image with a heat map of what speaks for the prediction (Grad-CAM)"
-    )
-    parser.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: a GPU if there is one)")
-    parser.add_argument("--config", metavar="FILE", help="the training's file, for code of your own that it names")
     # One process predicts: the other launch options do not exist here.
     parser.set_defaults(procs_per_node=None, nodes=None, node_rank=None, master_addr=None, master_port=None)
     return parser
-
-
-def _process_environ(environ: Mapping[str, str]) -> MutableMapping[str, str]:
-    """The process's environment, so that libraries do not see variables of other ranks; a copy in tests."""
-    return os.environ if environ is os.environ else dict(environ)
 
 
 def _parse_top(text: str) -> int:

@@ -5,7 +5,6 @@ The report is one HTML page, the same as Markdown, and PNG files.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -57,20 +56,15 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def build_parser() -> TrainArgumentParser:
     """The command line after `train report`."""
-    parser = TrainArgumentParser(
+    return TrainArgumentParser(
         prog="train report",
         description="Runs, finished or not, as one HTML page that holds its pictures, as Markdown, and as PNG files.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        arguments={
+            "runs": dict(nargs="*", metavar="RUN", help="a run's folder, a folder of runs, or `train bench`'s JSON"),
+            "--output": dict(metavar="DIR", help="where to write (default: RUN/report; of several: ./report)"),
+            "--compare-anyway": dict(
+                action="store_true", help="speed-up also of runs that did not compute the same; the picture says so"
+            ),
+        },
     )
-    parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help="a run's folder, a folder of runs, or `train bench`'s JSON"
-    )
-    parser.add_argument("--output", metavar="DIR", help="where to write (default: RUN/report; of several: ./report)")
-    parser.add_argument(
-        "--compare-anyway",
-        action="store_true",
-        help="speed-up also of runs that did not compute the same; the picture says so",
-    )
-    return parser

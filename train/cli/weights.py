@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -44,17 +43,16 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def build_parser() -> TrainArgumentParser:
     """The command line after `train weights`."""
-    parser = TrainArgumentParser(
+    return TrainArgumentParser(
         prog="train weights",
         usage="train weights fetch NAME [--to FOLDER] [--mirror ADDRESS]",
         description="Fetch published weights of torchvision or timm, compare their hash, and keep them as .safetensors "
         "with the normalization, crop and interpolation that they were trained for.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        arguments={
+            "command": dict(choices=["fetch"], metavar="fetch", help="the only command"),
+            "name": dict(metavar="NAME", help="MODEL or MODEL.TAG (torchvision), timm/MODEL or timm/MODEL.TAG"),
+            "--to": dict(metavar="FOLDER", default=WEIGHTS_FOLDER, help="the folder (default: weights)"),
+            "--mirror": dict(metavar="ADDRESS", help="fetch from this folder instead of the published address"),
+        },
     )
-    parser.add_argument("command", choices=["fetch"], metavar="fetch", help="the only command")
-    parser.add_argument("name", metavar="NAME", help="MODEL or MODEL.TAG (torchvision), timm/MODEL or timm/MODEL.TAG")
-    parser.add_argument("--to", metavar="FOLDER", default=WEIGHTS_FOLDER, help="the folder (default: weights)")
-    parser.add_argument("--mirror", metavar="ADDRESS", help="fetch from this folder instead of the published address")
-    return parser

@@ -483,7 +483,7 @@ PROFILE_STEPS = Rule(
     expected=f"[first, last], counted from 1, both recorded: at most {MAX_PROFILE_STEPS} steps",
 )
 
-# Those that are tested with their packages, which have the same names: logging.tracker_classes, a test compares.
+# Those that are tested with their packages, which have the same names: logging.trackers, a test compares.
 TRACKERS = ("mlflow", "tensorboard", "wandb")
 TRACKER_LIST = Rule(
     holds=lambda names: len(set(names)) == len(names) and all(name in TRACKERS or is_factory(name) for name in names),

@@ -134,23 +134,20 @@ def encode_network(
     Raises:
         Failure: USAGE if an exporter refuses the network, with its reason.
     """
+    import torch
+
     texts = {name: json.dumps(value) for name, value in metadata.items()}
-    encoded, program = {}, None
+    encoded, program = dict[str, bytes](), None
     for name in formats:
         if program is None:
             with _explain_exporter_errors(network, "torch", name):
-                program = _capture_program(network, shape)
+                example = torch.zeros(COMPARED_BATCH_SIZES[-1], *shape.input)
+                # For any number of images.
+                sizes = ({0: torch.export.Dim(BATCH_DIMENSION)},)
+                program = torch.export.export(network, (example,), dynamic_shapes=sizes)
         with _explain_exporter_errors(network, name, name):
             encoded[FORMATS[name].file] = FORMATS[name].encode(program, texts)
     return encoded
-
-
-def _capture_program(network: nn.Module, shape: Shape) -> ExportedProgram:
-    """The network's graph, for any number of images."""
-    import torch
-
-    example = torch.zeros(COMPARED_BATCH_SIZES[-1], *shape.input)
-    return torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim(BATCH_DIMENSION)},))
 
 
 @contextmanager
@@ -176,19 +173,14 @@ def _describe_reason(error: Exception, network: nn.Module) -> str:
     while first.__cause__ is not None:
         first = first.__cause__
     text = " ".join(f"{type(first).__name__}: {first}".split())
+    name = type(network).__module__
+    file = None if name.startswith("torch.") else getattr(sys.modules.get(name), "__file__", None)  # as Sequential's
     lines = [
         f"{frame.filename}, line {frame.lineno}: "
         for frame in traceback.extract_tb(first.__traceback__)
-        if Path(frame.filename).parent == _source_folder(network)
+        if file is not None and Path(frame.filename).parent == Path(file).parent
     ]
     return files.shorten_name("".join(lines[-1:]) + text, MAX_REASON_CHARACTERS)
-
-
-def _source_folder(network: nn.Module) -> Path | None:
-    """The folder of the file that defines the network's class; None for a class of torch, such as Sequential."""
-    module = sys.modules.get(type(network).__module__)
-    file = getattr(module, "__file__", None)
-    return None if file is None or type(network).__module__.startswith("torch.") else Path(file).parent
 
 
 @contextmanager
@@ -213,35 +205,32 @@ def compare_files(network: nn.Module, shape: Shape, formats: Sequence[str], fold
     Raises:
         Failure: USAGE if the outputs differ by more than TOLERANCE, or if the file cannot be loaded or run.
     """
-    return {FORMATS[name].file: _compare_file(network, shape, name, folder) for name in formats}
-
-
-def _compare_file(network: nn.Module, shape: Shape, name: str, folder: Path) -> dict[str, Any]:
     import torch
 
-    file = FORMATS[name]
-    generator = torch.Generator().manual_seed(0)
-    differences = []
-    with _explain_exporter_errors(network, name, name), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        loaded = file.load(folder / file.file)
-        for batch_size in COMPARED_BATCH_SIZES:
-            images = torch.randn(batch_size, *shape.input, generator=generator)
-            differences.append(_largest_difference(loaded(images.clone()), network(images.clone())))
-    largest = max(differences, key=lambda difference: (math.isnan(difference), difference))
-    if not largest <= TOLERANCE:
-        raise Failure(
-            f"the network in {file.file} gives other outputs than the network that was trained",
-            found=f"a difference of {largest:.1e} for random images",
-            expected=f"at most {TOLERANCE:.0e}, measured in units of the largest output, or of 1 if that is larger",
-            fix=f"{WITHOUT_FORMAT_FIX.format(name=name)}; a network that draws random numbers cannot be compared",
-            code=ExitCode.USAGE,
-        )
-    compared = {
-        "batch_sizes": [*COMPARED_BATCH_SIZES],
-        "largest_difference": largest,
-        "tolerance": TOLERANCE,
-    }
-    return {"format": name, **file.facts, "compared": compared}
+    facts = {}
+    for name, file in ((name, FORMATS[name]) for name in formats):
+        generator, differences = torch.Generator().manual_seed(0), list[float]()
+        with _explain_exporter_errors(network, name, name), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            loaded = file.load(folder / file.file)
+            for batch_size in COMPARED_BATCH_SIZES:
+                images = torch.randn(batch_size, *shape.input, generator=generator)
+                differences.append(_largest_difference(loaded(images.clone()), network(images.clone())))
+        largest = max(differences, key=lambda difference: (math.isnan(difference), difference))
+        if not largest <= TOLERANCE:
+            raise Failure(
+                f"the network in {file.file} gives other outputs than the network that was trained",
+                found=f"a difference of {largest:.1e} for random images",
+                expected=f"at most {TOLERANCE:.0e}, measured in units of the largest output, or of 1 if that is larger",
+                fix=f"{WITHOUT_FORMAT_FIX.format(name=name)}; a network that draws random numbers cannot be compared",
+                code=ExitCode.USAGE,
+            )
+        compared = {
+            "batch_sizes": [*COMPARED_BATCH_SIZES],
+            "largest_difference": largest,
+            "tolerance": TOLERANCE,
+        }
+        facts[file.file] = {"format": name, **file.facts, "compared": compared}
+    return facts
 
 
 def _largest_difference(output: Tensor, expected: Tensor) -> float:

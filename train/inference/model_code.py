@@ -10,10 +10,12 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, Final
@@ -114,13 +116,13 @@ def _own_network_code(model: ModelConfig, classes: int, shape: Shape, folder: st
     module, function = BUILTIN_MODELS[model.name].builder.split(":")
     shape_text = f"Shape(channels={shape.channels}, size={shape.size})"
     call = _call(function, {"classes": classes, **model.args}, {"shape": shape_text})
-    sections = [CODE_HEADER.format(name=model.name, function=BUILD_FUNCTION)]
-    sections += map(_module_source, _needed_modules(f"{OWN_PACKAGE}.models.{module}"))
-    sections.append(
+    sections = [
+        CODE_HEADER.format(name=model.name, function=BUILD_FUNCTION),
+        *map(_module_source, _needed_modules(f"{OWN_PACKAGE}.models.{module}")),
         f"def {BUILD_FUNCTION}() -> nn.Module:\n"
         '    """The network that was exported, with random weights."""\n'
-        f"    return {call}\n"
-    )
+        f"    return {call}\n",
+    ]
     return ModelCode(
         imports=("import runpy",),
         lines=(f'network = runpy.run_path({path_literal(folder, CODE_FILE)})["{BUILD_FUNCTION}"]()  # runs that file',),
@@ -157,19 +159,14 @@ def _module_source(name: str) -> str:
 def _torchvision_code(model: ModelConfig, classes: int, shape: Shape) -> ModelCode:
     arguments = registry.torchvision_constructor_arguments(model.name, shape, model.args)
     arguments.pop("zero_init_residual", None)  # it decides about random weights only
-    build = registry.model_builder(model.name)
+    from torchvision.models import get_model_builder
 
-    def build_changed() -> nn.Module:
-        return build(classes=classes, shape=shape, **model.args)
-
-    def build_plain() -> nn.Module:
-        from torchvision.models import get_model_builder
-
-        return get_model_builder(model.name)(num_classes=classes, **arguments)  # type: ignore[no-any-return]
-
-    plain, changed = _layer_codes(build_plain), _layer_codes(build_changed)
+    plain = _layer_codes(partial(get_model_builder(model.name), num_classes=classes, **arguments))
+    changed = _layer_codes(partial(registry.model_builder(model.name), classes=classes, shape=shape, **model.args))
     constructor = _call(f"torchvision.models.{model.name}", {"num_classes": classes, **arguments})
-    replaced = [f"{_attribute_path(path)} = {code}" for path, code in changed.items() if plain.get(path) != code]
+    # `network.features[0][1].conv` for the layer `features.0.1.conv`
+    paths = {path: re.sub(r"\.(\d+)\b", r"[\1]", f".{path}") for path in changed}
+    replaced = [f"network{paths[path]} = {code}" for path, code in changed.items() if plain.get(path) != code]
     return ModelCode(imports=("import torchvision",), lines=(f"network = {constructor}", *replaced))
 
 
@@ -196,8 +193,3 @@ def _layer_codes(build: Callable[[], nn.Module]) -> dict[str, str]:
         except NotImplementedError:  # not all constructors can do without numbers
             network = build()
     return {path: f"torch.nn.{layer!r}" for path, layer in network.named_modules() if not list(layer.children())}
-
-
-def _attribute_path(path: str) -> str:
-    """`network.features[0][1].conv` for `features.0.1.conv`."""
-    return "network" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))

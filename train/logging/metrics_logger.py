@@ -147,7 +147,8 @@ class MetricsLogger:
             self.lost += 1
             if writer not in self._warned:
                 self._warned.add(writer)
-                self._warn(f"{writer} is incomplete, training goes on: {_summarize_error(error)}")
+                summary = f"{type(error).__name__}: {error}".splitlines()[0]
+                self._warn(f"{writer} is incomplete, training goes on: {summary}")
 
 
 class JsonLinesFile:
@@ -237,7 +238,3 @@ def _curve_points(event: str, values: Mapping[str, Any]) -> dict[str, float]:
     return {
         f"{event}/{k}": float(v) for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)
     }
-
-
-def _summarize_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -30,7 +31,6 @@ THROTTLE_REASONS: Final[Mapping[str, str]] = {
 }
 UsageValues = Mapping[str, float]
 UsageEvent = tuple[str, EventLabels, dict[str, Any]]  # as MetricsLogger.write_each takes it
-NO_USAGE_VALUES: Final[UsageValues] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,31 +80,28 @@ def _parse_rank_usage(number: int, host: str, row: Sequence[float]) -> RankUsage
 
 def rank_events(current: Sequence[RankUsage], before: Sequence[RankUsage] = ()) -> list[UsageEvent]:
     """What each rank consumed since `before`, without ranks that were not measured since then."""
-    events: list[UsageEvent] = []
-    for rank, earlier in _pair_with_earlier(current, before):
-        if _was_measured_since(rank, earlier):
-            labels: EventLabels = {"rank": rank.number, "host": rank.host}
-            events.append(
-                (
-                    str(rank.number),
-                    labels,
-                    _process_values(rank.process, earlier.process if earlier else NO_USAGE_VALUES),
-                )
-            )
-    return events
+    return [
+        (str(rank.number), {"rank": rank.number, "host": rank.host}, _process_values(rank.process, earlier.process))
+        for rank, earlier in _measured_since(current, before)
+    ]
 
 
 def gpu_events(current: Sequence[RankUsage], before: Sequence[RankUsage] = ()) -> list[UsageEvent]:
     """What each GPU that NVML shows consumed since `before`."""
-    events: list[UsageEvent] = []
-    for rank, earlier in _pair_with_earlier(current, before):
-        for number, gpu in enumerate(rank.gpus):
-            if _was_measured_since(rank, earlier) and not math.isnan(gpu["index"]):
-                name = gpu_name(rank, gpu)
-                events.append(
-                    (name, {"gpu": name}, _gpu_values(gpu, earlier.gpus[number] if earlier else NO_USAGE_VALUES))
-                )
-    return events
+    return [
+        (gpu_name(rank, gpu), {"gpu": gpu_name(rank, gpu)}, _gpu_values(gpu, gpu_before))
+        for rank, earlier in _measured_since(current, before)
+        for gpu, gpu_before in zip(rank.gpus, earlier.gpus, strict=True)
+        if not math.isnan(gpu["index"])
+    ]
+
+
+def _measured_since(current: Sequence[RankUsage], before: Sequence[RankUsage]) -> Iterator[tuple[RankUsage, RankUsage]]:
+    """Each rank that was measured since `before`, which may be empty, and what it had consumed then."""
+    nothing = [replace(rank, process={}, gpus=({},) * len(rank.gpus)) for rank in current]
+    for rank, earlier in zip(current, before or nothing, strict=True):
+        if increase_since(rank.process, earlier.process, "seconds") > 0:  # False for NaN
+            yield rank, earlier
 
 
 def gpu_name(rank: RankUsage, gpu: UsageValues) -> str:
@@ -113,7 +110,7 @@ def gpu_name(rank: RankUsage, gpu: UsageValues) -> str:
     return f"{rank.host}/{gpu['index']:.0f}{instance}"
 
 
-def mean_rate(current: UsageValues, total: str, seconds: str, before: UsageValues = NO_USAGE_VALUES) -> float:
+def mean_rate(current: UsageValues, total: str, seconds: str, before: UsageValues = MappingProxyType({})) -> float:
     """By how much a sum has grown per second; NaN if it was not measured."""
     passed = increase_since(current, before, seconds)
     return increase_since(current, before, total) / passed if passed > 0 else math.nan
@@ -146,18 +143,6 @@ def _round_or_none(value: float) -> int | None:
     return round(value) if math.isfinite(value) else None
 
 
-def _pair_with_earlier(
-    current: Sequence[RankUsage], before: Sequence[RankUsage]
-) -> list[tuple[RankUsage, RankUsage | None]]:
-    earlier: Sequence[RankUsage | None] = before or [None] * len(current)
-    return list(zip(current, earlier, strict=True))
-
-
-def _was_measured_since(rank: RankUsage, before: RankUsage | None) -> bool:
-    """Whether the rank was measured since `before`; False for NaN."""
-    return increase_since(rank.process, before.process if before else NO_USAGE_VALUES, "seconds") > 0
-
-
 MIN_REPORTED_THROTTLING: Final = 0.05  # share of the time at a lower clock; less is not reported
 THROTTLE_FIXES: Final[Mapping[str, str]] = {
     "hot_s": "look at its cooling (nvidia-smi -q -d TEMPERATURE), or leave that node out",
@@ -182,7 +167,7 @@ def usage_rows(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) ->
         "GPU memory": _format_gpu_memory(ranks),
         "energy": _format_energy(totals, images, every_s),
         "throttled": _format_throttling(ranks),
-        "CPU use": _format_cpu_use(totals),
+        "CPU use": f"{totals['cpu_cores']:.1f} cores per rank on average" if "cpu_cores" in totals else "",
         "memory": _format_memory(ranks),
     }
     return {key: words for key, words in rows.items() if words}
@@ -193,7 +178,8 @@ def usage_totals(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) 
 
     Energy per image needs MIN_SAMPLES_FOR_ENERGY measurements.
     """
-    joules, gpus = [gpu["energy_j"] for gpu in _all_gpus(ranks) if gpu["energy_s"] > 0], _all_gpus(ranks)
+    gpus = [gpu for rank in ranks for gpu in rank.gpus]
+    joules = [gpu["energy_j"] for gpu in gpus if gpu["energy_s"] > 0]
     # NaN if a GPU was not measured: the sum would be too low.
     wh = sum(joules) / JOULES_PER_WH if gpus and len(joules) == len(gpus) else math.nan
     seconds = _max_known(rank.process["seconds"] for rank in ranks)
@@ -211,7 +197,8 @@ def usage_totals(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) 
     }
     rounded = {
         key: round(value) if key.endswith("_bytes") else _round_significant(value)
-        for key, value in _drop_nan(totals).items()
+        for key, value in totals.items()
+        if not math.isnan(value)
     }
     low = {THROTTLE_REASONS[key]: _round_significant(share) for key, (share, _) in _worst_throttling(ranks).items()}
     return rounded | ({"throttled": low} if low else {})
@@ -233,10 +220,10 @@ def _format_gpu_use(ranks: Sequence[RankUsage]) -> str:
 
 
 def _format_gpu_memory(ranks: Sequence[RankUsage]) -> str:
-    most = _rank_with_most(ranks, lambda rank: _max_known(gpu["memory_peak_bytes"] for gpu in rank.gpus))
-    if most is None:
+    measured = [(rank, gpu) for rank in ranks for gpu in rank.gpus if not math.isnan(gpu["memory_peak_bytes"])]
+    if not measured:
         return ""
-    gpu = max(most.gpus, key=lambda gpu: -1.0 if math.isnan(gpu["memory_peak_bytes"]) else gpu["memory_peak_bytes"])
+    most, gpu = max(measured, key=lambda pair: pair[1]["memory_peak_bytes"])
     own = _max_known(rank.process[TORCH_MEMORY_KEYS[0]] for rank in ranks)
     tensors = "" if math.isnan(own) else f"; torch's tensors up to {format_memory(own)}"
     peak, total = format_memory(gpu["memory_peak_bytes"]), format_memory(gpu["memory_total_bytes"])
@@ -251,11 +238,8 @@ def _format_energy(totals: Mapping[str, Any], images: int, every_s: float) -> st
         each = f", {_format_significant(totals['wh_per_1000_images'], 3)} Wh per 1,000 images"
     elif images:
         each = f" (per image: only from {MIN_SAMPLES_FOR_ENERGY * every_s:g} s of training on)"
-    return (
-        f"{_format_significant(wh / 1000, 4)} kWh of the GPUs{each}"
-        if wh >= KWH_THRESHOLD_WH
-        else f"{_format_significant(wh, 4)} Wh of the GPUs{each}"
-    )
+    energy = f"{_format_significant(wh, 4)} Wh" if wh < KWH_THRESHOLD_WH else f"{_format_significant(wh / 1000, 4)} kWh"
+    return f"{energy} of the GPUs{each}"
 
 
 def _format_significant(value: float, number: int) -> str:
@@ -275,37 +259,27 @@ def _format_throttling(ranks: Sequence[RankUsage]) -> str:
     return PrintableText(f"\n{' ' * 15}".join(map(to_printable, lines)))
 
 
-def _format_cpu_use(totals: Mapping[str, Any]) -> str:
-    return f"{totals['cpu_cores']:.1f} cores per rank on average" if "cpu_cores" in totals else ""
-
-
 def _format_memory(ranks: Sequence[RankUsage]) -> str:
-    most = _rank_with_most(ranks, lambda rank: rank.process["memory_peak_bytes"])
-    if most is None:
+    measured = [rank for rank in ranks if not math.isnan(rank.process["memory_peak_bytes"])]
+    if not measured:
         return ""
+    most = max(measured, key=lambda rank: rank.process["memory_peak_bytes"])
     where = f" (rank {most.number} on {most.host})" if len(ranks) > 1 else ""
     return f"up to {format_memory(most.process['memory_peak_bytes'])} per rank{where}"
 
 
 def _worst_throttling(ranks: Sequence[RankUsage]) -> dict[str, tuple[float, str]]:
     """For each reason of a low clock: the highest share of the time, and the GPU's name."""
-    worst: dict[str, tuple[float, str]] = {}
-    for key in THROTTLE_REASONS:
-        shares = [(mean_rate(gpu, key, "reasons_s"), gpu_name(rank, gpu)) for rank in ranks for gpu in rank.gpus]
-        most = max((pair for pair in shares if pair[0] > 0), default=None)
-        if most is not None:
-            worst[key] = most
-    return worst
-
-
-def _rank_with_most(ranks: Sequence[RankUsage], most: Callable[[RankUsage], float]) -> RankUsage | None:
-    """The rank with the most; None if no rank was measured."""
-    measured = [rank for rank in ranks if not math.isnan(most(rank))]
-    return max(measured, key=most, default=None)
-
-
-def _all_gpus(ranks: Sequence[RankUsage]) -> list[UsageValues]:
-    return [gpu for rank in ranks for gpu in rank.gpus]
+    shares = {
+        key: [
+            (share, gpu_name(rank, gpu))
+            for rank in ranks
+            for gpu in rank.gpus
+            if (share := mean_rate(gpu, key, "reasons_s")) > 0
+        ]
+        for key in THROTTLE_REASONS
+    }
+    return {key: max(pairs) for key, pairs in shares.items() if pairs}
 
 
 def _max_known(numbers: Iterable[float]) -> float:
@@ -315,10 +289,6 @@ def _max_known(numbers: Iterable[float]) -> float:
 def _mean_known(numbers: Iterable[float]) -> float:
     measured = [number for number in numbers if not math.isnan(number)]
     return fmean(measured) if measured else math.nan
-
-
-def _drop_nan(values: Mapping[str, float]) -> dict[str, float]:
-    return {key: value for key, value in values.items() if not math.isnan(value)}
 
 
 def _round_significant(value: float) -> float:

@@ -47,7 +47,10 @@ class TensorBoardWriter:
 
     def write(self, values: Mapping[str, float], *, step: int, now: float) -> None:
         """Add one point to each named curve."""
-        points = [Summary.Value(tag=curve_tag(tag), simple_value=value) for tag, value in values.items()]
+        points = [
+            Summary.Value(tag=f"usage/{tag}" if tag.partition("/")[0] in RESOURCE_EVENTS else tag, simple_value=value)
+            for tag, value in values.items()
+        ]
         self._add(Event(wall_time=now, step=step, summary=Summary(value=points)))
         self._file.flush()
 
@@ -57,11 +60,6 @@ class TensorBoardWriter:
 
     def _add(self, event: Event) -> None:
         self._records.write(event.SerializeToString())
-
-
-def curve_tag(name: str) -> str:
-    """The tag of the curve `event/name`, which decides where TensorBoard shows it."""
-    return f"usage/{name}" if name.partition("/")[0] in RESOURCE_EVENTS else name
 
 
 def _next_event_file(folder: Path) -> Path:

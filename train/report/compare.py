@@ -117,15 +117,10 @@ def find_differences(runs: Sequence[RecordedRun]) -> RunDifferences:
         for name, run_values in values.items()
         if len(set(run_values)) > 1 or NOT_RECORDED in run_values
     }
-    return RunDifferences(differs=differs | _class_differences(runs), weak=_is_weak_scaling(runs))
-
-
-def _class_differences(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
-    """The classes, if runs with recorded class names have different ones."""
-    names = [run.confusion.classes if run.confusion else None for run in runs]
-    if len({*names} - {None}) < 2:
-        return {}
-    return {"classes": [NOT_RECORDED if classes is None else list_some(classes) for classes in names]}
+    classes = [run.confusion.classes if run.confusion else None for run in runs]
+    if len({*classes} - {None}) > 1:
+        differs["classes"] = [NOT_RECORDED if names is None else list_some(names) for names in classes]
+    return RunDifferences(differs=differs, weak=_is_weak_scaling(runs))
 
 
 def incomparable_caution(runs: Sequence[RecordedRun], differences: RunDifferences) -> Paragraph:
@@ -436,10 +431,10 @@ def scaling_section(
     if len({read.num_ranks(run) for run in runs}) < 2:
         return None
     measured = scaling_measurements(runs)
-    speeds = {run.name: read.measured_throughput(run) for run in runs}
-    reasons = {name: "no log point" if speed is None else "first steps only" for name, speed in speeds.items()}
     excluded = [
-        f"{name} is left out: {reasons[name]}." for name, speed in speeds.items() if speed is None or speed.warm_up
+        f"{run.name} is left out: {'no log point' if speed is None else 'first steps only'}."
+        for run in runs
+        if (speed := read.measured_throughput(run)) is None or speed.warm_up
     ]
     cautions = fold_cautions(excluded, f"{len(excluded)} runs are left out.")
     if len(measured) < 2:
@@ -516,17 +511,17 @@ def scaling_blocks(
                 )
             )
         if max_efficiency > MAX_PLAUSIBLE_EFFICIENCY:
-            warning = (
+            text = (
                 f"An efficiency of {max_efficiency:.0%} ({scaling}): something slowed down the run with "
                 "the fewest processes. Measure it again."
             )
-            blocks.append(Paragraph(text=warning, caution=True))
+            blocks.append(Paragraph(text=text, caution=True))
         if len(results) < MIN_TREND_POINTS:
-            too_few = (
+            text = (
                 f"Only {len(results)} numbers of processes: {MIN_TREND_POINTS} or more are needed "
                 f"to call it a trend ({scaling})."
             )
-            blocks.append(Paragraph(text=too_few, caution=True))
+            blocks.append(Paragraph(text=text, caution=True))
     return blocks
 
 

@@ -11,7 +11,6 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -112,6 +111,10 @@ class Section:
     title: str
     blocks: Sequence[Block]
 
+    def pictures(self) -> list[Picture]:
+        """All pictures, in order."""
+        return [block for block in self.blocks if isinstance(block, Picture)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -127,7 +130,7 @@ class Report:
 
     def pictures(self) -> list[Picture]:
         """All pictures, in order."""
-        return [block for block in self.blocks() if isinstance(block, Picture)]
+        return [picture for section in self.sections for picture in section.pictures()]
 
     def cautions(self) -> list[str]:
         """The texts of all cautions."""
@@ -135,8 +138,6 @@ class Report:
 
 
 GENERATOR_TAG: Final = '<meta name="generator" content="train report">'  # marks our own pages
-MAX_SMALL_PICTURE_PIXELS: Final = 510  # pixels wide: two such pictures fit side by side
-MAX_TINY_PIXELS: Final = 64  # a side of a thumbnail that is shown enlarged, pixel by pixel
 MAX_UNBROKEN_LETTERS: Final = 30  # of a name in a first column, such as `run-1`; longer ones may break
 MAX_SHORT_LIST_ROWS: Final = 20  # a longer list gets two columns
 BREAK_POINTS: Final = re.compile(r"(?<=/)(?=[^/\s]{2})|(?<=\.)(?=[^\W\d_])")  # not inside images/s and 75.00
@@ -150,22 +151,21 @@ MARKDOWN_LEADING: Final = re.compile(r"^(\s*(?:\d+(?=[.)]\s))?)([-+=.)])")
 
 def render_html(report: Report) -> str:
     """Render the complete page: it contains its pictures and needs no network."""
-    return _render("report.html", report, to_printable)
+    return _render("report.html", to_printable, {"report": report})
 
 
-def render_markdown(report: Report, template: str = "report.md", **verbatim: str) -> str:
-    """Render the complete text; its pictures are files in the same folder. verbatim: what is not escaped, by name."""
-    values = {name: Markup(text) for name, text in verbatim.items()}
-    return _render(template, report, lambda text: Markup(escape_markdown(text)), values)
+def render_markdown(report: Report) -> str:
+    """Render the complete text; its pictures are files in the same folder."""
+    return render_text("report.md", {"report": report})
 
 
-def _render(
-    template: str, report: Report, clean: Callable[[str], str], values: Mapping[str, Markup] = MappingProxyType({})
-) -> str:
-    """values: for the template, beside the report.
+def render_text(template: str, values: Mapping[str, Any]) -> str:
+    """Render a template of Markdown: every value is text in it, unless it is Markup."""
+    return _render(template, lambda text: Markup(escape_markdown(text)), values)
 
-    clean: applied to every text that the template shows. What is no Markup then, jinja2 escapes for HTML.
-    """
+
+def _render(template: str, clean: Callable[[str], str], values: Mapping[str, Any]) -> str:
+    """clean: applied to every text that the template shows. What is no Markup then, jinja2 escapes for HTML."""
 
     def finalize(value: Any) -> Any:
         return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -197,10 +197,8 @@ def _render(
         "generator_tag": Markup(GENERATOR_TAG),
         "MAX_UNBROKEN_LETTERS": MAX_UNBROKEN_LETTERS,
         "MAX_SHORT_LIST_ROWS": MAX_SHORT_LIST_ROWS,
-        "MAX_TINY_PIXELS": MAX_TINY_PIXELS,
-        "MAX_SMALL_PICTURE_PIXELS": MAX_SMALL_PICTURE_PIXELS,
     }
-    return environment.get_template(template).render(report=report, **values)
+    return environment.get_template(template).render(values)
 
 
 def breakable(text: str) -> Markup:

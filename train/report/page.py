@@ -162,7 +162,7 @@ def parse_bench(content: Mapping[str, Any], name: str) -> BenchResults:
 
 
 def bench_section(bench: BenchResults, number: int = 1) -> Section:
-    """The machine, the rows with their targets, and the series."""
+    """The machine, the rows with their targets, and the series: those over processes as speed-up and efficiency."""
     blocks: list[Block] = [
         DescriptionList(rows={str(name): _format_json_value(value) for name, value in bench.machine.items()})
     ]
@@ -172,12 +172,19 @@ def bench_section(bench: BenchResults, number: int = 1) -> Section:
         blocks.append(Picture(name=f"bench-{number}", png=png, alt=alt))
     if bench.rows:
         blocks.append(Table(head=BENCH_COLUMNS, rows=[_bench_cells(row) for row in bench.rows], left=4))
-    return Section(title=f"Bench {bench.name}", blocks=[*blocks, *_series_blocks(bench, number)])
-
-
-def bench_pictures(bench: BenchResults) -> list[Picture]:
-    """The pictures of its section, which `train bench --output` writes next to its JSON."""
-    return [block for block in bench_section(bench).blocks if isinstance(block, Picture)]
+    scaling_points, others = dict[str, list[ScalingMeasurement]](), list[Mapping[str, Any]]()
+    for series in bench.series:
+        if points := _throughput_points(series):
+            name = str(series.get("name")).removeprefix(SCALING_PREFIX).strip("-")  # of `scaling-strong`
+            scaling_points[f"{name} {SCALING_PREFIX}".strip()] = points
+        else:
+            others.append(series)
+    if any(point.low is not None or point.high is not None for points in scaling_points.values() for point in points):
+        blocks.append(Paragraph(text=CONFIDENCE_BARS_TEXT))
+    blocks += compare.scaling_blocks(scaling_points, name=f"bench-{number}-scaling")
+    for index, series in enumerate(others, 1):
+        blocks += plots.render_panels(f"bench-{number}-{index}", [_series_panel(series)], of=bench.name)
+    return Section(title=f"Bench {bench.name}", blocks=blocks)
 
 
 BENCH_COLUMNS: Final = ("#", "measured", "target", "reached", "value", "95 % CI", "of")
@@ -222,24 +229,6 @@ def _target_ratio(row: Mapping[str, Any]) -> TargetRatio | None:
     )
     name = f"{_format_json_value(row.get('row'))} {_format_json_value(row.get('what'))}"
     return TargetRatio(name=name, share=share, low=min(spread), high=max(spread), met=row.get("holds") is True)
-
-
-def _series_blocks(bench: BenchResults, number: int) -> list[Block]:
-    """Show series over processes as speed-up and efficiency, and the others as they are."""
-    scaling_points, others = {}, []
-    for series in bench.series:
-        if points := _throughput_points(series):
-            name = str(series.get("name")).removeprefix(SCALING_PREFIX).strip("-")  # of `scaling-strong`
-            scaling_points[f"{name} {SCALING_PREFIX}".strip()] = points
-        else:
-            others.append(series)
-    every_point = [point for points in scaling_points.values() for point in points]
-    has_bars = any(point.low is not None or point.high is not None for point in every_point)
-    blocks: list[Block] = [Paragraph(text=CONFIDENCE_BARS_TEXT)] if has_bars else []
-    blocks += compare.scaling_blocks(scaling_points, name=f"bench-{number}-scaling")
-    for index, series in enumerate(others, 1):
-        blocks += plots.render_panels(f"bench-{number}-{index}", [_series_panel(series)], of=bench.name)
-    return blocks
 
 
 def _throughput_points(series: Mapping[str, Any]) -> list[ScalingMeasurement]:
@@ -410,23 +399,29 @@ def evaluations_section(run: RecordedRun) -> Section | None:
     ]
     if test is not None:
         rows.append(("test split", test.weights_step, test.samples, test.values))
+    intervals = [selected.format_interval(values.get(selected.name), images) for _, _, images, values in rows]
     columns = [
         ("evaluation", [name for name, *_ in rows]),
-        ("step", ["-" if step is None else f"{step:,.0f}" for _, step, _, _ in rows]),
+        ("step", ["" if step is None else f"{step:,.0f}" for _, step, _, _ in rows]),
+        ("images", [f"{images:,}" if images else "" for _, _, images, _ in rows]),
+        *(
+            (metric.label, [metric.format(values.get(metric.name)) for *_, values in rows])
+            for metric in metrics
+            if any(math.isfinite(values.get(metric.name, math.nan)) for *_, values in rows)
+        ),
+        (f"95 % of {selected.label}", intervals),
     ]
-    if any(images for _, _, images, _ in rows):
-        columns.append(("images", ["-" if images is None else f"{images:,}" for _, _, images, _ in rows]))
-    for metric in metrics:
-        if any(math.isfinite(values.get(metric.name, math.nan)) for *_, values in rows):
-            columns.append((metric.label, [metric.format(values.get(metric.name)) for *_, values in rows]))
-    texts = []
-    intervals = [selected.format_interval(values.get(selected.name), images) for _, _, images, values in rows]
-    if any(intervals):
-        columns.append((f"95 % of {selected.label}", [interval or "-" for interval in intervals]))
-        texts.append(INTERVAL_TEXT.format(label=selected.label))
-    if test is not None:
-        texts.append(TEST_TEXT)
-    return Section(title="Evaluations", blocks=[table_of_columns(columns), *(Paragraph(text=text) for text in texts)])
+    texts = [INTERVAL_TEXT.format(label=selected.label)] if any(intervals) else []
+    texts += [TEST_TEXT] if test is not None else []
+    return Section(
+        title="Evaluations",
+        blocks=[table_of_columns(_drop_empty(columns)), *(Paragraph(text=text) for text in texts)],
+    )
+
+
+def _drop_empty(columns: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, list[str]]]:
+    """The columns in which there is anything; - in their empty cells."""
+    return [(head, [cell or "-" for cell in cells]) for head, cells in columns if any(cells)]
 
 
 def overview_section(runs: Sequence[RecordedRun], differences: RunDifferences) -> Section:
@@ -494,19 +489,16 @@ def _setting_columns(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]
 
 def _score_columns(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]:
     """(head, cell of each run): the best score with its 95 % interval, and that of the test split."""
-    best, best_intervals, tests, test_intervals = [], [], [], []
+    rows, has_test = [], any(read.final_score(run) is not None for run in runs)
     for run in runs:
         metric, evaluation, test = read.selection_metric(run), read.best_evaluation(run), read.final_score(run)
         value, step = evaluation or (None, math.nan)
-        test_value = None if test is None else test.values.get(metric.name)
-        best.append(f"{read.metric_label(metric)} {metric.format(value)}")
-        best_intervals.append(metric.format_interval(value, read.evaluated_images(run).get(step)))
-        tests.append(metric.format(test_value))
-        test_intervals.append(metric.format_interval(test_value, None if test is None else test.samples))
-    columns = [("best by its metric", best), ("its 95 % interval", best_intervals)]
-    if any(read.final_score(run) is not None for run in runs):
-        columns += [("on the test split", tests), ("its 95 % interval", test_intervals)]
-    return [(head, [cell or "-" for cell in cells]) for head, cells in columns if any(cells)]
+        best = f"{read.metric_label(metric)} {metric.format(value)}"
+        row = [best, metric.format_interval(value, read.evaluated_images(run).get(step))]
+        value, images = (None, None) if test is None else (test.values.get(metric.name), test.samples)
+        rows.append([*row, metric.format(value) if has_test else "", metric.format_interval(value, images)])
+    heads = ("best by its metric", "its 95 % interval", "on the test split", "its 95 % interval")
+    return _drop_empty([*zip(heads, zip(*rows, strict=True), strict=True)])
 
 
 def _runs_table(runs: Sequence[RecordedRun]) -> list[Block]:
@@ -615,14 +607,15 @@ def _mean_and_deviation(metric: Metric, values: Sequence[float]) -> str:
 
 def _run_details(run: RecordedRun) -> dict[str, str]:
     """Model, data, device, checkpoints, time and identity of the run."""
-    best, times = read.best_evaluation(run), run.recorded
+    best, times, loader = read.best_evaluation(run), run.recorded, read.format_value(run.fact("training", "loader"))
     batch = [read.format_value(run.fact("training", key)) for key in ("micro_batch_size", "accumulation")]
     # The key figures show the world already.
     identity = {key: value for key, value in compare.run_identity(run).items() if key not in compare.WORLD_KEYS}
     details = {
         "model": compare.MUST_MATCH["model"](run),
         "data": compare.MUST_MATCH["data"](run),
-        "images read": _describe_image_source(read.format_value(run.fact("training", "loader"))),
+        # from memory, or by 4 workers
+        "images read": f"by {loader}" if "worker" in loader else "from " * loader.startswith("memory") + loader,
         "device": read.format_value(run.fact("training", "device")),
         "precision": compare.MUST_MATCH["precision"](run),
         "global batch": f"{compare.MUST_MATCH[compare.GLOBAL_BATCH](run)} "
@@ -648,11 +641,6 @@ def _describe_checkpoints(run: RecordedRun) -> str:
         return "none recorded"
     waits = f"{median(stalls) * 1000:,.0f} ms for one (median), {max(stalls) * 1000:,.0f} ms at most"
     return f"{len(stalls)} written, {run.num_checkpoints} kept; training waited {waits}"
-
-
-def _describe_image_source(loader: str) -> str:
-    """Where images come from: `from memory`, `by 4 workers`."""
-    return f"by {loader}" if "worker" in loader else f"from {loader}" if loader.startswith("memory") else loader
 
 
 ECE_TEXT: Final = (
@@ -689,8 +677,8 @@ def mistakes_section(run: RecordedRun) -> Section | None:
         numbers, drawn = saved.numbers, len(saved.numbers.true)
         over, count = f"{numbers.name} over the true one", f" {drawn:,} of {numbers.images:,} images are drawn."
         blocks += [
-            Picture(name="numbers", png=plots.draw_predicted_numbers(numbers), alt=f"Predicted {over}"),
-            Picture(name="residuals", png=plots.draw_residuals(numbers), alt=f"Errors of {over}"),
+            Picture(name="numbers", png=plots.draw_numbers(numbers, residuals=False), alt=f"Predicted {over}"),
+            Picture(name="residuals", png=plots.draw_numbers(numbers, residuals=True), alt=f"Errors of {over}"),
             Paragraph(text=NUMBERS_TEXT + ("" if drawn == numbers.images else count)),
         ]
     if any(image.heat for gallery in saved.galleries for image in gallery.images):
@@ -773,7 +761,9 @@ def starts_section(run: RecordedRun) -> Section | None:
         ended = start.get("ended")
         ending = f"{ended.get('code')}, {ended.get('cause')}" if isinstance(ended, dict) else read.NOT_RECORDED
         values = [read.format_value(shown.get(key)) for key in ("at", "step", "world_size", "hosts", "launcher")]
-        rows.append([*map(_format_start_time, values), ending])
+        if START_TIME.fullmatch(values[0]):
+            values[0] = values[0].replace("T", " ").replace("+00:00", " UTC")  # as `format_time` writes it
+        rows.append([*values, ending])
     head = ["began", "from step", "ranks", "hosts", "launcher", "ended"]
     return Section(title="Starts", blocks=[Table(head=head, rows=rows, left=6)])
 
@@ -795,11 +785,6 @@ def format_time(seconds: float) -> str:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
         return f"{seconds:g}"
-
-
-def _format_start_time(value: str) -> str:
-    """A time as run.json has it, as `format_time` writes it; any other value as it is."""
-    return value.replace("T", " ").replace("+00:00", " UTC") if START_TIME.fullmatch(value) else value
 
 
 def _as_sentence(text: str) -> str:

@@ -211,36 +211,26 @@ def draw_calibration(calibration: Calibration) -> bytes:
         return encode_png(figure)
 
 
-def draw_predicted_numbers(numbers: NumberPairs) -> bytes:
-    """Draw a PNG: the predicted number of each image over the true one."""
-    ends = [limit(*numbers.true, *numbers.predicted) for limit in (min, max)]
+def draw_numbers(numbers: NumberPairs, *, residuals: bool) -> bytes:
+    """Draw a PNG: the predicted number of each image over the true one, or its error and the mean error of all."""
+    alpha = 0.75 if len(numbers.true) <= 200 else 0.35  # many points faintly, so that one sees where most are
+    points = {"color": COLORS[0], "alpha": alpha, "markersize": 3.5, "markeredgewidth": 0}
     with plot_style():
         figure, axes = make_figure()
-        axes.plot(ends, ends, label="right", **SERIES_STYLES["ideal"])
-        _draw_points(axes, numbers, numbers.predicted)
-        axes.set(xlabel="true", ylabel="predicted")
-        axes.set_title(shorten_middle(f"{numbers.name}: predicted over true", 60))
+        if residuals:
+            axes.axhline(0, **SERIES_STYLES["ideal"])
+            axes.plot(numbers.true, np.subtract(numbers.predicted, numbers.true), "o", **points)
+            mean = f"mean error {numbers.mean_error:+.3g}"
+            axes.axhline(numbers.mean_error, color=COLORS[1], linewidth=1.2, label=mean)
+            axes.set(xlabel="true", ylabel="error", title="Residuals: predicted - true")
+        else:
+            ends = [limit(*numbers.true, *numbers.predicted) for limit in (min, max)]
+            axes.plot(ends, ends, label="right", **SERIES_STYLES["ideal"])
+            axes.plot(numbers.true, numbers.predicted, "o", **points)
+            title = shorten_middle(f"{numbers.name}: predicted over true", 60)
+            axes.set(xlabel="true", ylabel="predicted", title=title)
         _draw_legend(axes)
         return encode_png(figure)
-
-
-def draw_residuals(numbers: NumberPairs) -> bytes:
-    """Draw a PNG: the error of each image over its true number, and the mean error of all images."""
-    with plot_style():
-        figure, axes = make_figure()
-        axes.axhline(0, **SERIES_STYLES["ideal"])
-        _draw_points(axes, numbers, np.subtract(numbers.predicted, numbers.true))
-        axes.axhline(numbers.mean_error, color=COLORS[1], linewidth=1.2, label=f"mean error {numbers.mean_error:+.3g}")
-        axes.set(xlabel="true", ylabel="error")
-        axes.set_title("Residuals: predicted - true")
-        _draw_legend(axes)
-        return encode_png(figure)
-
-
-def _draw_points(axes: Axes, numbers: NumberPairs, y: npt.ArrayLike) -> None:
-    """Draw a point of each image over its true number; many points faintly, so that one sees where most are."""
-    alpha = 0.75 if len(numbers.true) <= 200 else 0.35
-    axes.plot(numbers.true, y, "o", color=COLORS[0], alpha=alpha, markersize=3.5, markeredgewidth=0)
 
 
 SeriesStyle = Literal["line", "points", "ideal", "limit", "faint"]
@@ -262,36 +252,29 @@ MIN_MARK_DISTANCE: Final = 0.2  # of the width, between two words that are not r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotSeries:
-    """y over x; NaN is a gap. name: in the legend, which leaves out an empty one. low and high: the spread around each
-    y, drawn as bars.
+    """y over x; NaN is a gap."""
 
-    colour: an index into COLORS, equal for series that belong together; None means the order of the
-    series.
-    """
-
-    name: str
+    name: str  # in the legend, which leaves out an empty one
     x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float] | None = None
+    low: Sequence[float] | None = None  # with high: the spread around each y, drawn as bars
     high: Sequence[float] | None = None
     style: SeriesStyle = "line"
+    # An index into COLORS, equal for series that belong together; None means the order of the series.
     colour: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One pair of axes. x and y: labels with their unit. marks: x -> a word above a vertical line.
-
-    ticks: labelled values of x (1, 2, 4, ... processes); log_x, log_y: the base.
-    """
+    """One pair of axes."""
 
     title: str
-    x: str
+    x: str  # the label, with the unit
     y: str
     series: Sequence[PlotSeries]
-    marks: Mapping[float, str] = field(default_factory=dict)
-    ticks: Sequence[float] = ()
-    log_x: int | None = None
+    marks: Mapping[float, str] = field(default_factory=dict)  # x -> a word above a vertical line
+    ticks: Sequence[float] = ()  # values of x that are labelled (1, 2, 4, ... processes)
+    log_x: int | None = None  # the base of a logarithmic axis
     log_y: int | None = None
     from_zero: bool = False
     top: float | None = None
@@ -795,21 +778,13 @@ def format_ratio(part: int, of: int) -> str:
     return f"{part / of:.1%}" if of else "-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuMetric:
-    """One measured value: its name, its unit, and how many recorded units make one of them."""
-
-    name: str
-    unit: str
-    per: float = 1.0
-
-
-# Keys of the lines `{"event": "gpu", "gpu": "node01/0", "time": ...}` in metrics.jsonl.
-GPU_METRICS: Final[Mapping[str, GpuMetric]] = {
-    "utilisation_percent": GpuMetric(name="GPU use", unit="%"),
-    "memory_bytes": GpuMetric(name="Memory", unit="GiB", per=2**30),
-    "power_w": GpuMetric(name="Power", unit="W"),
-    "temperature_c": GpuMetric(name="Temperature", unit="°C"),
+# Keys of the lines `{"event": "gpu", "gpu": "node01/0", "time": ...}` in metrics.jsonl -> the name of the value, its
+# unit, and how many recorded units make one of them.
+GPU_METRICS: Final[Mapping[str, tuple[str, str, int]]] = {
+    "utilisation_percent": ("GPU use", "%", 1),
+    "memory_bytes": ("Memory", "GiB", 2**30),
+    "power_w": ("Power", "W", 1),
+    "temperature_c": ("Temperature", "°C", 1),
 }
 GPU_TITLE: Final = "GPU use"
 MAX_COLORED_GPUS: Final = MAX_LEGEND_ENTRIES  # more GPUs are drawn faintly, in one colour
@@ -862,11 +837,11 @@ def gpu_table(by_gpu: Mapping[str, GpuColumns], what: str = "GPU") -> Table:
     """Mean over the time and highest value of each metric, by GPU or by `what`."""
     head, rows = [what], [[name] for name in by_gpu]
     for key in _measured_gpu_metrics(by_gpu):
-        metric = GPU_METRICS[key]
-        head += [f"{metric.name}, {metric.unit}: {statistic}" for statistic in ("mean", "highest")]
+        metric, unit, per = GPU_METRICS[key]
+        head += [f"{metric}, {unit}: {statistic}" for statistic in ("mean", "highest")]
         for row, columns in zip(rows, by_gpu.values(), strict=True):
             is_finite = np.isfinite(columns[key])
-            values = columns[key][is_finite] / metric.per
+            values = columns[key][is_finite] / per
             statistics = (
                 (np.average(values, weights=_weights(columns)[is_finite]), values.max()) if is_finite.any() else ()
             )
@@ -888,18 +863,18 @@ def _measured_gpu_metrics(by_gpu: Mapping[str, GpuColumns]) -> list[str]:
 
 
 def _gpu_panel(key: str, by_gpu: Mapping[str, GpuColumns], start: float) -> Panel:
-    metric = GPU_METRICS[key]
+    title, unit, per = GPU_METRICS[key]
     measured = {name: columns for name, columns in by_gpu.items() if np.isfinite(columns[key]).any()}
     is_faint = len(measured) > MAX_COLORED_GPUS
     series = [
         PlotSeries(
             name=name,
             x=((columns["time"] - start) / 60).tolist(),
-            y=(columns[key] / metric.per).tolist(),
+            y=(columns[key] / per).tolist(),
             style="faint" if is_faint else "line",
             colour=0 if is_faint else colour,
         )
         for colour, (name, columns) in enumerate(measured.items())
     ]
-    top = 105.0 if metric.unit == "%" else None
-    return Panel(title=metric.name, x="minutes", y=metric.unit, series=series, from_zero=True, top=top)
+    top = 105.0 if unit == "%" else None
+    return Panel(title=title, x="minutes", y=unit, series=series, from_zero=True, top=top)

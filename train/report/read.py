@@ -48,32 +48,24 @@ class ConfusionMatrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """The contents of a run's folder.
-
-    config: by `section.key`. facts: run.json. events: of metrics.jsonl, by name, without `gpu` and `rank`.
-    gpus: the numbers of the lines `gpu` by the GPU's name, as columns of GPU_COLUMNS; NaN for what is no number.
-    recorded: the times of the first and the last line (seconds since 1970). unused_keys: config keys
-    without effect. num_checkpoints: in the folder. ending: the exit record of the last start that
-    trained; a later start that was refused did not end the run.
-    cut_off: how a run without an exit record was killed, if known. missing: what could not be read,
-    in words. confusion: of the last evaluation; confusion_best: of the best one, None if an older
-    version did not write it.
-    """
+    """The contents of a run's folder."""
 
     folder: Path
     name: str
-    config: Mapping[str, Any]
-    unused_keys: frozenset[str]
-    facts: Mapping[str, Any]
-    events: Mapping[str, Sequence[MetricsEvent]]
+    config: Mapping[str, Any]  # by `section.key`
+    unused_keys: frozenset[str]  # of the config: they had no effect
+    facts: Mapping[str, Any]  # run.json
+    events: Mapping[str, Sequence[MetricsEvent]]  # the lines of metrics.jsonl by name, without `gpu` and `rank`
+    # The numbers of the lines `gpu`, by the GPU's name, as columns of GPU_COLUMNS; NaN for what is no number.
     gpus: Mapping[str, Mapping[str, Sequence[float]]]
-    recorded: tuple[float, float] | None
+    recorded: tuple[float, float] | None  # when the first and the last line were written, in seconds since 1970
+    # The exit record of the last start that trained: a later start that was refused did not end the run.
     ending: ExitRecord | None
-    cut_off: str | None
-    confusion: ConfusionMatrix | None
-    confusion_best: ConfusionMatrix | None
-    num_checkpoints: int
-    missing: tuple[str, ...]
+    cut_off: str | None  # how a run without an exit record was killed, if that is known
+    confusion: ConfusionMatrix | None  # of the last evaluation
+    confusion_best: ConfusionMatrix | None  # of the best one; an older version did not write it
+    num_checkpoints: int  # in the folder
+    missing: tuple[str, ...]  # what could not be read, in words
 
     def fact(self, *keys: str) -> Any:
         """A value inside run.json, or None."""

@@ -167,13 +167,9 @@ def _is_plausible(evaluation: SavedEvaluation) -> bool:
         and all(len(gallery.images) <= MAX_IMAGES for gallery in evaluation.galleries)
         and all(len(image.cells) == len(gallery.head) for gallery in evaluation.galleries for image in gallery.images)
         and all(len(jpeg) <= MAX_JPEG_BYTES and max(jpeg_size(jpeg)) <= MAX_THUMBNAIL_PIXELS for jpeg in pictures)
-        and (numbers is None or _are_pairs(numbers))
+        and (numbers is None or len(numbers.true) == len(numbers.predicted) <= MAX_PAIRS)
+        and (numbers is None or all(map(math.isfinite, (*numbers.true, *numbers.predicted, numbers.mean_error))))
     )
-
-
-def _are_pairs(numbers: NumberPairs) -> bool:
-    finite = all(map(math.isfinite, (*numbers.true, *numbers.predicted, numbers.mean_error)))
-    return finite and len(numbers.true) == len(numbers.predicted) <= MAX_PAIRS
 
 
 def jpeg_size(jpeg: bytes) -> tuple[int, int]:

@@ -93,7 +93,7 @@ def test_the_split_s_own_copies_are_found(tmp_path: Path) -> None:
 
 
 def test_small_images_are_counted_against_image_size(root: Path) -> None:
-    assert len(folder(root, "data.image_size=9").training.small) == 10
+    assert len(folder(root, "data.image_size=9").training.problems["small"]) == 10
 
 
 def test_notes_of_the_split_and_unequal_classes_are_shown(tmp_path: Path) -> None:

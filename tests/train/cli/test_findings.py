@@ -225,5 +225,5 @@ def test_whole_images_lose_nothing(fit: Any) -> None:
     made = side("train")
     made.files = replace(FILES, preprocessing=Preprocessing(fit=fit))
     made.add(look(0, "a", (32, 200)))
-    assert made.cut == []
-    assert made.small == []
+    assert made.problems["cut"] == []
+    assert made.problems["small"] == []

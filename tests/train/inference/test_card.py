@@ -219,7 +219,7 @@ def test_the_code_has_about_eight_lines_after_its_imports_and_functions(size: tu
     input_spec = replace(ABOUT.input_spec, shape=Shape(channels=3, size=size))
     for code in (
         model_card.loading_example(input_spec, 'my "model"', CODE),
-        model_card.onnx_example(input_spec, 'my "model"'),
+        model_card.loading_example(input_spec, 'my "model"'),
     ):
         own_lines = [line for line in code.rstrip().partition("\n\n")[2].splitlines() if line and line[0] not in " d"]
         assert len(own_lines) <= 9
@@ -237,7 +237,7 @@ def test_published_weights_keep_their_normalization_crop_and_interpolation() -> 
     lines = model_card.loading_example(spec, "out", CODE)
     assert "image.resize(scaled_size(*image.size), Image.Resampling.BICUBIC)" in lines
     assert "/ 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])" in lines
-    assert "numpy.float32([0.485, 0.456, 0.406])" in model_card.onnx_example(spec, "out")
+    assert "numpy.float32([0.485, 0.456, 0.406])" in model_card.loading_example(spec, "out")
 
 
 def write_photos(folder: Path) -> list[Path]:
@@ -280,9 +280,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def read_by_the_card(spec: InputSpec) -> Callable[[Path], Image.Image]:
     """The function that the card's lines define."""
     names: dict[str, Any] = {}
-    *lines, last = model_card._image_lines(spec)
-    assert last == 'image = read_image("photo.jpg")'
-    exec("\n".join(["from PIL import Image, ImageOps", *lines]), names)
+    lines, call, _ = model_card.loading_example(spec, "out").partition('image = read_image("photo.jpg")')
+    assert call
+    exec(lines, names)
     return names["read_image"]  # type: ignore[no-any-return]
 
 

@@ -16,10 +16,9 @@ from runs import TEN_STEPS
 from entrypoint import ExitCode, Failure
 from train.config import checks, load, schema
 from train.config.schema import RunConfig
-from train.logging import tracker_classes, trackers
+from train.logging import trackers
 from train.logging.metrics_logger import MetricsLogger, read_events
-from train.logging.tracker_classes import ResumableTracker
-from train.logging.trackers import Trackers, hyperparameters, start_trackers
+from train.logging.trackers import ResumableTracker, Trackers, hyperparameters, start_trackers
 
 # Three trackers of a user: one that works, one that fails in the middle of the training, one that never returns.
 OWN_TRACKERS = """
@@ -131,8 +130,8 @@ def finish(started: Trackers, exit_code: int | None = 0) -> None:
 
 
 def test_the_names_are_those_of_the_trackers_that_are_tested() -> None:
-    assert tuple(tracker_classes.CLASSES) == schema.TRACKERS
-    assert set(trackers.load_tracker_classes(["wandb", "mlflow"]).values()) < set(tracker_classes.CLASSES.values())
+    assert tuple(trackers.CLASSES) == schema.TRACKERS
+    assert set(trackers.load_tracker_classes(["wandb", "mlflow"]).values()) < set(trackers.CLASSES.values())
 
 
 @pytest.mark.parametrize("name", ["dvclive", "swanlab", "comet_ml"])
