@@ -19,17 +19,19 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from entrypoint import ExitCode, Failure, dump_json, join_lines, list_some, num_usable_cores
 from train import plugin
 from train.config.schema import RunConfig
-from train.data import decode, registry, statistics
+from train.data import decode, registry
 from train.data.decode import MAX_16_BIT_VALUE
 from train.data.encoded_images import EncodedImageSource
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import ImageSize, Shape, height_and_width
 from train.data.splits import DataSplits, SampleIndices, SampleSource
-from train.tasks import MULTI_LABEL, REGRESSION, TASKS
+from train.tasks import TASKS
+from train.tasks.registry import open_task
 
 FILES_PER_CHUNK: Final = 64  # per task of one thread
 BYTES_PER_CHUNK: Final = 32 * 2**20
@@ -426,23 +428,23 @@ def check_samples(
             num_read = split.samples + sum(other.samples for other in findings)
             report_progress(f"{num_read:,} of {total:,} samples read")
         findings.append(split)
-    return _make_findings(config, splits, findings, [_class_counts(splits, source) for source in sources.values()])
+    return _make_findings(config, splits, findings, [source.labels for source in sources.values()])
 
 
 def _make_findings(
-    config: RunConfig, sets: DataSplits, findings: Sequence[SplitFindings], per_class: Sequence[dict[str, int]]
+    config: RunConfig, sets: DataSplits, findings: Sequence[SplitFindings], labels: Sequence[Tensor]
 ) -> DataFindings:
-    """findings, per_class: of training, validation, and test if there is one."""
+    """findings, labels: of training, validation, and test if there is one."""
     location = f" ({config.data.root})" if isinstance(sets.training, EncodedImageSource) else ""
-    labels = sets.training.labels, sets.validation.labels
+    task = open_task(sets.task, sets.classes, sets.target)
     notes = [*(f"WARNING: {warning}" for warning in sets.warnings), *(f"note: {note}" for note in sets.notes)]
     return DataFindings(
         title=f"{config.data.name}{location}: {TASKS[sets.task].describe_outputs(sets.classes)}",
         training=findings[0],
         validation=findings[1],
         test=findings[2] if len(findings) > 2 else None,
-        classes=[*notes, *TASKS[sets.task].load("balance")(*labels, sets.classes, config.optim.class_weights)],
-        per_class=tuple(per_class),
+        classes=[*notes, *task.describe_balance(labels[0], labels[1], config.optim.class_weights)],
+        per_class=tuple(map(task.count_images, labels)),
     )
 
 
@@ -453,14 +455,3 @@ def _make_split_findings(name: str, source: SampleSource) -> SplitFindings:
         return f"{name} sample {sample}" if files is None else str(files.paths[sample])
 
     return SplitFindings(name=name, name_of=name_of, label_of=labels.__getitem__, files=files)
-
-
-def _class_counts(sets: DataSplits, source: SampleSource) -> dict[str, int]:
-    """Images of each class or label; nothing for numbers."""
-    if sets.task == REGRESSION:
-        return {}
-    if sets.task == MULTI_LABEL:
-        counted = source.labels.sum(dim=0).numpy()
-    else:
-        counted = statistics.class_counts(source.labels, len(sets.classes))
-    return {name: int(count) for name, count in zip(sets.classes, counted, strict=True)}

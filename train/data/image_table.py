@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -19,7 +20,7 @@ from train.data.image_folder import ImageFileSource, ImageFolderSplits
 from train.data.label_table import TEST, TRAINING, VALIDATION, LabelTable
 from train.data.partition import Partition, partition_samples
 from train.data.splits import DataSplits
-from train.tasks import REGRESSION
+from train.tasks import TASKS
 
 
 def open_image_table(data: DataConfig) -> DataSplits:
@@ -47,7 +48,9 @@ def open_image_table(data: DataConfig) -> DataSplits:
     if table.weights is not None:
         training_weights = np.array([table.weights[row] for row in rows], np.float64)[parts.training]
         weights = normalize_weights(training_weights, table)
-    target = labels.target_scale(read.values[parts.training], table) if read.task == REGRESSION else None
+    target = None
+    if not TASKS[read.task].has_classes:
+        target = labels.number_scale(read.values[parts.training], partial(labels.one_number_failure, table))
     return replace(image_folder.image_file_splits(data, listed, weights), task=read.task, target=target)
 
 

@@ -33,7 +33,6 @@ from train.data.splits import (
     DataSplits,
     SampleIndices,
     SampleSource,
-    as_targets,
     with_test_as_validation,
     without_training,
 )
@@ -51,16 +50,17 @@ from train.evaluation.scores import Counter
 from train.inference import checkpoints, csv_table, explanation
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
-from train.inference.mistakes import Explain, Mistakes, make_gallery
-from train.inference.per_image import ImageResults, ResultCollector, SampleNames, encode_table
+from train.inference.gallery import Explain, make_gallery
+from train.inference.per_image import ResultCollector, SampleNames, encode_table
 from train.models import registry as model_registry
 from train.models import weights as model_weights
-from train.optim.loss import build_task_criterion
 from train.report import saved_evaluation
 from train.report.saved_evaluation import SavedEvaluation
 from train.run import record
 from train.run.record import EVALUATION_FILE
-from train.tasks import CLASSIFICATION, REGRESSION, TASKS
+from train.tasks import TASKS
+from train.tasks.base import ImageResults
+from train.tasks.registry import open_task
 
 
 def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSplits:
@@ -69,22 +69,17 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
     Only class folders and tables have names; in other data a class is a number.
     """
     training, validation = sets.training, sets.validation
-    if sets.task == REGRESSION or not (
-        isinstance(training, EncodedImageSource)
+    if not (
+        TASKS[sets.task].has_classes
+        and isinstance(training, EncodedImageSource)
         and isinstance(validation, EncodedImageSource)
         and set(sets.classes) < set(classes)
     ):
         return sets
     index_by_name = {name: index for index, name in enumerate(classes)}
     indices, test = torch.tensor([index_by_name[name] for name in sets.classes]), sets.test
-
-    def map_labels(labels: Tensor) -> Tensor:
-        if labels.ndim == 1:
-            return indices[as_targets(labels)]
-        mapped = labels.new_zeros((len(labels), len(classes)))
-        mapped[:, indices] = labels
-        return mapped
-
+    task = open_task(sets.task, sets.classes, sets.target)
+    map_labels = partial(task.map_labels, indices=indices, outputs=len(classes))
     return replace(
         sets,
         training=replace(training, labels=map_labels(training.labels)),
@@ -208,9 +203,8 @@ def evaluate_on_rank(
     with explain_out_of_memory(max_batch_size(num_images, config.eval.batch_size)):
         loader = open_validation_loader(config, sets, rank_runtime, heartbeat)
         batches = rank_batches(num_images, config.eval.batch_size, world)
-        results_of: type[ImageResults] = TASKS[sets.task].load("image_results")
-        measure = partial(results_of.measure, target=sets.target)
-        collector = ResultCollector(batches, loader.broken, measure) if per_image is not None or for_report else None
+        task, keeps_images = open_task(sets.task, sets.classes, sets.target), per_image is not None or for_report
+        collector = ResultCollector(batches, loader.broken, task.measure_images) if keeps_images else None
         evaluation = evaluate(
             model,
             heartbeat.each("evaluation", loader.evaluate(batches)),
@@ -223,14 +217,14 @@ def evaluate_on_rank(
     results = None
     if collector is not None:
         samples, columns = collector.gather(rank_runtime.all_gather)
-        results = results_of.from_columns(samples, columns, evaluation.result.thresholds)
+        results = task.image_results(samples, columns, evaluation.result.thresholds)
     if rank_runtime.is_main:
         report = _build_report(
             config, chosen, data, rank_runtime, evaluation, averaged=weights.averaged, loader=loader.description
         )
         print_message(report.as_json() if as_json else report.as_text(), sys.stdout)
         if per_image is not None and results is not None:
-            table = encode_table(results, sample_names(sets.validation), sets.classes)
+            table = encode_table(results, sample_names(sets.validation))
             files.write_named_file(per_image, table, csv_table.PER_IMAGE_OPTION, csv_table.SUFFIX)
             print_message(f"per image      {len(results.samples):,} rows in {per_image}", sys.stderr)
         if for_report and results is not None:
@@ -245,15 +239,14 @@ def evaluate_on_rank(
 def build_counter(
     config: RunConfig, sets: DataSplits, chosen: ChosenCheckpoint
 ) -> Callable[[int, torch.device], Counter]:
-    """What an evaluation of this task counts. A classification needs no loss of the training.
+    """What an evaluation of this task counts.
 
     The thresholds of labels are those of the training's evaluation of these weights: no image of a test set chooses
     them.
     """
-    criterion = None if sets.task == CLASSIFICATION else build_task_criterion(config.optim, sets)
+    task = open_task(sets.task, sets.classes, sets.target)
     recorded = checkpoints.recorded_thresholds(checkpoints.read_state(chosen), len(sets.classes), flip=config.eval.flip)
-    threshold = recorded or config.eval.threshold
-    return partial(TASKS[sets.task].load("counter"), criterion=criterion, threshold=threshold)
+    return partial(task.build_counter, optim=config.optim, threshold=recorded or config.eval.threshold)
 
 
 def open_evaluation_data(
@@ -407,7 +400,7 @@ def _evaluation_for_report(
         report.result.task,
         root if os.path.isdir(root) else os.path.dirname(root),
     )
-    mistakes: Mistakes = TASKS[task].load("mistakes")(results, report.classes, report.result)
+    mistakes = results.find_mistakes(report.result)
     galleries = (
         make_gallery(selection, results.samples, source, names, folder, explain) for selection in mistakes.selections
     )

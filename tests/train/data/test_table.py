@@ -17,7 +17,7 @@ from train.config.schema import DataConfig
 from train.data import decoded_cache, registry, statistics
 from train.data.image_folder import ImageFileSource
 from train.data.splits import DataSplits
-from train.optim.loss import Criterion
+from train.tasks.classification import Criterion
 
 
 def data(file: Path, **changes: Any) -> DataConfig:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data.registry import DataSource, DataSummary, describe_test
-from train.tasks import AUTO, CLASSIFICATION, TASKS
+from train.tasks import AUTO, CLASSIFICATION, TASKS, task_fact
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -47,7 +47,7 @@ def describe(data: DataConfig) -> DataSummary:
     return DataSummary(
         description=f"{data.name} ({data.root}), images {list(summary.shape)}{describe_test(test)}",
         training=sizes.training,
-        facts=facts if task == CLASSIFICATION else facts | {"task": task},
+        facts=facts | task_fact(task),
         task=task,
     )
 

@@ -9,7 +9,7 @@ from train.config.batches import SplitCounts, count_splits
 from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.registry import DataSource, DataSummary, describe_test
-from train.tasks import CLASSIFICATION, TASKS
+from train.tasks import TASKS, task_fact
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -77,7 +77,7 @@ def _summarize(data: DataConfig) -> DataSummary:
         description=f"shards ({data.root}), {files}, {data.image_size} pixels, {images}: {rest}",
         training=sizes.training,
         outputs=len(labels.classes),
-        facts=facts if labels.task == CLASSIFICATION else facts | {"task": labels.task},
+        facts=facts | task_fact(labels.task),
         notes=notes,
         task=labels.task,
     )

@@ -11,7 +11,7 @@ from train.config.schema import DataConfig
 from train.data import label_table
 from train.data.registry import DataSource, DataSummary
 from train.files import shorten_name
-from train.tasks import CLASSIFICATION, TASKS
+from train.tasks import TASKS, task_fact
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -60,7 +60,7 @@ def describe(data: DataConfig) -> DataSummary:
         f"{counts.validation:,} for validation" + (f", {counts.test:,} for the test" if counts.test else ""),
         training=counts.training,
         outputs=len(read.classes),
-        facts=facts if read.task == CLASSIFICATION else facts | {"task": read.task},
+        facts=facts | task_fact(read.task),
         warnings=(*table.warnings, *read.warnings, *warnings),
         notes=(*table.notes, *read.notes),
         task=read.task,
