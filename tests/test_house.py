@@ -67,7 +67,6 @@ LAYERS = {
     "train": [
         "fault_injection",
         "names",
-        "tasks",
         "metrics",
         "rng",
         "files",
@@ -79,6 +78,7 @@ LAYERS = {
         "data",
         "checkpoint",
         "evaluation",
+        "tasks",
         "models",
         "optim",
         "data_fit",

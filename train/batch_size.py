@@ -28,8 +28,8 @@ from train.distributed.runtime import Runtime
 from train.models import registry
 from train.models.depth import enable_activation_checkpointing
 from train.optim.ema import EMA
-from train.optim.loss import TaskCriterion
 from train.optim.optimizer import build_optimizer
+from train.tasks.base import TaskCriterion
 
 # In a trial this mostly means that cuDNN found no algorithm for want of memory.
 CUDNN_NOT_SUPPORTED: Final = "CUDNN_STATUS_NOT_SUPPORTED"

@@ -43,13 +43,12 @@ from train.logging.resources import NO_USAGE_RECORDER, UsageRecorder, start_usag
 from train.models import weights
 from train.models.initial_weights import load_initial_weights
 from train.network_fit import adapt_for_training, build_for_training
-from train.optim import loss
 from train.optim.ema import EMA
 from train.optim.schedule import build_schedule, regression_warnings
 from train.rank_context import RankContext
 from train.run import record, resume
 from train.state import TrainState
-from train.tasks import TASKS
+from train.tasks.registry import open_task
 from train.trainer import IMAGES_TO_NAME, DatasetInfo, Trainer
 
 COMPILING: Final = "compiling the model; this takes a minute or more, unless an earlier start has kept its code"
@@ -117,7 +116,8 @@ def build_trainer(
     runtime.check_initial_weights(network)
 
     loader = _open_loader(config, runtime, splits, heartbeat, host)
-    criterion = loss.build_task_criterion(config.optim, splits).to(runtime.device)
+    task = open_task(splits.task, splits.classes, splits.target)
+    criterion = task.build_criterion(config.optim, splits.training.labels).to(runtime.device)
     trial_model = TrialModel(
         config=replace(config, model=new.model),
         classes=num_classes,
@@ -257,9 +257,8 @@ def _image_to_predict(config: RunConfig, splits: DataSplits) -> str | None:
 
 def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
     """Lines for the banner: how many images each class has, and what looks like a mistake in them."""
-    lines = TASKS[splits.task].load("balance")(
-        splits.training.labels, splits.validation.labels, splits.classes, config.optim.class_weights
-    )
+    task = open_task(splits.task, splits.classes, splits.target)
+    lines = task.describe_balance(splits.training.labels, splits.validation.labels, config.optim.class_weights)
     if config.data.sampling == "balanced":
         lines = [*lines, statistics.describe_balanced_sampling(splits.training.labels, splits.classes)]
     warnings = (*splits.warnings, *regression_warnings(config, splits.task))

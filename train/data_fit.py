@@ -15,7 +15,7 @@ from train.data.shape import COLOR_CHANNELS, Shape
 from train.data.splits import DataSplits, SampleOrigin, SampleSource
 from train.evaluation import early_stopping
 from train.evaluation.evaluate import refuse_flips
-from train.optim import loss
+from train.tasks.registry import open_task
 
 
 def refuse_unfit_data(
@@ -36,7 +36,7 @@ def refuse_unfit_data(
     augmenter = build_augmenter(splits, config.data, config.run.seed)
     refuse_other_channels(configured_preprocessing(config.data), splits.shape.channels)
     statistics.refuse_unbalanced_labels(config.data, splits)
-    loss.build_task_criterion(config.optim, splits)
+    open_task(splits.task, splits.classes, splits.target).build_criterion(config.optim, splits.training.labels)
     refuse_gpu_decoding(config.data, splits, augmenter, device, attempt=attempt)
     if not checks.searches_micro_batch(config.train, device.type):  # else it is not known yet
         augmenter.refuse_odd_micro_batch(batches.micro)

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from entrypoint import ExitCode, Failure
 from train.checkpoint import format, store
 from train.evaluation.results import EvaluationResult
-from train.logging.running_mean import NUM_SUMS
 from train.optim.ema import EMA
 from train.tasks import CLASSIFICATION, TASKS
 
@@ -128,7 +127,7 @@ class TrainState:
             # Checkpoints of the first versions do not have the next four.
             self.target_streak, self.rollbacks = int(values.get("held", 0)), int(values.get("rollbacks", 0))
             self.stale_evaluations = int(values.get("stale", 0))
-            self.window = _window(values.get("window"))
+            self.window = LogWindow(**values["window"]) if values.get("window") else None
             self.result, self.best = _result(values["result"]), _result(values["best"])
             self.unflipped = _result(values.get("unflipped"))
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
@@ -158,11 +157,6 @@ def _keep_kernel_choice(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str
 
 def _result(values: Mapping[str, Any] | None) -> EvaluationResult | None:
     return EvaluationResult.from_json(values) if values else None
-
-
-def _window(values: Mapping[str, Any] | None) -> LogWindow | None:
-    """None for a version that averaged other values: then the means of the next log line begin at the resume."""
-    return LogWindow(**values) if values and len(values["sums"][0]) == NUM_SUMS else None
 
 
 # Hashes detect damage, not edited values: so the values are checked too.

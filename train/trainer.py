@@ -50,7 +50,7 @@ from train.logging import running_mean
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import EpochStats, EpochStatsCounter, Progress
 from train.logging.resources import UsageRecorder
-from train.logging.running_mean import AveragedValue, MicroBatchValues, RunningMean, StepMetrics, TrainingStopwatch
+from train.logging.running_mean import MicroBatchValues, RunningMean, StepMetrics, TrainingStopwatch
 from train.loss_monitor import (
     MAX_SKIPPED_STEPS,
     DivergenceRecord,
@@ -63,7 +63,6 @@ from train.loss_monitor import (
     steps_since_log_point,
 )
 from train.models.freezing import Freezing
-from train.optim.loss import TaskCriterion
 from train.optim.optimizer import set_learning_rate
 from train.optim.schedule import Schedule
 from train.profiler import StepProfiler, steps_to_profile
@@ -74,6 +73,8 @@ from train.run.record import BEST_CONFUSION_FILE, BEST_FILE, CONFUSION_FILE
 from train.run.stop import StopRequest, StopSignals
 from train.state import LogWindow, TrainState
 from train.tasks import CLASSIFICATION, TASKS, TargetScale
+from train.tasks.base import Task, TaskCriterion
+from train.tasks.registry import open_task
 
 T = TypeVar("T")
 BatchStream = Iterator[tuple[MicroBatch, Batch]]
@@ -179,7 +180,7 @@ class Trainer:
     found, with train.micro_batch_size=auto on a GPU. start_step: the step from which this start continues.
     on_first_step: rank 0 calls it after the first step of this start, to update config.yaml and run.json.
     open_test_loader: opens a loader whose validation split is the test split; None without a test split.
-    final_score: of an earlier start, and of this one at its end. averaged: the values of a line of the training log.
+    final_score: of an earlier start, and of this one at its end.
     freezing: with model.freeze. sample_images: black images, a micro batch, with which DDP is warmed up.
     """
 
@@ -216,10 +217,10 @@ class Trainer:
     sample_images: Callable[[], torch.Tensor] = no_images
     clock: Callable[[], float] = time.monotonic
     loop: LoopState = field(init=False)
-    averaged: Mapping[str, AveragedValue] = field(init=False)
+    task: Task = field(init=False)
 
     def __post_init__(self) -> None:
-        self.averaged = TASKS[self.dataset.task].load("averaged")(self.dataset.target)
+        self.task = open_task(self.dataset.task, self.dataset.classes, self.dataset.target)
 
     # Training, from the first step to the last
 
@@ -269,13 +270,15 @@ class Trainer:
         stopwatch = TrainingStopwatch(state.seconds, clock=self.clock)
         num_bytes = resume.checkpoint_bytes(self.config, state.network, self.optimizer)
         durations = Durations({"save": estimate_first_save(num_bytes)})
-        sums = state.window.sums_of(world.rank, world.world_size) if state.window else (0.0,) * running_mean.NUM_SUMS
+        if state.window is not None and len(state.window.sums[0]) != len(self.task.averaged) + 2:
+            state.window = None  # a version that averaged other values: the next line's means begin here
+        sums = state.window.sums_of(world.rank, world.world_size) if state.window else None
         self.loop = LoopState(
-            running_mean=RunningMean(self.runtime.device, sums, names=[*self.averaged]),
+            running_mean=RunningMean(self.runtime.device, self.task.averaged, sums),
             stopwatch=stopwatch,
             durations=durations,
             epoch_stats=self._begin_epoch_stats(stopwatch.seconds),
-            recent_losses=RecentLosses(self._choices_to_guess()),
+            recent_losses=RecentLosses(self.task.choices_to_guess(self.config.optim)),
             stop=StopRequest(self.signals, durations, is_main=self.runtime.is_main, clock=self.clock),
             saved_at=self.clock(),
             logged_at=state.window.since if state.window else stopwatch.seconds,
@@ -405,7 +408,7 @@ class Trainer:
         self.heartbeat.at("backward")
         self.faults.strike("bwd", self.state.step)
         self.runtime.backward(loss)
-        return running_mean.measure_micro_batch(loss, logits, batch.labels, self.averaged, batch.mix)
+        return running_mean.measure_micro_batch(loss, logits, batch.labels, self.task, batch.mix)
 
     def _update_parameters(self) -> None:
         """Wait for the checkpoint writer, clip the gradients, step the optimizer, and drop the gradients."""
@@ -680,8 +683,8 @@ class Trainer:
 
     def _new_counter(self, *, thresholds: tuple[float, ...] | None = None) -> Callable[[int, torch.device], Counter]:
         """What an evaluation of the task counts. thresholds: of several labels, instead of eval.threshold."""
-        counter = TASKS[self.dataset.task].load("counter")
-        return partial(counter, criterion=self.criterion, threshold=thresholds or self.config.eval.threshold)
+        threshold = thresholds or self.config.eval.threshold
+        return partial(self.task.build_counter, optim=self.config.optim, threshold=threshold)
 
     def _thresholds_of(self, step: int) -> tuple[float, ...] | None:
         """The thresholds that the validation images chose for the weights of a step; None without an evaluation."""
@@ -991,11 +994,6 @@ class Trainer:
     def checkpoint_path(self, step: int) -> Path:
         """The folder of the checkpoint of a step."""
         return self.checkpoints / store.step_folder_name(step)
-
-    def _choices_to_guess(self) -> int:
-        """The number of equally likely answers whose cross-entropy is the loss of a guess."""
-        is_cross_entropy = self.dataset.task == CLASSIFICATION and self.config.optim.loss == "auto"
-        return len(self.dataset.classes) if is_cross_entropy else 2
 
     @property
     def images_trained(self) -> int:

@@ -103,10 +103,3 @@ def test_sums_that_were_begun_go_on_on_their_rank_or_all_on_rank_0() -> None:
     window = state.LogWindow(sums=[[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]], since=5.0)
     assert [window.sums_of(rank, 2) for rank in range(2)] == window.sums
     assert [window.sums_of(rank, 3) for rank in range(3)] == [[11.0, 22.0, 33.0], [0.0] * 3, [0.0] * 3]
-
-
-def test_a_log_window_of_a_version_that_averaged_other_values_is_not_continued() -> None:
-    values = through_a_file(trained()) | {"window": {"sums": [[1.0, 2.0, 3.0, 4.0]], "since": 5.0}}
-    resumed = fresh()
-    resumed.restore(trained().tensors(), values)
-    assert resumed.window is None

@@ -22,11 +22,17 @@ from runs import Run
 from entrypoint import Failure
 from train import tasks
 from train.config import checks, load
+from train.data.array_labels import FORMATS
+from train.data.labels import READERS
 from train.inference import checkpoints, evaluate, export
-from train.inference.predict import LabelPrediction, NumberPrediction, encode_table
+from train.inference.predict import encode_table
 from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.metrics import METRICS, metrics_of
 from train.report import saved_evaluation
+from train.tasks.base import Prediction
+from train.tasks.multi_label import MultiLabel, MultiLabelCriterion
+from train.tasks.registry import TASK_CLASSES
+from train.tasks.regression import Regression, RegressionCriterion
 
 TASKS = ("multi_label", "regression")
 
@@ -91,8 +97,6 @@ def test_a_run_resumes_with_its_best_result(table: Path, tmp_path: Path, task: s
 
 
 def test_weights_of_samples_act_on_every_task() -> None:
-    from train.optim.loss import MultiLabelCriterion, RegressionCriterion
-
     weights, labels = torch.tensor([2.0, 0.0]), torch.tensor([[1.0], [0.0]])
     outputs = torch.tensor([[0.5], [3.0]])
     several = MultiLabelCriterion()
@@ -152,19 +156,8 @@ def test_each_tasks_default_metric_is_its_first() -> None:
         assert METRICS[task.default_metric].always_shown
 
 
-def test_the_functions_of_each_entry_exist() -> None:
-    for task in tasks.TASKS.values():
-        for function in (
-            "labels",
-            "balance",
-            "criterion",
-            "averaged",
-            "counter",
-            "predictions",
-            "image_results",
-            "mistakes",
-        ):
-            assert callable(task.load(function)), (task.name, function)
+def test_each_entry_has_its_class_and_its_readers_of_labels() -> None:
+    assert TASK_CLASSES.keys() == READERS.keys() == FORMATS.keys() == tasks.TASKS.keys()
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -191,16 +184,31 @@ def test_an_exported_model_predicts_what_the_run_predicts(table: Path, tmp_path:
         assert answer == pytest.approx(values["value"], rel=1e-4)
 
 
-def test_an_image_has_the_labels_of_at_least_their_threshold() -> None:
-    prediction = LabelPrediction(
-        path=Path("a"), labels=("x", "y", "z"), probabilities=(0.5, 0.9, 0.2), thresholds=(0.5, 0.95, 0.1)
+def predicted_labels(probabilities: tuple[float, ...], thresholds: tuple[float, ...]) -> Prediction:
+    outputs = torch.tensor([probabilities], dtype=torch.float64).logit()
+    (prediction,) = MultiLabel(classes=("x", "y", "z")[: len(thresholds)]).predict(
+        outputs, [Path("a")], thresholds, top=1
     )
+    assert prediction is not None
+    return prediction
+
+
+def predicted_number(value: float) -> Prediction:
+    task = Regression(classes=("age",), target=tasks.TargetScale(mean=1.0, std=2.0))
+    (prediction,) = task.predict(torch.tensor([[(value - 1) / 2]]), [Path("a")], None, top=1)
+    assert prediction is not None
+    return prediction
+
+
+def test_an_image_has_the_labels_of_at_least_their_threshold() -> None:
+    prediction = predicted_labels((0.5, 0.9, 0.2), (0.5, 0.95, 0.1))
     assert prediction.as_text() == "a\tx\t0.5000\tz\t0.2000"
+    assert prediction.strongest == "y 90.0%"
     assert json.loads(prediction.as_json())["labels"] == ["x", "z"]
 
 
 def test_a_number_is_printed_in_its_unit() -> None:
-    assert NumberPrediction(path=Path("a"), name="age", value=61.25).as_text() == "a\t61.25"
+    assert predicted_number(61.25).as_text() == "a\t61.25"
 
 
 # On several ranks
@@ -269,13 +277,12 @@ def test_labels_of_another_task_are_refused(table: Path, tmp_path: Path) -> None
 
 
 def test_a_table_of_predicted_labels_has_the_probability_of_each() -> None:
-    predicted = LabelPrediction(path=Path("a"), labels=("x", "y"), probabilities=(0.5, 0.25), thresholds=(0.5, 0.5))
-    table = encode_table([predicted], top=1).decode()
+    table = encode_table([predicted_labels((0.5, 0.25), (0.5, 0.5))]).decode()
     assert table == '\ufeff"path","labels","probability of x","probability of y"\n"a","x",0.5,0.25\n'
 
 
 def test_a_table_of_predicted_numbers_has_the_column_of_the_labels() -> None:
-    table = encode_table([NumberPrediction(path=Path("a"), name="age", value=31.5)], top=1).decode()
+    table = encode_table([predicted_number(31.5)]).decode()
     assert table == '\ufeff"path","age"\n"a",31.5\n'
 
 

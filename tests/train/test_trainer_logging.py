@@ -12,6 +12,7 @@ from jobs import built, trained
 from train.evaluation import results
 from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.run.record import BEST_CONFUSION_FILE, CONFUSION_FILE
+from train.state import LogWindow
 
 
 def last(folder: Path) -> dict[str, object]:
@@ -87,3 +88,11 @@ def printed(folder: Path, *settings: str) -> list[str]:
     with built(folder, *settings, out=out) as trainer:
         trainer.fit()
     return out.getvalue().splitlines()
+
+
+def test_a_log_window_of_a_version_that_averaged_other_values_is_not_continued(tmp_path: Path) -> None:
+    with built(tmp_path) as trainer:
+        trainer.state.window = LogWindow(sums=[[1.0, 2.0, 3.0, 4.0]], since=5.0)
+        trainer.begin()
+        assert trainer.state.window is None
+        assert trainer.loop.running_mean.sums() == [0.0, 0.0, 0.0]

@@ -205,7 +205,7 @@ def describe_plan(
             source, config.data.name, config.model.name, config.optim.name, *config.log.trackers
         )
         from train.cli import check_network  # torch
-        from train.data import statistics
+        from train.tasks import class_balance
 
         config, splits = check_network.open_data(config, data.outputs)
         if data.training is None:
@@ -222,7 +222,7 @@ def describe_plan(
         preview = check_network.preview_network(config, plan, batch, splits=splits, steps=steps, is_here=note is None)
         network_rows["model"] += f": {preview.parameters:,} parameters are trained"
         network_notes = preview.notes
-        if weights_by_class := statistics.describe_class_weights(config.optim.class_weights, splits.classes):
+        if weights_by_class := class_balance.describe_class_weights(config.optim.class_weights, splits.classes):
             network_rows["class weights"] = weights_by_class
         if config.model.weights and network_notes:
             network_rows["weights"], *network_notes = network_notes

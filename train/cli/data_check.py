@@ -23,12 +23,13 @@ import torch
 from entrypoint import ExitCode, Failure, dump_json, join_lines, list_some, num_usable_cores
 from train import plugin
 from train.config.schema import RunConfig
-from train.data import decode, registry, statistics
+from train.data import decode, registry
 from train.data.decode import MAX_16_BIT_VALUE
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import ImageSize, Shape, height_and_width
-from train.data.splits import DataSplits, EncodedImageSource, SampleIndices, SampleSource
-from train.tasks import MULTI_LABEL, REGRESSION, TASKS
+from train.data.splits import EncodedImageSource, SampleIndices, SampleSource
+from train.tasks import TASKS
+from train.tasks.registry import open_task
 
 FILES_PER_CHUNK: Final = 64  # per task of one thread
 BYTES_PER_CHUNK: Final = 32 * 2**20
@@ -394,29 +395,18 @@ def check_samples(
             report_progress(f"{num_read:,} of {total:,} samples read")
         findings.append(split)
     location = f" ({config.data.root})" if splits.training.encoded_images() is not None else ""
-    labels = splits.training.labels, splits.validation.labels
+    task, labels = open_task(splits.task, splits.classes, splits.target), [source.labels for source in sources.values()]
     notes = [*(f"WARNING: {warning}" for warning in splits.warnings), *(f"note: {note}" for note in splits.notes)]
     return DataFindings(
         title=f"{config.data.name}{location}: {TASKS[splits.task].describe_outputs(splits.classes)}",
         training=findings[0],
         validation=findings[1],
         test=findings[2] if len(findings) > 2 else None,
-        classes=[*notes, *TASKS[splits.task].load("balance")(*labels, splits.classes, config.optim.class_weights)],
-        per_class=tuple(_class_counts(splits, source) for source in sources.values()),
+        classes=[*notes, *task.describe_balance(labels[0], labels[1], config.optim.class_weights)],
+        per_class=tuple(map(task.count_images, labels)),
     )
 
 
 def _name_sample(split: str, source: SampleSource, sample: int) -> str:
     images = source.encoded_images()
     return f"{split} sample {sample}" if images is None else str(images.paths[sample])
-
-
-def _class_counts(sets: DataSplits, source: SampleSource) -> dict[str, int]:
-    """Images of each class or label; nothing for numbers."""
-    if sets.task == REGRESSION:
-        return {}
-    if sets.task == MULTI_LABEL:
-        counted = source.labels.sum(dim=0).numpy()
-    else:
-        counted = statistics.class_counts(source.labels, len(sets.classes))
-    return {name: int(count) for name, count in zip(sets.classes, counted, strict=True)}

@@ -40,7 +40,7 @@ from train.distributed.shared_memory import SINGLE_RANK
 from train.models.registry import build_model
 from train.models.weights import fit_preprocessing, fit_stem
 from train.optim import optimizer as optimizers
-from train.optim.loss import build_task_criterion
+from train.tasks.registry import open_task
 
 NOTABLE_SHARE: Final = 0.2  # of the time; a larger share is reported
 BYTES_PER_MB: Final = 1e6
@@ -426,7 +426,8 @@ def _time_step(config: RunConfig, splits: DataSplits, images: Tensor, clock: Cal
     dtype = None if dtype_name is None else getattr(torch, dtype_name)
     model = build_model(fit_stem(config.model), classes=classes, shape=splits.shape, seed=config.run.seed).to(device)
     optimizer = optimizers.build_optimizer(resolve_learning_rate(config, splits.task), model, device)
-    criterion = build_task_criterion(config.optim, splits).to(device)
+    task = open_task(splits.task, splits.classes, splits.target)
+    criterion = task.build_criterion(config.optim, splits.training.labels).to(device)
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
 
     def act() -> None:

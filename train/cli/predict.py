@@ -30,7 +30,8 @@ from train.inference import checkpoints, csv_table
 from train.names import other_form_fix
 
 if TYPE_CHECKING:
-    from train.inference.predict import InferenceModel, Prediction
+    from train.inference.predict import InferenceModel
+    from train.tasks.base import Prediction
 
 
 PLACEHOLDER_FIX: Final = "write your own image files or folders in the place of IMAGES"
@@ -113,14 +114,13 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print_message(f"WARNING: {model.warning}", sys.stderr)
     if note := class_folders.describe_text_order(model.classes):
         print_message(f"note: {note}", sys.stderr)
-    num_classes = len(model.classes)
     explain = None if arguments.explain is None else predict.explain_into(model, Path(arguments.explain))
-    top_read = num_classes if arguments.all_classes else top
-    predictions = predict.predict_images(model, files, top_read, partial(print_message, stream=sys.stderr), explain)
+    predictions = predict.predict_images(
+        model, files, top, partial(print_message, stream=sys.stderr), explain, all_classes=arguments.all_classes
+    )
     try:
         if table is not None:
-            columns = model.classes if arguments.all_classes else ()
-            _write_table(predictions, table, min(top, num_classes), columns)
+            _write_table(predictions, table)
             return int(ExitCode.OK)
         for prediction in predictions:
             _print_prediction(prediction, as_json=arguments.json)
@@ -150,7 +150,7 @@ def _table_file(arguments: argparse.Namespace) -> Path | None:
     return Path(arguments.csv)
 
 
-def _write_table(predictions: Iterator[Prediction], file: Path, top: int, classes: Sequence[str]) -> None:
+def _write_table(predictions: Iterator[Prediction], file: Path) -> None:
     """Write the table when all images are done. Broken images are left out.
 
     Raises:
@@ -166,7 +166,7 @@ def _write_table(predictions: Iterator[Prediction], file: Path, top: int, classe
         if error.code != ExitCode.DATA:
             raise
         failure = error
-    table = predict.encode_table(done, top, classes)
+    table = predict.encode_table(done)
     write_named_file(file, table, csv_table.PREDICT_OPTION, csv_table.SUFFIX)
     print_message(f"table          {len(done):,} rows in {file}", sys.stderr)
     if failure is not None:

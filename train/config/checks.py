@@ -22,7 +22,7 @@ from train.config.precisions import PRECISIONS
 from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
 from train.metrics import DEFAULT_METRIC, METRICS, metrics_of
 from train.names import nearest_name
-from train.tasks import AUTO, CLASSIFICATION, REGRESSION, TASKS
+from train.tasks import AUTO, CLASSIFICATION, TASKS
 
 
 def unused_key_warnings(config: RunConfig) -> tuple[str, ...]:
@@ -523,7 +523,7 @@ def resolve_learning_rate(config: RunConfig, task: str = CLASSIFICATION) -> Opti
         optim.lr_scaling,
         config.train.global_batch_size,
         is_fine_tuning=config.model.weights is not None,
-        is_regression=task == REGRESSION,
+        is_regression=not TASKS[task].has_classes,
     )
     if rate is None:
         raise Failure(

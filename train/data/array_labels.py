@@ -1,6 +1,6 @@
 """Reads the labels in arrays and in a user's own data set: classes, several labels per sample, or numbers.
 
-`train.tasks` names the LabelFormat of each task.
+`FORMATS` holds the LabelFormat of each task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from train.config.schema import DataConfig
 from train.data import labels as table_labels
 from train.data.labels import Int64Array
 from train.data.sources.arrays import bad_data_failure
-from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, TargetScale
+from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TargetScale
 
 NUMBER_NAME: Final = "number"  # of the only output; arrays do not name it
 ItemLabel = int | float | list[float]
@@ -31,6 +31,7 @@ ItemLabel = int | float | list[float]
 class LabelFormat:
     """How the labels of one task lie in arrays and items.
 
+    expected: what each item of a user's own data set must return as its label, in words.
     read, names and scale raise Failure (DATA):
         read: (array, name of the file) -> labels as `SampleSource.labels` has them.
         names: (name of the file, claimed number, training labels, validation labels) -> the names of the outputs.
@@ -40,6 +41,7 @@ class LabelFormat:
         scale: (training labels, name) -> of numbers, their scale.
     """
 
+    expected: str
     read: Callable[[Tensor, str], Tensor]
     names: Callable[[str, int | None, Tensor, Tensor | None], tuple[str, ...]]
     strata: Callable[[Tensor], Int64Array]
@@ -55,8 +57,7 @@ def configured_task(data: DataConfig) -> str:
 
 def configured_format(data: DataConfig) -> LabelFormat:
     """The format of data.task."""
-    label_format: LabelFormat = TASKS[configured_task(data)].load("label_format")
-    return label_format
+    return FORMATS[configured_task(data)]
 
 
 def describe_tensor(tensor: Tensor) -> str:
@@ -97,8 +98,8 @@ def read_classes(labels: Tensor, name: str) -> Tensor:
     return flat
 
 
-def count_classes(name: str, claimed: int | None, training: Tensor, validation: Tensor | None) -> int:
-    """The number of classes: `claimed`, or if that is None, the highest label + 1.
+def name_classes(name: str, claimed: int | None, training: Tensor, validation: Tensor | None) -> tuple[str, ...]:
+    """0, 1, 2, ...: `claimed` names, or if that is None, one for each number up to the highest label.
 
     A class without a training sample is refused as a mistake (labels that begin with 1), unless `claimed` is given.
 
@@ -119,12 +120,7 @@ def count_classes(name: str, claimed: int | None, training: Tensor, validation: 
         raise bad_data_failure(name, what, f"no label {', '.join(map(str, empty))}", f"0..{count - 1}", fix)
     if (claimed or count) < 2:
         raise bad_data_failure(name, "there is only one class", "label 0 alone", "two classes or more")
-    return claimed or count
-
-
-def name_classes(name: str, claimed: int | None, training: Tensor, validation: Tensor | None) -> tuple[str, ...]:
-    """0, 1, 2, ... Raises Failure: as `count_classes`."""
-    return tuple(map(str, range(count_classes(name, claimed, training, validation))))
+    return tuple(map(str, range(claimed or count)))
 
 
 # Several labels
@@ -190,13 +186,13 @@ def read_numbers(labels: Tensor, name: str) -> Tensor:
 
 def scale_numbers(training: Tensor, name: str) -> TargetScale:
     """Their mean and standard deviation. Raises Failure (DATA) if all are equal."""
-    scale = table_labels.number_scale(training.numpy())
-    if scale is None:
-        actual = f"{len(training):,} times {training[0].item():g}"
-        raise bad_data_failure(
-            name, "there are no two different numbers to train on", actual, "different numbers", "look at the labels"
-        )
-    return scale
+    what = "there are no two different numbers to train on"
+    return table_labels.number_scale(
+        training.numpy(),
+        lambda number: bad_data_failure(
+            name, what, f"{len(training):,} times {number}", "different numbers", "look at the labels"
+        ),
+    )
 
 
 def parse_label_set(label: Any) -> list[float]:
@@ -217,6 +213,7 @@ def parse_number(label: Any) -> float:
 
 
 CLASS_LABELS: Final = LabelFormat(
+    expected="one integer for each image: the number of its class, from 0",
     read=read_classes,
     names=name_classes,
     strata=lambda labels: labels.numpy(),
@@ -224,6 +221,7 @@ CLASS_LABELS: Final = LabelFormat(
     from_item=operator.index,
 )
 LABEL_SETS: Final = LabelFormat(
+    expected="a row of 0 and 1 for each image, as data.task says: one number for each label",
     read=read_label_sets,
     names=name_label_sets,
     strata=lambda labels: table_labels.strata_of_label_sets(labels.numpy()),
@@ -231,6 +229,7 @@ LABEL_SETS: Final = LabelFormat(
     from_item=parse_label_set,
 )
 NUMBERS: Final = LabelFormat(
+    expected="one finite number for each image, as data.task says",
     read=read_numbers,
     names=lambda name, claimed, training, validation: (NUMBER_NAME,),
     strata=lambda labels: table_labels.strata_of_numbers(labels.numpy()),
@@ -238,3 +237,4 @@ NUMBERS: Final = LabelFormat(
     from_item=parse_number,
     scale=scale_numbers,
 )
+FORMATS: Final = {CLASSIFICATION: CLASS_LABELS, MULTI_LABEL: LABEL_SETS, REGRESSION: NUMBERS}

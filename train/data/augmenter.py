@@ -18,7 +18,7 @@ from train.data import mixing
 from train.data.boxes import CropDraws
 from train.data.mixing import LabelMix
 from train.data.splits import CroppedReader, DataSplits
-from train.tasks import REGRESSION
+from train.tasks import TASKS
 
 Int64Array = npt.NDArray[np.int64]
 CROP: Final = "random_resized_crop"
@@ -160,7 +160,7 @@ def refuse_stored_images(splits: DataSplits, data: DataConfig) -> None:
 def _refuse_unfit_steps(steps: tuple[Step, ...], splits: DataSplits) -> None:
     for step in steps:
         needs = step.operation
-        if needs.stage == "batch" and splits.task == REGRESSION:
+        if needs.stage == "batch" and not TASKS[splits.task].has_classes:
             raise _unfit_failure(step, "images with numbers, whose loss is not linear in the number", "labels")
         if needs.bytes_only and splits.floats:
             raise _unfit_failure(step, "floats", "bytes, from 0 to 255")

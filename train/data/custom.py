@@ -28,14 +28,14 @@ from entrypoint import ExitCode, Failure
 from train import plugin
 from train.config.schema import DataConfig
 from train.data import array_labels, arrays, decode, decode_crop
-from train.data.array_labels import ItemLabel, LabelFormat
+from train.data.array_labels import FORMATS, ItemLabel
 from train.data.arrays import move_channels_last
 from train.data.boxes import CropDraws
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape
 from train.data.sources.arrays import bad_data_failure
 from train.data.splits import CroppedReader, DataSplits, ImageFileSource, SampleIndices, SampleOrigin, SampleSource
-from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS
+from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION
 
 NUM_CHECKED_ITEMS: Final = 8  # read twice, to see whether they change
 DATASET_LOCK: Final = threading.Lock()  # a user's dataset (an HDF5 file, a counter) need not be thread-safe
@@ -200,7 +200,7 @@ def read_item(dataset: Any, row: int, name: str, task: str = CLASSIFICATION) -> 
         seen = f"{type(item).__name__}: {error}"
         raise _bad_item_failure(name, row, "is no pair", seen, "(image, label), the label an integer") from error
     try:
-        return image, TASKS[task].load("label_format").from_item(label)
+        return image, FORMATS[task].from_item(label)
     except (TypeError, ValueError, OverflowError) as error:
         raise _label_failure(f"{name} the label of item {row}", label, task) from error
 
@@ -209,13 +209,6 @@ TEXT_LABEL_FIX: Final = (
     "number the classes in the dataset: names = sorted(set(all labels)); return names.index(label) as the label, and "
     "set .classes = names"
 )
-
-
-EXPECTED_LABELS: Final = {
-    CLASSIFICATION: "one integer for each image: the number of its class, from 0",
-    MULTI_LABEL: "a row of 0 and 1 for each image, as data.task says: one number for each label",
-    REGRESSION: "one finite number for each image, as data.task says",
-}
 
 
 def _label_failure(which: str, label: Any, task: str = CLASSIFICATION) -> Failure:
@@ -234,9 +227,10 @@ def _label_failure(which: str, label: Any, task: str = CLASSIFICATION) -> Failur
         fix = f"return int(label) if it is the number of a class, or set data.task={REGRESSION}"
     else:
         what, seen, fix = "is no number", f"a {type(label).__name__}", "return the number of the class"
+    expected = FORMATS[task].expected
     if task != CLASSIFICATION:
-        fix = f"return {EXPECTED_LABELS[task].partition(',')[0]}; or set another data.task"
-    return Failure(f"{which} {what}", found=seen, expected=EXPECTED_LABELS[task], fix=fix, code=ExitCode.DATA)
+        fix = f"return {expected.partition(',')[0]}; or set another data.task"
+    return Failure(f"{which} {what}", found=seen, expected=expected, fix=fix, code=ExitCode.DATA)
 
 
 def _array_tensor(image: Any, name: str) -> Tensor:
@@ -540,14 +534,14 @@ def _read_labels(dataset: Any, name: str, task: str) -> Tensor:
     try:
         return torch.as_tensor(np.asarray(listed))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise bad_data_failure(name, "labels are no numbers", str(error), EXPECTED_LABELS[task]) from error
+        raise bad_data_failure(name, "labels are no numbers", str(error), FORMATS[task].expected) from error
 
 
 def _check_splits(splits: DataSplits, factory: FactoryCall) -> DataSplits:
     """Check the user's DataSplits: labels that fit the classes, and a first sample of the declared shape."""
     data = factory.data
     task = splits.task if data.task == AUTO else data.task
-    label_format: LabelFormat = TASKS[task].load("label_format")
+    label_format = FORMATS[task]
     labels, sources = list[Tensor](), [splits.training, splits.validation]
     sources += [] if splits.test is None else [splits.test]
     for source in sources:

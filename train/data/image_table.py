@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from train.data import image_lists, label_table, labels, partition, split_checks
 from train.data.image_lists import ImageList, ImageLists
 from train.data.label_table import TEST, TRAINING, VALIDATION, LabelTable
 from train.data.partition import Partition, partition_samples
-from train.tasks import REGRESSION
+from train.tasks import TASKS
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -45,6 +46,9 @@ def list_table(data: DataConfig) -> ImageLists:
     if table.weights is not None:
         weights = normalize_weights(np.array([table.weights[row] for row in rows], np.float64)[parts.training], table)
     missing = labels.missing_validation_warnings(read.task, read.classes, training.labels, validation.labels)
+    target = None
+    if not TASKS[read.task].has_classes:
+        target = labels.number_scale(training.labels, partial(labels.one_number_failure, table))
     return ImageLists(
         training=training,
         validation=validation,
@@ -54,7 +58,7 @@ def list_table(data: DataConfig) -> ImageLists:
         split_notes=parts.notes,
         warnings=(*table.warnings, *read.warnings, *missing),
         task=read.task,
-        target=labels.target_scale(training.labels, table) if read.task == REGRESSION else None,
+        target=target,
         weights=weights,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,8 +68,7 @@ def read_labels(table: LabelTable, rows: Sequence[int], data: DataConfig) -> Tab
         Failure: DATA for cells that are no labels of the task; USAGE if it is unclear which task is meant.
     """
     task = find_task(table, rows, data)
-    read: TableLabels = TASKS[task].load("labels")(table, rows, data)
-    return read
+    return READERS[task](table, rows, data)
 
 
 def find_task(table: LabelTable, rows: Sequence[int], data: DataConfig) -> str:
@@ -301,21 +300,24 @@ def read_numbers(table: LabelTable, rows: Sequence[int], data: DataConfig) -> Ta
     )
 
 
-def target_scale(training: npt.NDArray[np.float32], table: LabelTable) -> TargetScale:
-    """The scale of the training's numbers. Raises Failure: DATA if all are equal."""
-    scale = number_scale(training)
-    if scale is None:
-        fix = "give the training images different numbers, or another data.val_fraction"
-        raise bad_table(table.file, "has one number in all training rows", f"{training[0]:g}", fix)
-    return scale
+def number_scale(training: npt.NDArray[np.float32], refusal: Callable[[str], Failure]) -> TargetScale:
+    """The mean and the standard deviation of the training's numbers.
 
-
-def number_scale(training: npt.NDArray[np.float32]) -> TargetScale | None:
-    """The mean and the standard deviation of the numbers; None if all are equal."""
+    Raises:
+        Failure: what `refusal` makes of the number, if all are equal.
+    """
     numbers = [float(number) for number in training]
     mean = math.fsum(numbers) / len(numbers)
     std = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / len(numbers))
-    return TargetScale(mean=mean, std=std) if std else None
+    if not std:
+        raise refusal(f"{numbers[0]:g}")
+    return TargetScale(mean=mean, std=std)
+
+
+def one_number_failure(table: LabelTable, number: str) -> Failure:
+    """All training rows of a table have the same number."""
+    fix = "give the training images different numbers, or another data.val_fraction"
+    return bad_table(table.file, "has one number in all training rows", number, fix)
 
 
 def missing_validation_warnings(
@@ -325,13 +327,20 @@ def missing_validation_warnings(
 
     training, validation: as `SampleSource.labels`.
     """
-    if not len(validation) or task == REGRESSION:
+    if not len(validation) or not TASKS[task].has_classes:
         return ()
     counts = [
         np.bincount(part, minlength=len(classes)) if part.ndim == 1 else part.sum(axis=0, dtype=np.int64)
         for part in (training, validation)
     ]
     return class_folders.missing_validation_warnings(classes, *(count.tolist() for count in counts))
+
+
+READERS: Final[Mapping[str, Callable[[LabelTable, Sequence[int], DataConfig], TableLabels]]] = {
+    CLASSIFICATION: read_classes,
+    MULTI_LABEL: read_label_sets,
+    REGRESSION: read_numbers,
+}
 
 
 def _without_gaps(numbers: npt.NDArray[Any]) -> Int64Array:

@@ -8,11 +8,10 @@ from typing import Final
 from entrypoint import shell_command
 from train.config.schema import RunConfig
 from train.evaluation.results import WEAK_CLASS_DIFFERENCE, EvaluationResult
-from train.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from train.tasks import TASKS
 
 # A score that came less far from guessing to a perfect one is poor.
 POOR_SHARE: Final = 0.5
-SCORES: Final = {CLASSIFICATION: "balanced_accuracy", MULTI_LABEL: "map", REGRESSION: "r2"}
 
 
 def advise(config: RunConfig, result: EvaluationResult, *, num_classes: int, improves: bool) -> str | None:
@@ -22,12 +21,12 @@ def advise(config: RunConfig, result: EvaluationResult, *, num_classes: int, imp
     """
     if (loss := result.values.get("loss")) is not None and not math.isfinite(loss):
         return "the scores are not finite numbers: a lower optim.lr, or train.clip_grad_norm=1.0"
-    score = result.value(SCORES[result.task])
-    guess = 1 / num_classes if result.task == CLASSIFICATION else 0.0
+    task, accuracy = TASKS[result.task], result.value("accuracy")
+    score, guess = result.value(task.telling_metric), task.guessed(num_classes)
     if score is None or score >= guess + POOR_SHARE * (1 - guess):
         return None
     is_balanced = (config.optim.class_weights, config.data.sampling) != ("none", "uniform")
-    misses_rare = result.task == CLASSIFICATION and (result.value("accuracy") or 0.0) - score > WEAK_CLASS_DIFFERENCE
+    misses_rare = accuracy is not None and accuracy - score > WEAK_CLASS_DIFFERENCE
     ways = {
         "trained weights (docs/fine-tuning.md)": config.model.weights is None,
         "optim.class_weights=balanced or data.sampling=balanced": misses_rare and not is_balanced,

@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from entrypoint import dump_json, join_lines
 from train import files
 from train.files import one_line, shorten_name
-from train.metrics import DEFAULT_METRIC, METRICS, Metric, metrics_of
-from train.tasks import CLASSIFICATION, TASKS
+from train.metrics import DEFAULT_METRIC, METRICS, Counts, ErrorSums, Metric, metrics_of
+from train.tasks import CLASSIFICATION, TASKS, task_fact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,19 @@ class EvaluationResult:
     average_precision: tuple[float | None, ...] | None = None
     thresholds: tuple[float, ...] | None = None
 
+    @classmethod
+    def of_counts(cls, task: str, counts: Counts | ErrorSums, **by_class: tuple[float | None, ...] | None) -> Self:
+        """The metrics of the task, from what was counted. by_class: recall, average_precision, thresholds."""
+        values = {name: metric.compute(counts) for name, metric in metrics_of(task).items()}
+        return cls(samples=counts.samples, values=values, task=task, **by_class)  # type: ignore[arg-type]
+
     def to_json(self) -> dict[str, Any]:
         """One flat object, as in state.json, best.json and metrics.jsonl."""
-        common = {**self.values, "samples": self.samples}
-        if self.task == CLASSIFICATION:
-            return {**common, "recall": self.recall}
+        common = {**self.values, "samples": self.samples, **task_fact(self.task)}
+        if not task_fact(self.task):
+            return {**common, "recall": self.recall}  # null for very many classes
         by_label = {"average_precision": self.average_precision, "thresholds": self.thresholds}
-        return {**common, "task": self.task, **{name: value for name, value in by_label.items() if value is not None}}
+        return {**common, **{name: value for name, value in by_label.items() if value is not None}}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> EvaluationResult:
@@ -106,9 +112,8 @@ def format_epoch_line(result: EvaluationResult, chosen: str = DEFAULT_METRIC.nam
         value = result.values.get(name)
         if value is None or metric.always_shown:
             continue
-        beside = metric.shown_beside_accuracy and result.task == CLASSIFICATION
-        hidden = beside and abs(value - (accuracy or 0.0)) > MAX_HIDDEN_DIFFERENCE
-        if hidden or name == chosen:
+        differs = accuracy is not None and abs(value - accuracy) > MAX_HIDDEN_DIFFERENCE
+        if (differs and metric.shown_beside_accuracy) or name == chosen:
             parts.append(f"{metric.label} {metric.format(value, 3)}")
     return ", ".join(parts)
 
@@ -127,7 +132,7 @@ def metric_rows(
         if metric.min_classes <= max(len(classes), 2):
             rows[metric.label] = metric.format(result.values[name])
     if weak := _weak_classes(result, classes):
-        word = "recall" if result.task == CLASSIFICATION else "average precision"
+        word = "average precision" if result.recall is None else "recall"
         rows["weak classes"] = f"{', '.join(f'{one_line(name)} {share:.1%}' for name, share in weak)} ({word})"
     return rows
 
@@ -184,7 +189,7 @@ def _weak_classes(result: EvaluationResult, classes: Sequence[str]) -> list[tupl
     by_class = result.recall or result.average_precision
     if by_class is None or len(classes) <= 2:
         return []
-    accuracy = result.values["accuracy" if result.task == CLASSIFICATION else "map"] or 0.0
+    accuracy = result.values[TASKS[result.task].default_metric] or 0.0
     shares = [(name, share) for name, share in zip(classes, by_class, strict=True) if share is not None]
     worst = sorted(shares, key=lambda pair: pair[1])[:NUM_WORST_CLASSES]
     if not worst or worst[0][1] >= accuracy - WEAK_CLASS_DIFFERENCE:

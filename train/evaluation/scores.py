@@ -1,6 +1,6 @@
-"""These counters hold what a model predicts in an evaluation, one for each task.
+"""These counters hold what a model predicts in an evaluation; a task chooses one.
 
-A classification sums counts on the device. The others keep the outputs of all validation samples, for metrics that no
+One sums counts of classes on the device. The other keeps the outputs of all validation samples, for metrics that no
 sum over batches gives. They are gathered from all ranks once, at the end. Nothing depends on the order of the samples,
 so the metrics are the same on any number of ranks.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,32 +20,54 @@ from torch.nn.functional import cross_entropy
 
 from entrypoint import ExitCode, Failure, shell_command
 from train.evaluation.results import EvaluationResult
-from train.metrics import TOP_K, Counts, ErrorSums, metrics_of, recall_by_class
-from train.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, TargetScale
+from train.metrics import TOP_K, Counts, recall_by_class
+from train.tasks import CLASSIFICATION
 
 Float64Array = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
+Columns = tuple[npt.NDArray[Any], ...]
 Gather = Callable[[Any], Sequence[Any]]
 
 
-class SampleLoss(Protocol):
-    """A training loss that can be read sample by sample. target: of a loss for numbers."""
+class BatchStore:
+    """Keeps tensors of this rank's batches on the device until they are read. A batch costs no host sync."""
 
-    target: TargetScale
+    def __init__(self) -> None:
+        self._batches: list[tuple[Tensor, ...]] = []
 
-    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each sample, [n], without weights."""
+    def add(self, *tensors: Tensor) -> None:
+        """Keep as many tensors [n, ...] as of the other batches."""
+        self._batches.append(tensors)
+
+    def own_columns(self) -> Columns | None:
+        """Each of the tensors, those of all batches joined; None without a batch."""
+        if not self._batches:
+            return None
+        return tuple(torch.cat(parts).cpu().numpy() for parts in zip(*self._batches, strict=True))
+
+    def gather(self, all_gather: Gather) -> Columns | None:
+        """The same of all ranks, in their order; None if no rank has a batch."""
+        ranks = [columns for columns in all_gather(self.own_columns()) if columns is not None]
+        return tuple(map(np.concatenate, zip(*ranks, strict=True))) or None
 
 
-class OutputStore:
-    """The outputs and labels of this rank's samples, on the device until they are read. A batch costs no host sync."""
+class OutputCounter:
+    """Keeps the outputs and labels of this rank's samples on the device until they are read: `score` measures them.
 
-    def __init__(self, outputs: int, criterion: SampleLoss) -> None:
-        """outputs: of the model."""
-        self._num_outputs, self._criterion = outputs, criterion
-        self._outputs: list[Tensor] = []
-        self._labels: list[Tensor] = []
-        self._losses: list[Tensor] = []
+    A batch costs no host sync.
+    """
+
+    def __init__(
+        self,
+        outputs: int,
+        sample_losses: Callable[[Tensor, Tensor], Tensor],
+        score: Callable[[Float64Array, Float64Array, float], EvaluationResult],
+    ) -> None:
+        """outputs: of the model. sample_losses: (outputs, labels) of a batch -> the losses [n], without weights.
+
+        score: (outputs [n, outputs], labels [n, ...], the sum of the losses) of all ranks -> the result.
+        """
+        self._num_outputs, self._sample_losses, self._score = outputs, sample_losses, score
+        self._store = BatchStore()
 
     def add(self, outputs: Tensor, labels: Tensor) -> None:
         """Keep a batch: [n, outputs], and labels as the training has them.
@@ -55,143 +77,19 @@ class OutputStore:
         """
         if outputs.shape != (len(labels), self._num_outputs):
             raise outputs_shape_failure(outputs, len(labels), self._num_outputs)
-        self._outputs.append(outputs.float())
-        self._labels.append(labels.float())
-        self._losses.append(self._criterion.each(outputs.float(), labels).double().sum())
+        losses = self._sample_losses(outputs.float(), labels)
+        self._store.add(outputs.float(), labels.float(), losses.double().sum()[None])
 
-    def gather(self, all_gather: Gather) -> tuple[Float64Array, Float64Array, float]:
-        """(outputs [n, outputs], labels [n, ...], the sum of the losses) of all ranks.
+    def read(self, total: Callable[[Tensor], Tensor], all_gather: Gather) -> tuple[EvaluationResult, None]:
+        """Return (result, None) over all ranks.
 
         Raises:
             Failure: DATA if no rank has added a sample.
         """
-        own = None
-        if self._losses:
-            losses = torch.stack(self._losses).tolist()
-            own = (torch.cat(self._outputs).cpu().numpy(), torch.cat(self._labels).cpu().numpy(), losses)
-        parts = [part for part in all_gather(own) if part is not None]
-        if not parts:
+        if (columns := self._store.gather(all_gather)) is None:
             raise no_image_read_failure()
-        outputs, labels, losses_by_rank = zip(*parts, strict=True)
-        total = math.fsum(chain.from_iterable(losses_by_rank))
-        return np.concatenate(outputs).astype(np.float64), np.concatenate(labels).astype(np.float64), total
-
-
-class MultiLabelCounter:
-    """Measures several labels per sample: average precision and F1 of each label."""
-
-    def __init__(
-        self,
-        classes: int,
-        device: torch.device,
-        criterion: SampleLoss,
-        threshold: float | Literal["auto"] | Sequence[float],
-    ) -> None:
-        """threshold: of the probability, of all labels or of each.
-
-        auto: for each label the one with the best F1 on these samples.
-        """
-        self._store, self._threshold = OutputStore(classes, criterion), threshold
-
-    def add(self, outputs: Tensor, labels: Tensor) -> None:
-        """Keep a batch: logits [n, classes] and 0 or 1 [n, classes]. Raises Failure: as `OutputStore.add`."""
-        self._store.add(outputs, labels)
-
-    def read(self, total: Callable[[Tensor], Tensor], all_gather: Gather) -> tuple[EvaluationResult, None]:
-        """Return (result, None) over all ranks. Raises Failure: as `OutputStore.gather`."""
-        logits, labels, loss = self._store.gather(all_gather)
-        probabilities, is_positive = probabilities_of(torch.from_numpy(logits)).numpy(), labels > 0.5
-        columns = [(probabilities[:, label], is_positive[:, label]) for label in range(labels.shape[1])]
-        precision = tuple(average_precision(*column) for column in columns)
-        thresholds = self._choose_thresholds(columns)
-        predicted = probabilities >= np.array(thresholds)
-        counts = Counts(
-            samples=len(labels),
-            loss=loss,
-            top5_correct=math.nan,
-            correct=(predicted & is_positive).sum(axis=0).tolist(),
-            predicted=predicted.sum(axis=0).tolist(),
-            support=is_positive.sum(axis=0).tolist(),
-            average_precision=precision,
-        )
-        values = {name: metric.compute(counts) for name, metric in metrics_of(MULTI_LABEL).items()}
-        result = EvaluationResult(
-            samples=len(labels), values=values, task=MULTI_LABEL, average_precision=precision, thresholds=thresholds
-        )
-        return result, None
-
-    def _choose_thresholds(self, columns: Sequence[tuple[Float64Array, BoolArray]]) -> tuple[float, ...]:
-        """One threshold for each label. columns: its probabilities, and which samples have it."""
-        if self._threshold == "auto":
-            return tuple(best_threshold(*column) for column in columns)
-        if isinstance(self._threshold, float | int):
-            return (float(self._threshold),) * len(columns)
-        return tuple(self._threshold)
-
-
-class ErrorCounter:
-    """Measures numbers: the errors of the predictions, in the unit of the labels."""
-
-    def __init__(
-        self, classes: int, device: torch.device, criterion: SampleLoss, threshold: float | Literal["auto"]
-    ) -> None:
-        self._store, self._target = OutputStore(classes, criterion), criterion.target
-
-    def add(self, outputs: Tensor, labels: Tensor) -> None:
-        """Keep a batch: standardized predictions [n, 1], and numbers [n]. Raises Failure: as `OutputStore.add`."""
-        self._store.add(outputs, labels)
-
-    def read(self, total: Callable[[Tensor], Tensor], all_gather: Gather) -> tuple[EvaluationResult, None]:
-        """Return (result, None) over all ranks. Raises Failure: as `OutputStore.gather`."""
-        outputs, labels, loss = self._store.gather(all_gather)
-        errors = outputs[:, 0] * self._target.std + self._target.mean - labels
-        mean = math.fsum(labels) / len(labels)
-        sums = ErrorSums(
-            samples=len(labels),
-            loss=loss,
-            absolute=math.fsum(np.abs(errors)),
-            squared=math.fsum(errors**2),
-            variation=math.fsum((labels - mean) ** 2),
-        )
-        values = {name: metric.compute(sums) for name, metric in metrics_of(REGRESSION).items()}
-        return EvaluationResult(samples=len(labels), values=values, task=REGRESSION), None
-
-
-def probabilities_of(logits: Tensor) -> Tensor:
-    """The probability of each label, float64 [n, labels] on the CPU."""
-    return logits.double().sigmoid()
-
-
-def average_precision(scores: Float64Array, is_positive: BoolArray) -> float | None:
-    """The sum over thresholds of precision x gain in recall: scikit-learn's average_precision_score.
-
-    Samples with equal scores are one threshold, so their order does not matter. None without a positive sample.
-    """
-    if not is_positive.any():
-        return None
-    correct, predicted, _ = _counts_by_threshold(scores, is_positive)
-    gains = np.diff(correct, prepend=0) / is_positive.sum()
-    return math.fsum(gains * correct / predicted)
-
-
-def best_threshold(scores: Float64Array, is_positive: BoolArray) -> float:
-    """The threshold with the best F1, in the middle between two scores; 0.5 without a positive sample."""
-    if not is_positive.any():
-        return 0.5
-    correct, predicted, values = _counts_by_threshold(scores, is_positive)
-    best = int(np.argmax(2 * correct / (predicted + is_positive.sum())))
-    below = values[best + 1] if best + 1 < len(values) else 0.0
-    return float((values[best] + below) / 2)
-
-
-def _counts_by_threshold(
-    scores: Float64Array, is_positive: BoolArray
-) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """For each distinct score, the highest first: positive samples and samples that reach it, and the score."""
-    order = np.argsort(-scores, kind="stable")
-    ordered = scores[order]
-    ends = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)
-    return np.cumsum(is_positive[order])[ends].astype(np.float64), ends + 1.0, ordered[ends]
+        outputs, labels, losses = (column.astype(np.float64) for column in columns)
+        return self._score(outputs, labels, math.fsum(losses)), None
 
 
 BatchLosses = list[float]
@@ -257,24 +155,13 @@ class ConfusionCounter:
             predicted=self._predicted.tolist(),
             support=self._support.tolist(),
         )
-        result = EvaluationResult(
-            samples=counts.samples,
-            values={name: metric.compute(counts) for name, metric in metrics_of(CLASSIFICATION).items()},
-            recall=recall_by_class(counts) if self._classes <= MAX_CONFUSION_CLASSES else None,
-        )
+        recall = recall_by_class(counts) if self._classes <= MAX_CONFUSION_CLASSES else None
+        result = EvaluationResult.of_counts(CLASSIFICATION, counts, recall=recall)
         cells = self._cells.long().cpu().view(self._classes, self._classes) if len(self._cells) else None
         return result, cells
 
 
-# What an evaluation of each task counts.
-Counter = ConfusionCounter | MultiLabelCounter | ErrorCounter
-
-
-def build_confusion_counter(
-    classes: int, device: torch.device, criterion: object, threshold: object
-) -> ConfusionCounter:
-    """The counter of a classification, whose metrics need neither the training's loss nor a threshold."""
-    return ConfusionCounter(classes, device)
+Counter = ConfusionCounter | OutputCounter
 
 
 def no_image_read_failure() -> Failure:

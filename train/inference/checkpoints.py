@@ -31,7 +31,7 @@ from train.files import shorten_name
 from train.names import describe_look_alikes, normalize_name
 from train.run import record
 from train.run.record import BEST_FILE
-from train.tasks import CLASSIFICATION, REGRESSION, TASKS, TargetScale
+from train.tasks import CLASSIFICATION, TASKS, TargetScale
 
 # The settings that an evaluation may change; all others come from the checkpoint.
 ALLOWED_SETTINGS: Final = (
@@ -470,7 +470,7 @@ def recorded_task(recorded: Mapping[str, Any]) -> dict[str, Any]:
     fields = {"task": CLASSIFICATION, resume_rules.TARGET_KEY: None, **recorded}
     check_fields(fields, {"task": one_of(*TASKS)})
     task, target = fields["task"], fields[resume_rules.TARGET_KEY]
-    if task != REGRESSION and target is None:
+    if TASKS[task].has_classes and target is None:
         return {"task": task, "target": None}
     check_fields(target, SCALE_FIELDS, f"{resume_rules.TARGET_KEY}.")
     return {"task": task, "target": TargetScale(mean=float(target["mean"]), std=float(target["std"]))}
@@ -503,7 +503,7 @@ def refuse_other_classes(trained: DatasetFacts, evaluated: DatasetFacts) -> None
             fix=f"measure it on data with such labels: data.task={trained.task}, data.columns",
             code=ExitCode.DATA,
         )
-    if trained.task == REGRESSION:
+    if not TASKS[trained.task].has_classes:
         return  # a number has no classes, and its column any name
     if trained.classes == evaluated.classes or _match_by_number(trained, evaluated):
         return
@@ -552,7 +552,8 @@ def _numbered_classes_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> 
 
 def _missing_classes_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> str | None:
     """The caveat if the data has no folder for some of the training's classes."""
-    if trained.classes == evaluated.classes or _match_by_number(trained, evaluated) or trained.task == REGRESSION:
+    is_alike = trained.classes == evaluated.classes or _match_by_number(trained, evaluated)
+    if is_alike or not TASKS[trained.task].has_classes:
         return None
     available = set(evaluated.classes)
     missed = [name for name in trained.classes if name not in available]

@@ -18,7 +18,6 @@ PREDICT_OPTION: Final = "--csv"  # of `train predict`
 # A spreadsheet computes a cell that begins so (OWASP, "CSV Injection"), also in its full-width form.
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 SIGNIFICANT_DIGITS: Final = 6
-LABEL_SEPARATOR: Final = "|"  # between the labels of one image, which a table of labels may have too
 Cell = str | int | float
 
 
@@ -42,14 +41,18 @@ def number_cell(value: float) -> float | str:
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else ""
 
 
-def encode(head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
-    """The table as bytes. All text is in quotes, so that other separators inside it (`;`) do no harm.
+def _cell(value: Cell) -> Cell:
+    return text_cell(value) if isinstance(value, str) else number_cell(value) if isinstance(value, float) else value
 
-    The mark of UTF-8 comes first: without it Excel reads another encoding.
+
+def encode(head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
+    """The table as bytes, its cells as `text_cell` and `number_cell` write them.
+
+    All text is in quotes, so that other separators inside it (`;`) do no harm. The mark of
+    UTF-8 comes first: without it Excel reads another encoding.
     Bytes of a path that are no text become escapes such as `\\udcff`.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
+    writer.writerows(map(_cell, row) for row in (head, *rows))
     return text.getvalue().encode("utf-8-sig", errors="backslashreplace")

@@ -30,7 +30,6 @@ from train.data.preprocessing import Preprocessing
 from train.data.splits import (
     DataSplits,
     SampleSource,
-    as_targets,
     with_all_as_validation,
     with_test_as_validation,
     without_training,
@@ -49,16 +48,17 @@ from train.evaluation.scores import Counter
 from train.inference import checkpoints, csv_table, explanation
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
-from train.inference.mistakes import Explain, Mistakes, make_gallery
-from train.inference.per_image import ImageResults, ResultCollector, encode_table
+from train.inference.gallery import Explain, make_gallery
+from train.inference.per_image import ResultCollector, encode_table
 from train.models import registry as model_registry
 from train.models import weights as model_weights
-from train.optim.loss import build_task_criterion
 from train.report import saved_evaluation
 from train.report.saved_evaluation import SavedEvaluation
 from train.run import record
 from train.run.record import EVALUATION_FILE
-from train.tasks import CLASSIFICATION, REGRESSION, TASKS
+from train.tasks import TASKS
+from train.tasks.base import ImageResults
+from train.tasks.registry import open_task
 
 
 def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSplits:
@@ -67,20 +67,17 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
     Only class folders and tables have names; in other data a class is a number.
     """
     has_names = sets.training.encoded_images() is not None and sets.validation.encoded_images() is not None
-    if sets.task == REGRESSION or not (has_names and set(sets.classes) < set(classes)):
+    if not (TASKS[sets.task].has_classes and has_names and set(sets.classes) < set(classes)):
         return sets
     index_by_name = {name: index for index, name in enumerate(classes)}
     indices = torch.tensor([index_by_name[name] for name in sets.classes])
+    task = open_task(sets.task, sets.classes, sets.target)
 
     def map_labels(source: SampleSource) -> SampleSource:
         images = source.encoded_images()
         if images is None:
             return source
-        if images.labels.ndim == 1:
-            return replace(images, labels=indices[as_targets(images.labels)])
-        mapped = images.labels.new_zeros((len(images.labels), len(classes)))
-        mapped[:, indices] = images.labels
-        return replace(images, labels=mapped)
+        return replace(images, labels=task.map_labels(images.labels, indices=indices, outputs=len(classes)))
 
     return replace(sets.map(map_labels), classes=tuple(classes))
 
@@ -146,9 +143,8 @@ def evaluate_on_rank(
     with explain_out_of_memory(max_batch_size(num_images, config.eval.batch_size)):
         loader = open_validation_loader(config, sets, rank_runtime, heartbeat)
         batches = rank_batches(num_images, config.eval.batch_size, world)
-        results_of: type[ImageResults] = TASKS[sets.task].load("image_results")
-        measure = partial(results_of.measure, target=sets.target)
-        collector = ResultCollector(batches, loader.broken, measure) if per_image is not None or for_report else None
+        task, keeps_images = open_task(sets.task, sets.classes, sets.target), per_image is not None or for_report
+        collector = ResultCollector(batches, loader.broken, task.measure_images) if keeps_images else None
         evaluation = evaluate(
             model,
             heartbeat.each("evaluation", loader.evaluate(batches)),
@@ -161,14 +157,14 @@ def evaluate_on_rank(
     results = None
     if collector is not None:
         samples, columns = collector.gather(rank_runtime.all_gather)
-        results = results_of.from_columns(samples, columns, evaluation.result.thresholds)
+        results = task.image_results(samples, columns, evaluation.result.thresholds)
     if rank_runtime.is_main:
         report = _build_report(
             config, chosen, data, rank_runtime, evaluation, averaged=weights.averaged, loader=loader.description
         )
         print_message(report.as_json() if as_json else report.as_text(), sys.stdout)
         if per_image is not None and results is not None:
-            table = encode_table(results, sets.validation, sets.classes)
+            table = encode_table(results, sets.validation)
             files.write_named_file(per_image, table, csv_table.PER_IMAGE_OPTION, csv_table.SUFFIX)
             print_message(f"per image      {len(results.samples):,} rows in {per_image}", sys.stderr)
         if for_report and results is not None:
@@ -183,15 +179,14 @@ def evaluate_on_rank(
 def build_counter(
     config: RunConfig, sets: DataSplits, chosen: ChosenCheckpoint
 ) -> Callable[[int, torch.device], Counter]:
-    """What an evaluation of this task counts. A classification needs no loss of the training.
+    """What an evaluation of this task counts.
 
     The thresholds of labels are those of the training's evaluation of these weights: no image of a test set chooses
     them.
     """
-    criterion = None if sets.task == CLASSIFICATION else build_task_criterion(config.optim, sets)
+    task = open_task(sets.task, sets.classes, sets.target)
     recorded = checkpoints.recorded_thresholds(checkpoints.read_state(chosen), len(sets.classes), flip=config.eval.flip)
-    threshold = recorded or config.eval.threshold
-    return partial(TASKS[sets.task].load("counter"), criterion=criterion, threshold=threshold)
+    return partial(task.build_counter, optim=config.optim, threshold=recorded or config.eval.threshold)
 
 
 def open_evaluation_data(
@@ -341,7 +336,7 @@ def _evaluation_for_report(
     explain: Explain | None,
 ) -> SavedEvaluation:
     task, folder = report.result.task, root if os.path.isdir(root) else os.path.dirname(root)
-    mistakes: Mistakes = TASKS[task].load("mistakes")(results, report.classes, report.result)
+    mistakes = results.find_mistakes(report.result)
     galleries = (make_gallery(selection, results.samples, source, folder, explain) for selection in mistakes.selections)
     return SavedEvaluation(
         step=report.step,

@@ -34,14 +34,13 @@ from train.config.schema import ModelConfig, Rule, RunConfig, one_of
 from train.data import augment
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, parse_preprocessing
 from train.data.shape import Shape
-from train.data.splits import SampleOrigin
 from train.fields import TEXT, TEXTS, check_fields, whole_number
 from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint, parse_thresholds, recorded_task
 from train.inference.inputs import InputSpec
 from train.inference.model_card import ModelFacts
 from train.models import registry, weights
-from train.tasks import CLASSIFICATION, TargetScale
+from train.tasks import task_fact
 
 DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE = EXPORT_FILE, "model.safetensors", "README.md"
 LOCK_NAME: Final = ".export"
@@ -75,36 +74,14 @@ DAMAGED_FIX: Final = "export it again; nothing of it was used"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedModel:
+class ExportedModel(InputSpec):
     """A network on the CPU, in evaluation mode and without gradients, with its input and its classes.
 
-    bytes_, origin, task, target, thresholds: as in `InputSpec`. caution: as in `ModelFacts`.
+    caution: as in `ModelFacts`.
     """
 
     network: nn.Module
-    classes: tuple[str, ...]
-    shape: Shape
-    bytes_: bool
-    origin: SampleOrigin = "files"
-    task: str = CLASSIFICATION
-    target: TargetScale | None = None
-    thresholds: tuple[float, ...] | None = None
-    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
     caution: str | None = None
-
-    @property
-    def input_spec(self) -> InputSpec:
-        """What the network takes as input."""
-        return InputSpec(
-            classes=self.classes,
-            shape=self.shape,
-            bytes_=self.bytes_,
-            origin=self.origin,
-            task=self.task,
-            target=self.target,
-            thresholds=self.thresholds,
-            preprocessing=self.preprocessing,
-        )
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
         """Read image files as input for the network, float32 [n, channels, height, width].
@@ -114,8 +91,8 @@ class ExportedModel:
         Raises:
             Failure: USAGE if the network takes no image files; DATA or NO_INPUT for an unreadable file.
         """
-        inputs.refuse_image_files(self.input_spec)
-        if warning := inputs.array_data_warning(self.input_spec):
+        inputs.refuse_image_files(self)
+        if warning := inputs.array_data_warning(self):
             warnings.warn(warning, stacklevel=2)
         draft = self.origin != "pictures"
         read = [inputs.read_image(Path(path), self.shape, self.preprocessing, draft=draft) for path in paths]
@@ -128,7 +105,7 @@ def describe_tensors(input_spec: InputSpec, output_dtype: str) -> dict[str, Any]
     The preprocessing leads from an image file to the input; it is None for a network that takes other numbers.
     """
     shape, classes, thresholds = input_spec.shape, [*input_spec.classes], input_spec.thresholds
-    task: dict[str, Any] = {"task": input_spec.task}
+    task: dict[str, Any] = {**task_fact(input_spec.task)}
     task |= {} if input_spec.target is None else {"target": asdict(input_spec.target)}
     task |= {} if thresholds is None else {"thresholds": [*thresholds]}
     return {
@@ -145,7 +122,7 @@ def describe_tensors(input_spec: InputSpec, output_dtype: str) -> dict[str, Any]
             "shape": [file_formats.BATCH_DIMENSION, len(classes)],
         },
         "classes": classes,
-        **(task if input_spec.task != CLASSIFICATION else {}),
+        **task,
     }
 
 

@@ -25,7 +25,7 @@ from train.data.shape import ImageSize, Shape, height_and_width
 from train.data.splits import DataSplits, EmptySource, SampleOrigin
 from train.data_fit import describe_image_file_obstacle, sample_origin
 from train.inference import checkpoints
-from train.tasks import CLASSIFICATION, MULTI_LABEL, TargetScale
+from train.tasks import CLASSIFICATION, TASKS, TargetScale
 
 DEFAULT_THRESHOLD: Final = 0.5  # of a label's probability, for weights that no evaluation measured
 ARRAY_DATA_WARNING: Final = (
@@ -88,7 +88,7 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
     try:
         classes = checkpoints.recorded_classes(recorded)
         task = checkpoints.recorded_task(recorded)
-        if task["task"] == MULTI_LABEL:
+        if "eval.threshold" in TASKS[task["task"]].keys:
             thresholds = checkpoints.recorded_thresholds(state, len(classes), flip=config.eval.flip)
             task["thresholds"] = thresholds or (DEFAULT_THRESHOLD,) * len(classes)
     except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -31,7 +31,7 @@ from train.metrics import METRICS, metrics_of
 from train.optim import schedule
 from train.report.document import render_text
 from train.run import record
-from train.tasks import REGRESSION, TASKS
+from train.tasks import TASKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +169,8 @@ def _hub_metadata(about: ModelFacts) -> str:
     Nobody has stated a licence. `datasets` are those that a hub has; a folder of one's own is none.
     """
     spec, data = about.input_spec, about.config.data
-    medium = "image" if len(spec.shape.size) == 2 else "video"
-    task = f"{medium}-{'regression' if spec.task == REGRESSION else 'classification'}"
+    medium, entry = "image" if len(spec.shape.size) == 2 else "video", TASKS[spec.task]
+    task = f"{medium}-{'classification' if entry.has_classes else 'regression'}"
     is_published = schema.DATA_SOURCES.get(data.name, "").startswith("published:")
     is_own = registry.find_source(data.name).origin == "files" and not is_published
     dataset = {"type": "imagefolder" if data.name == "folder" else data.name, "name": data.name}
@@ -197,7 +197,7 @@ def _hub_metadata(about: ModelFacts) -> str:
         "tags": [task, "pytorch", about.config.model.name],
         "metrics": metrics,
         "datasets": [data.name] if is_published else [],
-        **({} if spec.task == REGRESSION else {"pipeline_tag": task}),
+        **({"pipeline_tag": task} if entry.has_classes else {}),
         **({"model-index": [{"name": about.config.run.name, "results": results}]} if results else {}),
     }
     return str(yaml.safe_dump(head, sort_keys=False, allow_unicode=True))

@@ -1,6 +1,7 @@
-"""`RunningMean` averages the training loss and the other `AVERAGED` values between two log points.
+"""`RunningMean` averages the training loss and the values that the task names between two log points.
 
-To log one more value, add an entry to `AVERAGED`. The module also measures the time spent in training.
+To log one more value, add it to `averaged` and `measure` of the task, in `train.tasks`. The module also
+measures the time spent in training.
 """
 
 from __future__ import annotations
@@ -17,104 +18,41 @@ import torch
 from torch import Tensor
 
 from train.data.mixing import LabelMix
-from train.tasks import TargetScale
+from train.tasks.base import Task
 
 MAX_KEPT_LOSSES: Final = 4096  # micro batches whose own loss is kept between two readings
 
 
-def count_correct(_loss: Tensor, logits: Tensor, labels: Tensor, mix: LabelMix | None = None) -> Tensor:
-    """The number [] of correct predictions. A mixed image counts with the share of the label that was predicted."""
-    predicted = logits.argmax(dim=1)
-    if mix is None:
-        return (predicted == labels).sum()
-    return ((predicted == labels) * mix.share + (predicted == mix.other) * (1 - mix.share)).sum()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AveragedValue:
-    """One value of a training log line, averaged over all samples since the last one.
-
-    measure: takes the mean loss [], the logits [n, classes], the labels [n] of a micro batch and how they mix; returns
-        the value [] of these n samples, on the same device.
-    is_mean: whether `measure` returns the mean over the samples; otherwise it returns their sum.
-    """
-
-    measure: Callable[[Tensor, Tensor, Tensor, LabelMix | None], Tensor]
-    is_mean: bool
-
-
-# Of a classification. Every task has as many values, of the same kinds, and the loss is the first. With a value more or
-# less, older checkpoints can still be resumed: only their unfinished log window starts over.
-AVERAGED: Final[Mapping[str, AveragedValue]] = {
-    "loss": AveragedValue(measure=lambda loss, _logits, _labels, _mix: loss, is_mean=True),
-    "accuracy": AveragedValue(measure=count_correct, is_mean=False),
-}
-
-
-def classification_values(target: TargetScale | None) -> Mapping[str, AveragedValue]:
-    """Loss and accuracy."""
-    return AVERAGED
-
-
-def multi_label_values(target: TargetScale | None) -> Mapping[str, AveragedValue]:
-    """The loss, and the share of the samples' labels that are predicted as they are (probability 0.5)."""
-
-    def count_correct_labels(_loss: Tensor, logits: Tensor, labels: Tensor, _mix: LabelMix | None) -> Tensor:
-        return ((logits > 0) == (labels > 0.5)).double().mean(dim=1).sum()
-
-    return {"loss": AVERAGED["loss"], "label_accuracy": AveragedValue(measure=count_correct_labels, is_mean=False)}
-
-
-def regression_values(target: TargetScale | None) -> Mapping[str, AveragedValue]:
-    """The loss, and the absolute error in the numbers' unit."""
-    assert target is not None  # whoever reads numbers computes their scale
-    mean, std = target.mean, target.std
-
-    def sum_errors(_loss: Tensor, outputs: Tensor, labels: Tensor, _mix: LabelMix | None) -> Tensor:
-        return (outputs.double().flatten() * std + mean - labels).abs().sum()
-
-    return {"loss": AVERAGED["loss"], "mae": AveragedValue(measure=sum_errors, is_mean=False)}
-
-
-NUM_SUMS: Final = len(AVERAGED) + 1  # of each rank; the last is the number of samples
-MicroBatchValues = tuple[Tensor, ...]  # a tensor [] for each of AVERAGED
+# The mean loss [] of a micro batch, and the sum [] over its samples of each value that the task averages.
+MicroBatchValues = tuple[Tensor, ...]
 
 
 def measure_micro_batch(
-    loss: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    averaged: Mapping[str, AveragedValue] = AVERAGED,
-    mix: LabelMix | None = None,
+    loss: Tensor, outputs: Tensor, labels: Tensor, task: Task, mix: LabelMix | None = None
 ) -> MicroBatchValues:
-    """Measure each of `averaged`. loss: the mean []; logits [n, classes]; labels [n]; mix: how the labels mix."""
+    """The values of a micro batch. loss: the mean []. mix: how the labels mix."""
     with torch.no_grad():
-        return tuple(value.measure(loss.detach(), logits, labels, mix) for value in averaged.values())
+        return (loss.detach(), *task.measure(outputs, labels, mix))
 
 
 def sum_micro_batch(values: MicroBatchValues, samples: int) -> Tensor:
-    """The sums [NUM_SUMS] over the samples of a micro batch."""
-    sums = [
-        value.double() * samples if averaged.is_mean else value.double()
-        for averaged, value in zip(AVERAGED.values(), values, strict=True)
-    ]
-    return torch.stack([*sums, torch.full_like(sums[0], samples)])
+    """The sums over the samples of a micro batch: of the loss, of each other value, and the number of samples."""
+    loss, *others = (value.double() for value in values)
+    return torch.stack([loss * samples, *others, torch.full_like(loss, samples)])
 
 
 def values_of_sums(sums: Tensor, samples: int) -> MicroBatchValues:
     """The inverse of `sum_micro_batch`."""
-    return tuple(
-        value / samples if averaged.is_mean else value
-        for averaged, value in zip(AVERAGED.values(), sums[:-1].unbind(), strict=True)
-    )
+    loss, *others, _ = sums.unbind()
+    return (loss / samples, *others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
     """Means over the samples of all ranks since `RunningMean.clear`.
 
-    means: by name, as in the task's `averaged`. The loss is NaN or infinite if any loss was. Without samples all
-    means are NaN.
+    means: of the loss and the task's `averaged`, by name. The loss is NaN or infinite if any loss was. Without samples
+    all means are NaN.
     extra_sums: the sums over all ranks of the extra values.
     """
 
@@ -135,17 +73,15 @@ class RunningMean:
     addition, and the sums have the same bits wherever a checkpoint was saved in between.
     """
 
-    def __init__(
-        self, device: torch.device, sums: Sequence[float] = (0.0,) * NUM_SUMS, names: Sequence[str] = (*AVERAGED,)
-    ) -> None:
-        """sums: of an earlier start, from the checkpoint. names: of the values, as in the task's `averaged`."""
-        self._device, self._names = device, names
-        self._sums = [*sums]
+    def __init__(self, device: torch.device, averaged: Sequence[str], sums: Sequence[float] | None = None) -> None:
+        """averaged: as in the task. sums: of an earlier start, from the checkpoint."""
+        self._device, self._names = device, ("loss", *averaged)
+        self._sums = [*sums] if sums else [0.0] * (len(self._names) + 1)
         self._waiting: list[tuple[MicroBatchValues, int]] = []
         self._losses: deque[float] = deque(maxlen=MAX_KEPT_LOSSES)
 
     def sums(self) -> list[float]:
-        """This rank's sums: one for each of AVERAGED, then the number of samples."""
+        """This rank's sums: one for each value, then the number of samples."""
         self._fetch()
         return [*self._sums]
 
@@ -162,9 +98,9 @@ class RunningMean:
         """
         numbers = torch.tensor([*self.sums(), *extra], dtype=torch.float64, device=self._device)
         totals = all_reduce_sum(numbers).tolist()
-        *sums, samples = totals[:NUM_SUMS]
+        *sums, samples = totals[: len(self._sums)]
         means = {name: total / samples if samples else math.nan for name, total in zip(self._names, sums, strict=True)}
-        return StepMetrics(means=means, samples=int(samples), extra_sums=tuple(totals[NUM_SUMS:]))
+        return StepMetrics(means=means, samples=int(samples), extra_sums=tuple(totals[len(self._sums) :]))
 
     def losses(self) -> list[float]:
         """The mean losses that this rank has added since `clear`; at most the last MAX_KEPT_LOSSES."""
@@ -173,7 +109,7 @@ class RunningMean:
 
     def clear(self) -> None:
         """Set all sums to zero."""
-        self._sums = [0.0] * NUM_SUMS
+        self._sums = [0.0] * len(self._sums)
         self._waiting.clear()
         self._losses.clear()
 
@@ -182,9 +118,9 @@ class RunningMean:
             return
         waiting, self._waiting = self._waiting, []
         columns = [torch.stack(column).tolist() for column in zip(*(values for values, _ in waiting), strict=True)]
-        for index, averaged in enumerate(AVERAGED.values()):
-            for value, (_, samples) in zip(columns[index], waiting, strict=True):
-                self._sums[index] += value * samples if averaged.is_mean else value
+        for index, column in enumerate(columns):
+            for value, (_, samples) in zip(column, waiting, strict=True):
+                self._sums[index] += value if index else value * samples  # the first is the mean loss
         self._sums[-1] += sum(samples for _, samples in waiting)
         self._losses.extend(columns[0])
 

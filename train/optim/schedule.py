@@ -21,7 +21,7 @@ from train.config.optimizers import (
     usual_learning_rate,
 )
 from train.config.schema import FRACTION, OptimConfig, Rule, RunConfig, is_factory
-from train.tasks import REGRESSION
+from train.tasks import TASKS
 
 # The arguments of each schedule (optim.schedule_args) and their defaults. start and end are shares of the
 # peak learning rate.
@@ -128,7 +128,7 @@ def regression_warnings(config: RunConfig, task: str) -> tuple[str, ...]:
     """A warning if numbers are to be predicted with a learning rate of SGD for classes, above that of auto."""
     optim, batch, usual = config.optim, config.train.global_batch_size, OPTIMIZERS["sgd"].learning_rate
     auto = usual_learning_rate("sgd", "none", batch, is_fine_tuning=False, is_regression=True)
-    if task != REGRESSION or OPTIMIZERS.get(optim.name) is not OPTIMIZERS["sgd"] or usual is None or auto is None:
+    if TASKS[task].has_classes or OPTIMIZERS.get(optim.name) is not OPTIMIZERS["sgd"] or usual is None or auto is None:
         return ()
     peak = peak_learning_rate(optim, batch)
     if peak < usual or peak <= auto:

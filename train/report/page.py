@@ -18,6 +18,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure, file_writer, list_some, shell_command
 from train import files as file_io
 from train.config import schema
+from train.evaluation.mistakes import LabelScore
 from train.metrics import NOT_MEASURED, Metric
 from train.report import compare, plots, read, saved_evaluation
 from train.report.compare import RunDifferences, ScalingMeasurement
@@ -37,7 +38,7 @@ from train.report.document import (
 )
 from train.report.plots import Panel, PlotSeries, TargetRatio
 from train.report.read import ConfusionMatrix, RecordedRun, finite_or_nan, format_number
-from train.report.saved_evaluation import LabelScore, SavedEvaluation
+from train.report.saved_evaluation import SavedEvaluation
 from train.run.record import EVALUATION_FILE
 
 HTML_FILE, MARKDOWN_FILE = "report.html", "report.md"

@@ -27,6 +27,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodF
 from PIL import Image
 
 from entrypoint import to_printable
+from train.evaluation.mistakes import Calibration, NumberPairs
 from train.files import read_regular_file
 from train.metrics import METRICS, NOT_MEASURED, Metric
 from train.report import read
@@ -37,9 +38,8 @@ from train.report.read import (
     count_or_none,
     format_number,
 )
-from train.report.saved_evaluation import Calibration, NumberPairs
 from train.run.record import SAMPLES_FILE
-from train.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from train.tasks import TASKS
 
 # Okabe and Ito's colours, which colour-blind people can distinguish, darkest first. Each has a
 # marker and a dash for printers without colours.
@@ -469,13 +469,9 @@ def curves_section(runs: Sequence[RecordedRun], *, mark: str = "") -> Section:
     )
 
 
-# Of a training, in the log points of a task.
-TRAINING_SCORES: Final = {CLASSIFICATION: ("accuracy",), MULTI_LABEL: ("label_accuracy",)}
-
-
 def _loss_unit(runs: Sequence[RecordedRun]) -> str:
     """Numbers are standardized, so their loss has no unit."""
-    return "" if any(run.task == REGRESSION for run in runs) else "nats"
+    return "nats" if all(TASKS[run.task].has_classes for run in runs) else ""
 
 
 def _unit_and_scale(metrics: Sequence[Metric], runs: Sequence[RecordedRun]) -> tuple[str, float]:
@@ -498,7 +494,7 @@ def single_run_panels(run: RecordedRun) -> list[Panel]:
     unit, scale = _unit_and_scale(shares, [run])
     scores = [
         metric_series(run, "train", name, name=f"train {name.replace('_', ' ')}", colour=0, scale=scale)
-        for name in TRAINING_SCORES.get(run.task, ())
+        for name in TASKS[run.task].training_scores
     ]
     scores += _validation_series(run, is_share=True)
     in_units = [

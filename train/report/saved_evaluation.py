@@ -17,6 +17,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from PIL import Image
 
 from train import files
+from train.evaluation.mistakes import Calibration, LabelScore, NumberPairs
 from train.tasks import TASKS
 
 FORMAT: Final = 2
@@ -25,52 +26,6 @@ MAX_THUMBNAIL_PIXELS: Final = 512  # of a side
 MAX_IMAGES: Final = 100  # of a gallery
 MAX_GALLERIES: Final = 4
 MAX_PAIRS: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationBin:
-    """The images whose confidence is in one interval. confidence, accuracy: their means; 0 without images."""
-
-    images: int
-    confidence: float
-    accuracy: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """How well confidence agrees with accuracy. bins: of equal width, from 0 to 1. error: the ECE."""
-
-    error: float
-    bins: tuple[CalibrationBin, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelScore:
-    """One label of several per image. images: that have it. predicted: that the model gives it. correct: both.
-
-    average_precision: None without an image. threshold: the probability from which on the model gives the label.
-    """
-
-    name: str
-    images: int
-    predicted: int
-    correct: int
-    average_precision: float | None
-    threshold: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumberPairs:
-    """The true and the predicted number of some images, in the unit of the labels.
-
-    name: of the number. images: all that were measured. mean_error: of all, prediction - number.
-    """
-
-    name: str
-    images: int
-    mean_error: float
-    true: tuple[float, ...]
-    predicted: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from train.config.schema import ModelConfig
 from train.data.shape import Shape
 from train.logging.trackers import load_tracker_classes
 from train.models import registry
-from train.optim.loss import Criterion
+from train.tasks.classification import Criterion
 
 OWN = """
 import torch

@@ -16,8 +16,8 @@ from train.config.schema import DataConfig, OptimConfig
 from train.data import mixing, registry
 from train.data.augmenter import build_augmenter
 from train.data.mixing import LabelMix, MixDraws
-from train.logging.running_mean import count_correct
-from train.optim.loss import build_criterion
+from train.tasks.class_balance import class_weights
+from train.tasks.classification import Classification, Criterion
 
 SAMPLES = np.arange(4000)
 IMAGES = torch.rand((2, 3, 8, 12), generator=torch.Generator().manual_seed(0))
@@ -98,13 +98,14 @@ def test_the_loss_is_that_of_the_mixed_targets(changes: dict[str, Any]) -> None:
     logits, labels = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
     mix = LabelMix(torch.tensor([1, 0, 0, 2]), torch.tensor([0.3, 1.0, 0.5, 0.0]))
     targets = one_hot(labels, 3) * mix.share[:, None] + one_hot(mix.other, 3) * (1 - mix.share[:, None])
-    ours = build_criterion(OptimConfig(**changes), [1, 1, 1])(logits, labels, mix=mix)
+    ours = Criterion(**{"label_smoothing": 0.0, "weights": None, **changes})(logits, labels, mix=mix)
     torch.testing.assert_close(ours, cross_entropy(logits, targets, **changes))
 
 
 def test_labels_that_do_not_mix_give_the_loss_without_mixing() -> None:
     logits, labels = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
-    criterion = build_criterion(OptimConfig(class_weights=[1, 2, 3]), [5, 5, 5])
+    weights = class_weights(OptimConfig(class_weights=[1, 2, 3]), [5, 5, 5])
+    criterion = Criterion(label_smoothing=0.0, weights=weights)
     mix = LabelMix(labels.flip(0), torch.ones(4))
     torch.testing.assert_close(criterion(logits, labels, mix=mix), criterion(logits, labels))
 
@@ -112,7 +113,8 @@ def test_labels_that_do_not_mix_give_the_loss_without_mixing() -> None:
 def test_a_mixed_image_counts_as_correct_with_the_share_of_the_predicted_label() -> None:
     logits, labels = torch.eye(3), torch.tensor([0, 2, 2])
     mix = LabelMix(torch.tensor([1, 1, 0]), torch.tensor([0.7, 0.4, 0.9]))
-    assert float(count_correct(torch.zeros(()), logits, labels, mix)) == pytest.approx(0.7 + 0.6 + 0.9)
+    (correct,) = Classification(classes=("a", "b", "c")).measure(logits, labels, mix)
+    assert float(correct) == pytest.approx(0.7 + 0.6 + 0.9)
 
 
 def test_an_odd_micro_batch_is_refused() -> None:

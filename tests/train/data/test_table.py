@@ -16,7 +16,7 @@ from entrypoint import ExitCode, Failure, Heartbeat
 from train.config.schema import DataConfig
 from train.data import decoded_cache, registry, statistics
 from train.data.splits import DataSplits, ImageFileSource
-from train.optim.loss import Criterion
+from train.tasks.classification import Criterion
 
 
 def data(file: Path, **changes: Any) -> DataConfig:

@@ -13,9 +13,10 @@ from entrypoint import Failure
 from train import names
 from train.config import resume_rules
 from train.config.schema import DataConfig
-from train.data import registry, shard_labels, statistics
+from train.data import registry, shard_labels
 from train.data.shards import index as shard_index
 from train.inference import checkpoints, evaluate
+from train.tasks import class_balance
 
 NFC, NFD = "caf\u00e9", "cafe\u0301"  # a Mac's zip holds the second
 
@@ -177,14 +178,14 @@ def test_a_run_that_recorded_decomposed_classes_goes_on_and_is_measured(tmp_path
 
 def test_class_weights_are_those_of_the_names_in_either_form() -> None:
     weights = {NFD: 2.0, "tea": 1.0}
-    assert statistics.weights_in_order(weights, (NFC, "tea")) == [2, 1]
-    assert statistics.describe_class_weights(weights, (NFC, "tea")) == f"{NFC}: 2, tea: 1"
+    assert class_balance.weights_in_order(weights, (NFC, "tea")) == [2, 1]
+    assert class_balance.describe_class_weights(weights, (NFC, "tea")) == f"{NFC}: 2, tea: 1"
 
 
 @pytest.mark.parametrize("other", [NFD, "Caf\u00e9"])
 def test_weights_of_names_that_look_like_a_class_are_refused_with_the_difference(other: str) -> None:
     with pytest.raises(Failure) as refused:
-        statistics.weights_in_order({other: 2.0, NFC: 1.0, "tea": 1.0}, (NFC, "tea"))
+        class_balance.weights_in_order({other: 2.0, NFC: 1.0, "tea": 1.0}, (NFC, "tea"))
     assert ascii(other) in (refused.value.found or "")
 
 

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from entrypoint import Failure
+from train.config.schema import OptimConfig
 from train.evaluation.results import EvaluationResult, format_epoch_line, metric_rows
-from train.evaluation.scores import ErrorCounter, MultiLabelCounter, average_precision, best_threshold
-from train.optim.loss import MultiLabelCriterion, RegressionCriterion
+from train.evaluation.scores import Counter
 from train.tasks import TargetScale
+from train.tasks.multi_label import MultiLabel, average_precision, best_threshold
+from train.tasks.regression import Regression
 
 CPU = torch.device("cpu")
-SQUARED = RegressionCriterion(distance="l2", target=TargetScale(mean=10.0, std=2.0))
+AGES = Regression(classes=("age",), target=TargetScale(mean=10.0, std=2.0))
 
 
 def precision_by_definition(scores: Sequence[float], labels: Sequence[int]) -> float:
@@ -62,8 +64,12 @@ def counted(counter: Any, batches: Sequence[tuple[Tensor, Tensor]]) -> Evaluatio
     return result
 
 
-def labels_counter(threshold: Any = 0.5) -> MultiLabelCounter:
-    return MultiLabelCounter(3, CPU, MultiLabelCriterion(), threshold)
+def labels_counter(threshold: Any = 0.5) -> Counter:
+    return MultiLabel(classes=("a", "b", "c")).build_counter(3, CPU, optim=OptimConfig(), threshold=threshold)
+
+
+def errors_counter() -> Counter:
+    return AGES.build_counter(1, CPU, optim=OptimConfig(loss="l2"), threshold=0.5)
 
 
 def test_several_labels_are_measured() -> None:
@@ -79,7 +85,7 @@ def test_several_labels_are_measured() -> None:
 
 def test_numbers_are_measured_in_their_own_unit() -> None:
     outputs, labels = torch.tensor([[0.0], [1.0], [-1.0]]), torch.tensor([10.0, 14.0, 7.0])
-    result = counted(ErrorCounter(1, CPU, SQUARED, 0.5), [(outputs, labels)])
+    result = counted(errors_counter(), [(outputs, labels)])
     assert result.values["mae"] == pytest.approx((0 + 2 + 1) / 3)
     mean = 31 / 3
     variation = sum((value - mean) ** 2 for value in (10, 14, 7))
@@ -88,7 +94,7 @@ def test_numbers_are_measured_in_their_own_unit() -> None:
 
 
 def test_equal_numbers_have_no_r2() -> None:
-    result = counted(ErrorCounter(1, CPU, SQUARED, 0.5), [(torch.zeros(2, 1), torch.full((2,), 3.0))])
+    result = counted(errors_counter(), [(torch.zeros(2, 1), torch.full((2,), 3.0))])
     assert math.isnan(result.values["r2"] or 0.0)
 
 
@@ -104,8 +110,7 @@ def test_the_metrics_do_not_depend_on_which_rank_has_which_batch(task: str) -> N
 
     def on(world_size: int) -> EvaluationResult:
         counters: list[Any] = [
-            labels_counter("auto") if task == "multi_label" else ErrorCounter(1, CPU, SQUARED, 0.5)
-            for _ in range(world_size)
+            labels_counter("auto") if task == "multi_label" else errors_counter() for _ in range(world_size)
         ]
         for rank, counter in enumerate(counters):
             for outputs, of_batch in batches[rank::world_size]:

@@ -71,7 +71,7 @@ def predicted_class(model: Path, image: Path) -> tuple[str, float]:
     """What `train predict` says."""
     loaded = predict.prepare_from_export(model, "cpu", 1)
     (prediction,) = predict.predict_images(loaded, [image], 1, pytest.fail)
-    return prediction.classes[0], prediction.probabilities[0]
+    return prediction.values["class"], prediction.values["probability"]
 
 
 NETWORKS = {

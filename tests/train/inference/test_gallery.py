@@ -18,8 +18,8 @@ from PIL import Image
 from train import __main__ as front
 from train.data.arrays import ArraySource
 from train.data.splits import ImageFileSource
-from train.inference import checkpoints, evaluate, explanation, mistakes
-from train.inference.mistakes import Selection
+from train.evaluation.mistakes import Selection
+from train.inference import checkpoints, evaluate, explanation, gallery
 from train.report import saved_evaluation
 
 
@@ -39,7 +39,7 @@ def test_any_sample_has_a_small_thumbnail_of_its_own_shape(
     shape: tuple[int, ...], dtype: torch.dtype, size: tuple[int, int]
 ) -> None:
     pixels = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 255).to(dtype)
-    jpeg = mistakes.thumbnail(pixels)
+    jpeg = gallery.encode_thumbnail(explanation.displayable(pixels))
     assert saved_evaluation.jpeg_size(jpeg) == size
     assert len(jpeg) < 64_000
 
@@ -54,7 +54,7 @@ def test_an_image_that_is_gone_is_left_out(tmp_path: Path) -> None:
     paths = [str(tmp_path / "cat" / name) for name in ("000.png", "gone.png")]
     source = ImageFileSource(paths, torch.tensor([0, 0]), 8)
     selection = Selection(title="t", head=("true",), rows=[0, 1], cells=[["cat"], ["dog"]])
-    made = mistakes.make_gallery(selection, np.arange(2), source, f"{tmp_path}/")
+    made = gallery.make_gallery(selection, np.arange(2), source, f"{tmp_path}/")
     assert (made.title, made.head) == ("t", ("true",))
     assert [(image.name, image.cells) for image in made.images] == [("cat/000.png", ("cat",))]
 
@@ -112,7 +112,7 @@ def test_a_heat_map_explains_the_output_that_the_selection_names() -> None:
 
     source = ArraySource(torch.zeros(3, 8, 8, 3, dtype=torch.uint8), torch.arange(3), torch.zeros(3), "a")
     selection = Selection(title="t", head=(), rows=[0, 2], cells=[[], []], outputs=[5, 6])
-    (first, _) = mistakes.make_gallery(selection, np.arange(3), source, "", explain).images
+    (first, _) = gallery.make_gallery(selection, np.arange(3), source, "", explain).images
     assert explained == [([1, 8, 8, 3], [5]), ([1, 8, 8, 3], [6])]
     assert first.heat not in (None, first.jpeg)
 

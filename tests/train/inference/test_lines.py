@@ -7,14 +7,19 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from train.inference.predict import ClassPrediction
+from train.tasks.base import Prediction
+from train.tasks.classification import Classification
 
+LOGITS = torch.tensor([[3.0, 1.0]]).log()  # three times as likely
 ODD = ["two words", "Größe", "a\nb", "a\tb", "a\r\nb", "\x1b[31mred", "\u2028", "\x85", "\u202egnp.exe", "back\\slash"]
 
 
-def prediction(name: str, path: str = "a.png") -> ClassPrediction:
-    return ClassPrediction(path=Path(path), classes=(name, "other"), probabilities=(0.75, 0.25))
+def prediction(name: str, path: str = "a.png") -> Prediction:
+    (predicted,) = Classification(classes=(name, "other")).predict(LOGITS, [Path(path)], None, top=2)
+    assert predicted is not None
+    return predicted
 
 
 def test_a_line_is_path_class_and_probability_with_tabs_between() -> None:
@@ -33,8 +38,8 @@ def test_json_is_one_line_and_gives_the_name_back(name: str) -> None:
     text = prediction(name, name).as_json()
     assert len(text.splitlines()) == 1
     read = json.loads(text)
-    assert (read["class"], read["path"], read["probability"]) == (name, str(Path(name)), 0.75)
-    assert read["top"][1] == {"class": "other", "probability": 0.25}
+    assert (read["class"], read["path"], read["probability"]) == (name, str(Path(name)), pytest.approx(0.75))
+    assert read["top"][1] == {"class": "other", "probability": pytest.approx(0.25)}
 
 
 def test_a_path_whose_bytes_are_no_text_comes_back_from_json() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,12 @@ from train.data.sampler import rank_blocks
 from train.data.splits import ImageFileSource, with_all_as_validation
 from train.data.workers import UnreadableLog
 from train.inference import checkpoints, evaluate, per_image
-from train.inference.per_image import (
-    ClassResults,
-    ImageResults,
-    LabelResults,
-    NumberResults,
-    ResultCollector,
-)
-from train.optim.loss import MultiLabelCriterion
+from train.inference.per_image import ResultCollector
 from train.tasks import TargetScale
+from train.tasks.base import Task
+from train.tasks.classification import Classification
+from train.tasks.multi_label import MultiLabel, MultiLabelCriterion
+from train.tasks.regression import Regression
 
 LOGITS = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(10) % 3
@@ -38,104 +33,110 @@ LABELS = torch.arange(10) % 3
 
 TAGS = (torch.arange(30).view(10, 3) % 4 == 0).float()
 NUMBERS = torch.arange(10, dtype=torch.float32) / 2
-TARGET = TargetScale(mean=2.0, std=3.0)
+CLASSES = Classification(classes=("a", "b", "c"))
+LABEL_SETS = MultiLabel(classes=("a", "b", "c"))
+AGES = Regression(classes=("age",), target=TargetScale(mean=2.0, std=3.0))
 
 
 def collected(
     world_size: int,
     broken: tuple[int, ...] = (),
-    of: type[ImageResults] = ClassResults,
+    task: Task = CLASSES,
     outputs: torch.Tensor = LOGITS,
     labels: torch.Tensor = LABELS,
-) -> Any:
-    """The results of ten images in blocks of three, of which a loader leaves the broken ones out."""
+) -> tuple[list[int], list[Any]]:
+    """The samples and the rows of ten images in blocks of three, of which a loader leaves the broken ones out."""
     collectors = []
     for rank in range(world_size):
         log = UnreadableLog(5, lambda line: None)
         log.add("validation", dict.fromkeys(broken, "broken"))
         blocks = rank_blocks(10, 3, rank=rank, world_size=world_size)
-        collectors.append(ResultCollector(blocks, log, partial(of.measure, target=TARGET)))
+        collectors.append(ResultCollector(blocks, log, task.measure_images))
         for block in blocks:
             rows = torch.tensor([sample for sample in block.tolist() if sample not in broken], dtype=torch.int64)
             if len(rows):
                 collectors[-1].add(outputs[rows], labels[rows])
-    others = [collector.own_columns() for collector in collectors[1:]]
-    return of.from_columns(*collectors[0].gather(lambda own: [own, *others]), thresholds=(0.5, 0.25, 0.75))
+    others = [collector.store.own_columns() for collector in collectors[1:]]
+    results = task.image_results(*collectors[0].gather(lambda own: [own, *others]), THRESHOLDS)
+    return results.samples.tolist(), [*map(list, results.cells)]
 
 
+THRESHOLDS = (0.5, 0.25, 0.75)
 TASKS = {
-    "classification": (ClassResults, LOGITS, LABELS),
-    "multi_label": (LabelResults, LOGITS, TAGS),
-    "regression": (NumberResults, LOGITS[:, :1], NUMBERS),
+    "classification": (CLASSES, LOGITS, LABELS),
+    "multi_label": (LABEL_SETS, LOGITS, TAGS),
+    "regression": (AGES, LOGITS[:, :1], NUMBERS),
 }
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_any_number_of_ranks_gives_the_same_results(world_size: int, task: Any) -> None:
-    of, outputs, labels = task
-    found, alone = (collected(ranks, (), of, outputs, labels) for ranks in (world_size, 1))
-    for field in fields(alone):
-        assert np.array_equal(getattr(found, field.name), getattr(alone, field.name))
+    assert collected(world_size, (), *task) == collected(1, (), *task)
 
 
 def test_each_image_has_its_own_prediction_confidence_and_loss() -> None:
-    found = collected(1)
-    assert found.samples.tolist() == list(range(10))
-    assert found.labels.tolist() == LABELS.tolist()
-    assert found.predictions.tolist() == LOGITS.argmax(dim=1).tolist()
-    assert found.confidences == pytest.approx(LOGITS.softmax(dim=1).amax(dim=1).numpy())
-    assert found.losses == pytest.approx(cross_entropy(LOGITS, LABELS, reduction="none").numpy())
+    samples, rows = collected(1)
+    assert samples == list(range(10))
+    labels, predictions, confidences, losses = zip(*rows, strict=True)
+    assert labels == tuple("abc"[label] for label in LABELS.tolist())
+    assert predictions == tuple("abc"[label] for label in LOGITS.argmax(dim=1).tolist())
+    assert confidences == pytest.approx(LOGITS.softmax(dim=1).amax(dim=1).tolist())
+    assert losses == pytest.approx(cross_entropy(LOGITS, LABELS, reduction="none").tolist())
 
 
 def test_each_image_has_its_own_labels_those_above_their_threshold_and_the_loss_of_the_training() -> None:
-    found = collected(1, (), LabelResults, LOGITS, TAGS)
-    assert found.labels.tolist() == TAGS.bool().tolist()
-    assert found.predicted.tolist() == (LOGITS.sigmoid() >= torch.tensor([0.5, 0.25, 0.75])).tolist()
-    assert found.losses == pytest.approx(MultiLabelCriterion().each(LOGITS, TAGS).numpy())
+    _, rows = collected(1, (), LABEL_SETS, LOGITS, TAGS)
+    labels, predictions, losses = zip(*rows, strict=True)
+    predicted = LOGITS.sigmoid() >= torch.tensor(THRESHOLDS)
+    for names, members in ((labels, TAGS.bool()), (predictions, predicted)):
+        assert names == tuple("|".join(name for name, has in zip("abc", row, strict=True) if has) for row in members)
+    assert losses == pytest.approx(MultiLabelCriterion().each(LOGITS, TAGS).tolist())
 
 
 def test_each_image_has_its_own_number_in_the_unit_of_the_labels() -> None:
-    found = collected(1, (), NumberResults, LOGITS[:, :1], NUMBERS)
-    assert found.numbers.tolist() == NUMBERS.tolist()
-    assert found.predictions == pytest.approx((LOGITS[:, 0] * 3 + 2).numpy())
-    assert found.errors == pytest.approx((LOGITS[:, 0] * 3 + 2 - NUMBERS).numpy())
+    _, rows = collected(1, (), AGES, LOGITS[:, :1], NUMBERS)
+    numbers, predictions, errors = zip(*rows, strict=True)
+    assert list(numbers) == NUMBERS.tolist()
+    assert predictions == pytest.approx((LOGITS[:, 0] * 3 + 2).tolist())
+    assert errors == pytest.approx((LOGITS[:, 0] * 3 + 2 - NUMBERS).tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("broken", [(4,), (3, 4, 5), (0, 9), (1, 2, 6, 7)])
 def test_broken_images_are_left_out_and_the_others_keep_their_numbers(broken: tuple[int, ...]) -> None:
-    found = collected(1, broken)
-    assert found.samples.tolist() == [sample for sample in range(10) if sample not in broken]
-    assert found.labels.tolist() == (found.samples % 3).tolist()
+    samples, rows = collected(1, broken)
+    assert samples == [sample for sample in range(10) if sample not in broken]
+    assert [row[0] for row in rows] == ["abc"[sample % 3] for sample in samples]
 
 
 NAN = torch.nan
 NOT_FINITE = {
     "classification": (
-        (ClassResults, torch.tensor([[1.0, NAN], [0.0, 2.0]]), torch.tensor([0, 1])),
+        (Classification, torch.tensor([[1.0, NAN], [0.0, 2.0]]), torch.tensor([0, 1])),
         "label,prediction,confidence,loss",
         ["'-x,y,,", "y,y,0.880797,0.126928"],
     ),
     "multi_label": (
-        (LabelResults, torch.tensor([[NAN, NAN], [4.0, 2.0]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]])),
+        (MultiLabel, torch.tensor([[NAN, NAN], [4.0, 2.0]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]])),
         "labels,predictions,loss",
         ["'-x,,", "'-x|y,'-x|y,0.072539"],
     ),
     "regression": (
-        (NumberResults, torch.tensor([[NAN], [0.5]]), torch.tensor([-4.0, 3.0])),
+        (Regression, torch.tensor([[NAN], [0.5]]), torch.tensor([-4.0, 3.0])),
         "number,prediction,error",
         ["-4.0,,", "3.0,3.5,0.5"],
     ),
 }
 
 
-@pytest.mark.parametrize(("task", "head", "lines"), NOT_FINITE.values(), ids=NOT_FINITE)
-def test_outputs_that_are_not_finite_leave_empty_cells(task: Any, head: str, lines: list[str]) -> None:
-    of, outputs, labels = task
-    collector = ResultCollector([np.arange(2)], UnreadableLog(0, lambda line: None), partial(of.measure, target=TARGET))
+@pytest.mark.parametrize(("case", "head", "lines"), NOT_FINITE.values(), ids=NOT_FINITE)
+def test_outputs_that_are_not_finite_leave_empty_cells(case: Any, head: str, lines: list[str]) -> None:
+    of, outputs, labels = case
+    task = of(classes=("-x", "y"), target=AGES.target)
+    collector = ResultCollector([np.arange(2)], UnreadableLog(0, lambda line: None), task.measure_images)
     collector.add(outputs, labels)
-    results = of.from_columns(*collector.gather(lambda part: [part]), thresholds=(0.5, 0.5))
-    table = per_image.encode_table(results, ImageFileSource(["=a.png", "b.png"], torch.zeros(2), 8), ("-x", "y"))
+    results = task.image_results(*collector.gather(lambda part: [part]), (0.5, 0.5))
+    table = per_image.encode_table(results, ImageFileSource(["=a.png", "b.png"], torch.zeros(2), 8))
     rows = [",".join(row) for row in csv.reader(table.decode("utf-8-sig").splitlines())]
     assert rows == [f"path,{head}", f"./=a.png,{lines[0]}", f"b.png,{lines[1]}"]
 

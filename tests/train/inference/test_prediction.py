@@ -69,7 +69,7 @@ def validation_files(photos: Path) -> tuple[list[Path], list[str]]:
 def test_as_many_are_right_as_the_evaluation_counted(run: Path, photos: Path, size: int) -> None:
     paths, labels = validation_files(photos)
     answers = predict.predict_images(ready(run, len(paths), f"eval.batch_size={size}"), paths, 1, print)
-    right = sum(answer.classes[0] == label for answer, label in zip(answers, labels, strict=True))
+    right = sum(answer.values["class"] == label for answer, label in zip(answers, labels, strict=True))
     result = chosen_result(run)
     assert len(paths) == result["samples"]
     assert right / len(paths) == pytest.approx(result["accuracy"])
@@ -149,9 +149,10 @@ def test_one_image_without_an_answer_is_told_of_as_one(failed: int, count: int, 
 
 def test_top_gives_classes_by_falling_probability_that_add_up(run: Path, photos: Path) -> None:
     (one,) = predict.predict_images(ready(run), [photos / "light" / "1.png"], 5, print)
-    assert set(one.classes) == {"dark", "light"}
-    assert one.probabilities[0] >= one.probabilities[1]
-    assert math.fsum(one.probabilities) == pytest.approx(1)
+    probabilities = [each["probability"] for each in one.values["top"]]
+    assert {each["class"] for each in one.values["top"]} == {"dark", "light"}
+    assert probabilities[0] >= probabilities[1]
+    assert math.fsum(probabilities) == pytest.approx(1)
 
 
 class Says(nn.Module):
@@ -180,7 +181,7 @@ def test_of_equal_scores_the_first_class_answers_and_a_ruled_out_one_has_nothing
     run: Path, photos: Path, scores: tuple[float, float]
 ) -> None:
     (one,) = predict.predict_images(replace(ready(run), network=Says(*scores)), [photos / "dark" / "0.png"], 1, print)
-    assert one.classes == ("dark",)
+    assert [each["class"] for each in one.values["top"]] == ["dark"]
 
 
 def test_a_model_of_clips_is_refused(tmp_path: Path) -> None:

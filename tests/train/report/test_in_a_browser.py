@@ -15,8 +15,9 @@ from made_up_runs import make_run, of_gpus
 from PIL import Image
 
 from train import __main__ as front
+from train.evaluation.mistakes import Calibration, CalibrationBin
 from train.report import saved_evaluation
-from train.report.saved_evaluation import Calibration, CalibrationBin, GalleryImage, SavedEvaluation, SavedGallery
+from train.report.saved_evaluation import GalleryImage, SavedEvaluation, SavedGallery
 
 pytestmark = pytest.mark.slow  # a browser is no tool of every machine
 

@@ -14,6 +14,7 @@ import pytest
 from made_up_runs import CLASSES, make_run
 from PIL import Image
 
+from train.evaluation.mistakes import Calibration, CalibrationBin, LabelScore, NumberPairs
 from train.report import page, read, saved_evaluation
 from train.report.document import (
     DescriptionList,
@@ -25,15 +26,7 @@ from train.report.document import (
     render_html,
     render_markdown,
 )
-from train.report.saved_evaluation import (
-    Calibration,
-    CalibrationBin,
-    GalleryImage,
-    LabelScore,
-    NumberPairs,
-    SavedEvaluation,
-    SavedGallery,
-)
+from train.report.saved_evaluation import GalleryImage, SavedEvaluation, SavedGallery
 
 
 def jpeg(width: int = 20, height: int = 10) -> bytes:

@@ -34,7 +34,7 @@ from train.data.shards.members import BLOCK, Skipped, damaged_shard_failure, des
 from train.data.shards.order import Entries, Int64Array, cut_into_runs
 from train.data.sources.arrays import PARSE_ERRORS, read_npy_header
 from train.fields import MAX_INT64, TEXTS, check_fields, whole_number
-from train.tasks import AUTO, MULTI_LABEL, REGRESSION, TASKS
+from train.tasks import AUTO, MULTI_LABEL, TASKS
 
 ENTRIES_FILE: Final = "index.npy"
 RUNS_FILE: Final = "runs.npy"
@@ -163,7 +163,7 @@ def _refuse_contradictions(shards: Sequence[Shard], labels: LabelKind) -> None:
     """Raise ValueError for what no folder of shards can hold."""
     splits = [SPLITS.index(shard.split) for shard in shards]
     problems = {
-        "classes: a number to predict has one name": labels.task == REGRESSION and len(labels.classes) > 1,
+        "classes: a number to predict has one name": not TASKS[labels.task].has_classes and len(labels.classes) > 1,
         "shards: a name is there twice": len({shard.name for shard in shards}) < len(shards),
         "shards: those of a split do not follow each other": splits != sorted(splits),
         "shards: one has more images than its size can hold": any(
@@ -381,7 +381,7 @@ def read_shards(
 
 def _label_warnings(labels: LabelKind, column: Int64Array) -> Iterator[str]:
     """What looks like a mistake in the labels of all images."""
-    if labels.task == REGRESSION:
+    if not TASKS[labels.task].has_classes:
         return
     counts = np.bincount(column, minlength=len(labels.classes))
     if labels.sets is not None:

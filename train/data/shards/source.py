@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, TypeVar, overload
@@ -42,7 +43,7 @@ from train.data.shards.order import ChosenEntries, Int64Array, RemainingEntries,
 from train.data.sources.shards import compare_shards, summarize
 from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices, SampleSource
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
-from train.tasks import AUTO, CLASSIFICATION, REGRESSION, TargetScale
+from train.tasks import AUTO, CLASSIFICATION, TASKS
 
 GATHERED_AT_A_TIME: Final = 2**16  # labels
 NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
@@ -420,7 +421,8 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK, *_: object) -> 
     summarize(data)  # refuses splits that are asked for twice
     index = shard_index.read_index(Path(data.root))
     _refuse_other_task(data, index.labels)
-    if index.labels.task != REGRESSION and data.classes not in (len(index.labels.classes), DataConfig().classes):
+    has_classes = TASKS[index.labels.task].has_classes
+    if has_classes and data.classes not in (len(index.labels.classes), DataConfig().classes):
         raise Failure(
             "data.classes is not the number of classes of the shards",
             found=f"{len(index.labels.classes)} classes in {index.folder / shard_index.FACTS_FILE}",
@@ -472,7 +474,7 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK, *_: object) -> 
         notes=notes,
         warnings=warnings,
         task=task,
-        target=_target_scale(index, sources[0]) if task == REGRESSION else None,
+        target=None if has_classes else number_scale(sources[0].labels.numpy(), partial(_one_number_failure, index)),
     )
 
 
@@ -487,16 +489,13 @@ def _refuse_other_task(data: DataConfig, labels: LabelKind) -> None:
         )
 
 
-def _target_scale(index: ShardIndex, training: ShardSource) -> TargetScale:
-    scale = number_scale(training.labels.numpy())
-    if scale is None:
-        raise Failure(
-            "all images to train on have the same number",
-            found=f"{training.labels[0].item():g} in {index.folder}",
-            fix="give the training images different numbers, or another data.val_fraction",
-            code=ExitCode.DATA,
-        )
-    return scale
+def _one_number_failure(index: ShardIndex, number: str) -> Failure:
+    return Failure(
+        "all images to train on have the same number",
+        found=f"{number} in {index.folder}",
+        fix="give the training images different numbers, or another data.val_fraction",
+        code=ExitCode.DATA,
+    )
 
 
 def with_copies(splits: DataSplits, copies: Path) -> DataSplits:

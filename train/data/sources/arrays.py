@@ -23,7 +23,7 @@ from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.registry import DataSource, DataSummary, describe_test
-from train.tasks import AUTO, CLASSIFICATION, TASKS
+from train.tasks import AUTO, CLASSIFICATION, TASKS, task_fact
 
 if TYPE_CHECKING:
     import numpy as np
@@ -320,7 +320,7 @@ def describe(data: DataConfig) -> DataSummary:
     return DataSummary(
         description=f"{data.name} ({data.root}), images {list(summary.shape)}{describe_test(test)}",
         training=sizes.training,
-        facts=facts if task == CLASSIFICATION else facts | {"task": task},
+        facts=facts | task_fact(task),
         task=task,
     )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from entrypoint import ExitCode, Failure
-from train.data import statistics
+from train.data.statistics import class_counts
+from train.tasks import class_balance
+from train.tasks.classification import Classification
 
 NAMES = ("rare", "common", "middle")
 
@@ -15,17 +19,23 @@ def labels(*counts: int) -> torch.Tensor:
     return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
 
 
+def described(
+    classes: Sequence[str], training: torch.Tensor, validation: torch.Tensor, weights: class_balance.ClassWeights
+) -> list[str]:
+    return Classification(classes=tuple(classes)).describe_balance(training, validation, weights)
+
+
 def test_counts_are_those_of_every_class_also_of_one_that_has_none() -> None:
-    assert statistics.class_counts(labels(2, 0, 3), 4).tolist() == [2, 0, 3, 0]
+    assert class_counts(labels(2, 0, 3), 4).tolist() == [2, 0, 3, 0]
 
 
 def test_balanced_weights_are_samples_by_classes_times_count() -> None:
-    assert statistics.balanced_class_weights([1, 3]) == [2.0, pytest.approx(2 / 3)]
+    assert class_balance.balanced_class_weights([1, 3]) == [2.0, pytest.approx(2 / 3)]
 
 
 @pytest.mark.parametrize("counts", [[5, 5], [1, 99], [7, 11, 13], [10**9, 1]])
 def test_balanced_weights_keep_the_scale_of_the_loss(counts: list[int]) -> None:
-    weighted = sum(w * c for w, c in zip(statistics.balanced_class_weights(counts), counts, strict=True))
+    weighted = sum(w * c for w, c in zip(class_balance.balanced_class_weights(counts), counts, strict=True))
     assert weighted == pytest.approx(sum(counts))
 
 
@@ -43,7 +53,7 @@ def test_a_class_without_a_training_sample_cannot_be_balanced(
     counts: list[int], names: tuple[str, ...], said: str
 ) -> None:
     with pytest.raises(Failure) as caught:
-        statistics.balanced_class_weights(counts, names)
+        class_balance.balanced_class_weights(counts, names)
     assert caught.value.code == ExitCode.DATA
     assert said in str(caught.value)
     assert "optim.class_weights" in caught.value.fix
@@ -58,11 +68,11 @@ def test_a_class_without_a_training_sample_cannot_be_balanced(
     ],
 )
 def test_about_equal_classes_are_one_line(training: tuple[int, ...], validation: tuple[int, ...], said: str) -> None:
-    assert statistics.describe_class_balance(labels(*training), labels(*validation), ("a", "b"), "none") == [said]
+    assert described(("a", "b"), labels(*training), labels(*validation), "none") == [said]
 
 
 def test_unequal_classes_are_a_table_with_the_largest_first() -> None:
-    first, _, *rows = statistics.describe_class_balance(labels(1, 90, 9), labels(1, 10, 1), NAMES, "none")
+    first, _, *rows = described(NAMES, labels(1, 90, 9), labels(1, 10, 1), "none")
     assert first.endswith("the largest is 90 times the smallest")
     assert [row.split() for row in rows] == [
         ["common", "90", "10", "0.3704"],
@@ -80,8 +90,8 @@ def test_unequal_classes_are_a_table_with_the_largest_first() -> None:
         ([1.0], "weight (given)", "-"),
     ],
 )
-def test_the_table_says_whose_weights_it_shows(weights: statistics.ClassWeights, title: str, rare: str) -> None:
-    shown = statistics.describe_class_balance(labels(1, 90, 9), labels(0), NAMES, weights)
+def test_the_table_says_whose_weights_it_shows(weights: class_balance.ClassWeights, title: str, rare: str) -> None:
+    shown = described(NAMES, labels(1, 90, 9), labels(0), weights)
     assert shown[1].endswith(title)
     assert shown[-1].split()[-1] == rare
 
@@ -92,14 +102,14 @@ IN_TEXT_ORDER = "1: 1, 10: 2, 11: 3, 12: 4, 2: 5, 3: 6, 4: 7, 5: 8, 6: 9, 7: 10,
 
 def test_each_class_is_shown_beside_its_weight_though_all_have_as_many_samples() -> None:
     weights = [float(number) for number in range(1, 13)]
-    shown = statistics.describe_class_balance(labels(*[4] * 12), labels(), TWELVE, weights)
+    shown = described(TWELVE, labels(*[4] * 12), labels(), weights)
     assert shown[1:] == [f"class weights  {IN_TEXT_ORDER}"]
 
 
 def test_weights_by_name_are_put_into_the_order_of_the_classes() -> None:
     by_name = {str(number): float(number) for number in range(1, 13)}
-    assert statistics.weights_in_order(by_name, TWELVE) == [float(name) for name in TWELVE]
-    shown = statistics.describe_class_balance(labels(*[4] * 12), labels(), TWELVE, by_name)
+    assert class_balance.weights_in_order(by_name, TWELVE) == [float(name) for name in TWELVE]
+    shown = described(TWELVE, labels(*[4] * 12), labels(), by_name)
     assert "class weights  1: 1, 10: 10, 11: 11, 12: 12, 2: 2," in shown[-1]
 
 
@@ -117,21 +127,21 @@ def test_weights_by_name_are_put_into_the_order_of_the_classes() -> None:
 )
 def test_names_that_are_no_classes_are_refused(weights: dict[str, float], found: str, fix: str) -> None:
     with pytest.raises(Failure) as caught:
-        statistics.weights_in_order(weights, NAMES)
+        class_balance.weights_in_order(weights, NAMES)
     assert (caught.value.code, caught.value.found) == (ExitCode.USAGE, found)
     assert caught.value.fix.startswith(fix)
 
 
 def test_weights_of_thousands_of_classes_are_cut() -> None:
     names = [f"n{number:08d}" for number in range(21_841)]
-    shown = statistics.describe_class_weights([1.0] * len(names), names)
+    shown = class_balance.describe_class_weights([1.0] * len(names), names)
     assert shown is not None
     assert shown.endswith("n00000019: 1 and 21,821 more")
 
 
 def test_of_many_classes_only_the_extremes_are_shown() -> None:
     names = [f"c{number}" for number in range(100)]
-    shown = statistics.describe_class_balance(labels(*range(1, 101)), labels(0), names, "none")
+    shown = described(names, labels(*range(1, 101)), labels(0), "none")
     assert len(shown) == 2 + 10 + 1
     assert [shown[2].split()[0], shown[7].strip(), shown[-1].split()[0]] == [
         "c99",
@@ -141,11 +151,11 @@ def test_of_many_classes_only_the_extremes_are_shown() -> None:
 
 
 def test_a_class_without_a_training_sample_is_said_and_has_no_weight() -> None:
-    shown = statistics.describe_class_balance(labels(0, 5), labels(1, 1), ("none-of-it", "b"), "none")
+    shown = described(("none-of-it", "b"), labels(0, 5), labels(1, 1), "none")
     assert "some classes have no training sample" in shown[0]
     assert shown[-1].split() == ["none-of-it", "0", "1", "-"]
 
 
 def test_a_name_that_ends_a_line_does_not_end_one_of_the_table() -> None:
-    told = statistics.describe_class_balance(labels(1, 9), labels(), ("new\nline", "\x1b[31mred"), "none")
+    told = described(("new\nline", "\x1b[31mred"), labels(1, 9), labels(), "none")
     assert all(line.isprintable() for line in told)

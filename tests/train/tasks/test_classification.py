@@ -1,9 +1,10 @@
-"""The loss that is trained on."""
+"""One class for each image: the loss that is trained on, and how well confidence agrees with accuracy."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from timm.loss import BinaryCrossEntropy
@@ -12,15 +13,20 @@ from torch.nn.functional import cross_entropy, one_hot
 from entrypoint import ExitCode, Failure
 from train.config.schema import OptimConfig
 from train.data.mixing import LabelMix
-from train.optim import loss as criterion
+from train.tasks.class_balance import class_weights
+from train.tasks.classification import NUM_BINS, BinaryCriterion, Criterion, measure_calibration
 
 LOGITS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0])
 COUNTS = [90, 9, 1]
 
 
+def criterion(optim: OptimConfig) -> Criterion:
+    return Criterion(label_smoothing=optim.label_smoothing, weights=class_weights(optim, COUNTS))
+
+
 def loss(optim: OptimConfig, part: slice = slice(None)) -> float:
-    return criterion.build_criterion(optim, COUNTS)(LOGITS[part], LABELS[part]).item()
+    return criterion(optim)(LOGITS[part], LABELS[part]).item()
 
 
 def test_without_weights_it_is_the_plain_cross_entropy() -> None:
@@ -34,20 +40,20 @@ def test_label_smoothing_is_torchs() -> None:
 
 
 def test_balanced_weights_let_every_class_weigh_the_same() -> None:
-    weights = criterion.class_weights(OptimConfig(class_weights="balanced"), COUNTS)
+    weights = class_weights(OptimConfig(class_weights="balanced"), COUNTS)
     assert weights is not None
     assert (weights * torch.tensor(COUNTS)).tolist() == pytest.approx([100 / 3] * 3)
 
 
 @pytest.mark.parametrize("wanted", ["balanced", [1.0, 2.0, 30.0], [5.0, 0.0, 1.0]], ids=str)
 def test_weights_average_to_one_over_the_training_samples(wanted: str | list[float]) -> None:
-    weights = criterion.class_weights(OptimConfig(class_weights=wanted), COUNTS)  # type: ignore[arg-type]
+    weights = class_weights(OptimConfig(class_weights=wanted), COUNTS)  # type: ignore[arg-type]
     assert weights is not None
     assert (weights * torch.tensor(COUNTS)).sum().item() == pytest.approx(100)
 
 
 def test_given_weights_keep_their_proportions() -> None:
-    weights = criterion.class_weights(OptimConfig(class_weights=[1, 2, 4]), COUNTS)
+    weights = class_weights(OptimConfig(class_weights=[1, 2, 4]), COUNTS)
     assert weights is not None
     assert (weights / weights[0]).tolist() == pytest.approx([1, 2, 4])
 
@@ -62,12 +68,10 @@ def test_the_mean_over_parts_is_the_mean_over_all_whatever_their_classes(smoothi
 def test_a_weight_counts_as_so_many_draws_of_the_image_also_with_smoothed_labels() -> None:
     """torch's weights are those of each class's part of the smoothed label, which is another loss."""
     weighted, plain = OptimConfig(class_weights=[1, 2, 4], label_smoothing=0.2), OptimConfig(label_smoothing=0.2)
-    weights = criterion.class_weights(weighted, COUNTS)
+    weights = class_weights(weighted, COUNTS)
     assert weights is not None
     times = torch.tensor([1, 2, 4])[LABELS]
-    drawn = criterion.build_criterion(plain, COUNTS)(
-        LOGITS.repeat_interleave(times, 0), LABELS.repeat_interleave(times)
-    )
+    drawn = criterion(plain)(LOGITS.repeat_interleave(times, 0), LABELS.repeat_interleave(times))
     assert loss(weighted) == pytest.approx(drawn.item() * int(times.sum()) / len(LABELS) * float(weights[0]))
     theirs = cross_entropy(LOGITS, LABELS, weight=weights, label_smoothing=0.2, reduction="sum") / len(LABELS)
     assert loss(weighted) != pytest.approx(theirs.item(), rel=1e-3)
@@ -76,24 +80,24 @@ def test_a_weight_counts_as_so_many_draws_of_the_image_also_with_smoothed_labels
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_another_number_of_weights_than_classes_is_refused(number: int) -> None:
     with pytest.raises(Failure, match=r"optim\.class_weights has another length") as caught:
-        criterion.class_weights(OptimConfig(class_weights=[1.0] * number), COUNTS)
+        class_weights(OptimConfig(class_weights=[1.0] * number), COUNTS)
     assert caught.value.code == ExitCode.USAGE
 
 
 def test_weights_on_nothing_but_an_empty_class_are_refused() -> None:
     with pytest.raises(Failure, match="gives no weight") as caught:
-        criterion.class_weights(OptimConfig(class_weights=[0, 1, 0]), [3, 0, 2])
+        class_weights(OptimConfig(class_weights=[0, 1, 0]), [3, 0, 2])
     assert caught.value.code == ExitCode.USAGE
 
 
 def test_a_class_without_samples_cannot_be_balanced() -> None:
     with pytest.raises(Failure) as caught:
-        criterion.class_weights(OptimConfig(class_weights="balanced"), [3, 0, 2])
+        class_weights(OptimConfig(class_weights="balanced"), [3, 0, 2])
     assert caught.value.code == ExitCode.DATA
 
 
 def binary(smoothing: float = 0.0, threshold: float | None = None, weights: torch.Tensor | None = None) -> Any:
-    return criterion.BinaryCriterion(label_smoothing=smoothing, weights=weights, threshold=threshold)
+    return BinaryCriterion(label_smoothing=smoothing, weights=weights, threshold=threshold)
 
 
 @pytest.mark.parametrize("threshold", [None, 0.2])
@@ -126,3 +130,38 @@ def test_weights_of_classes_act_on_the_binary_loss_of_mixed_labels_with_their_sh
     ]
     factors = weights[LABELS] * 0.25 + weights[mix.other] * 0.75
     torch.testing.assert_close(binary(weights=weights)(LOGITS, LABELS, mix=mix), (torch.stack(each) * factors).mean())
+
+
+def by_the_paper(confidences: np.ndarray, correct: np.ndarray) -> float:
+    """The expected calibration error: Guo et al. (2017), equation 3, bin by bin."""
+    error = 0.0
+    for number in range(15):
+        inside = (confidences > number / 15) & (confidences <= (number + 1) / 15)
+        if inside.any():
+            error += inside.mean() * abs(correct[inside].mean() - confidences[inside].mean())
+    return error
+
+
+def test_the_error_is_the_papers_formula() -> None:
+    numbers = np.random.default_rng(0)
+    confidences, correct = numbers.uniform(0.1, 1, 1000), numbers.uniform(size=1000) < 0.6
+    assert measure_calibration(confidences, correct).error == pytest.approx(by_the_paper(confidences, correct))
+
+
+def test_a_model_that_is_as_sure_as_it_is_right_has_no_error() -> None:
+    assert measure_calibration(np.full(10, 0.5), np.arange(10) % 2 == 0).error == 0
+
+
+def test_a_model_that_is_sure_and_always_wrong_has_the_error_one() -> None:
+    found = measure_calibration(np.ones(4, np.float32), np.zeros(4, bool))
+    assert found.error == 1
+    assert [each.images for each in found.bins] == [0] * (NUM_BINS - 1) + [4]
+
+
+def test_images_without_a_finite_confidence_are_left_out() -> None:
+    found = measure_calibration(np.array([np.nan, 0.5]), np.array([True, True]))
+    assert (sum(each.images for each in found.bins), found.error) == (1, 0.5)
+
+
+def test_no_image_has_no_error() -> None:
+    assert measure_calibration(np.empty(0), np.empty(0, bool)).error == 0

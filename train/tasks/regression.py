@@ -1,0 +1,165 @@
+"""`Regression` is the task of one number for each image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import huber_loss, l1_loss, mse_loss
+
+from train.config.schema import OptimConfig
+from train.data.mixing import LabelMix
+from train.evaluation.mistakes import MAX_MISTAKES, Mistakes, NumberPairs, Selection, find_largest
+from train.evaluation.results import EvaluationResult
+from train.evaluation.scores import Columns, OutputCounter
+from train.files import one_line
+from train.metrics import ErrorSums
+from train.tasks.base import (
+    Float64Array,
+    ImageResults,
+    Int64Array,
+    Prediction,
+    Task,
+    TaskCriterion,
+    Threshold,
+)
+from train.tasks.class_balance import ClassWeights
+from train.tasks.table import AUTO, REGRESSION, TargetScale
+
+MAX_POINTS: Final = 2000  # of a diagram
+# optim.loss -> the distance. huber is squared up to one standard deviation, and linear beyond.
+DISTANCES: Final[Mapping[str, Callable[..., Tensor]]] = {"l1": l1_loss, "l2": mse_loss, "huber": huber_loss}
+DEFAULT_DISTANCE: Final = "l2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressionCriterion(TaskCriterion):
+    """The mean distance between predictions and numbers, both in standard deviations of the training's numbers.
+
+    distance: of `DISTANCES`. outputs: [n, 1]. labels: numbers [n], never mixed: distances are not linear in them.
+    """
+
+    distance: str
+    target: TargetScale
+
+    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        standardized = (labels - self.target.mean) / self.target.std
+        return DISTANCES[self.distance](outputs.float().flatten(), standardized, reduction="none")
+
+
+def find_number_mistakes(name: str, numbers: Float64Array, predictions: Float64Array) -> Mistakes:
+    """The largest errors, and the pairs of true and predicted numbers [images], in the unit of the labels."""
+    errors = predictions - numbers
+    finite = np.flatnonzero(np.isfinite(errors))
+    largest = find_largest(np.abs(errors), MAX_MISTAKES).tolist()
+    selection = Selection(
+        title="The largest errors:",
+        head=("true", "predicted", "error"),
+        rows=largest,
+        cells=[[f"{numbers[row]:.4g}", f"{predictions[row]:.4g}", f"{errors[row]:+.4g}"] for row in largest],
+    )
+    shown = evenly(finite, MAX_POINTS)
+    pairs = NumberPairs(
+        name=name,
+        images=len(finite),
+        mean_error=float(errors[finite].mean()) if len(finite) else 0.0,
+        true=tuple(numbers[shown].tolist()),
+        predicted=tuple(predictions[shown].tolist()),
+    )
+    return Mistakes(selections=(selection,), numbers=pairs)
+
+
+def evenly(rows: Int64Array, most: int) -> Int64Array:
+    """At most so many of the rows, at even distances."""
+    return rows if len(rows) <= most else rows[np.arange(most) * len(rows) // most]
+
+
+class Regression(Task):
+    """One number for each image. Labels: float32 [n]. Outputs: the standardized number, [n, 1]."""
+
+    name = REGRESSION
+    averaged = ("mae",)
+
+    @property
+    def scale(self) -> TargetScale:
+        """The scale of the training's numbers."""
+        assert self.target is not None  # whoever reads numbers computes their scale, and records without it are refused
+        return self.target
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """The numbers [n], float64, in the unit of the labels."""
+        return outputs.double().flatten() * self.scale.std + self.scale.mean
+
+    def build_criterion(self, optim: OptimConfig, labels: Tensor) -> RegressionCriterion:
+        distance = DEFAULT_DISTANCE if optim.loss == AUTO else optim.loss
+        return RegressionCriterion(distance=distance, target=self.scale)
+
+    def measure(self, outputs: Tensor, labels: Tensor, mix: LabelMix | None) -> tuple[Tensor, ...]:
+        """The absolute errors."""
+        return ((self.in_units(outputs) - labels).abs().sum(),)
+
+    def build_counter(
+        self, classes: int, device: torch.device, *, optim: OptimConfig, threshold: Threshold
+    ) -> OutputCounter:
+        return OutputCounter(classes, self.build_criterion(optim, torch.empty(0)).each, self.score)
+
+    def score(self, outputs: Float64Array, labels: Float64Array, loss: float) -> EvaluationResult:
+        """The errors of all samples, in the unit of the labels. loss: the sum over the samples."""
+        errors = outputs[:, 0] * self.scale.std + self.scale.mean - labels
+        mean = math.fsum(labels) / len(labels)
+        sums = ErrorSums(
+            samples=len(labels),
+            loss=loss,
+            absolute=math.fsum(np.abs(errors)),
+            squared=math.fsum(errors**2),
+            variation=math.fsum((labels - mean) ** 2),
+        )
+        return EvaluationResult.of_counts(self.name, sums)
+
+    def measure_images(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        return labels.double(), self.in_units(outputs)
+
+    def image_results(self, samples: Int64Array, columns: Columns, thresholds: Sequence[float] | None) -> ImageResults:
+        numbers, predictions = columns
+        return ImageResults(
+            samples=samples,
+            head=("number", "prediction", "error"),
+            cells=zip(*(column.tolist() for column in (numbers, predictions, predictions - numbers)), strict=True),
+            find_mistakes=lambda _: find_number_mistakes(self.classes[0], numbers, predictions),
+        )
+
+    def predict(
+        self,
+        outputs: Tensor,
+        paths: Sequence[Path],
+        thresholds: tuple[float, ...] | None,
+        *,
+        top: int,
+        all_classes: bool = False,
+    ) -> list[Prediction | None]:
+        name = self.classes[0]
+        return [
+            Prediction(
+                path=path,
+                texts=[f"{number:.6g}"],
+                strongest=f"{name} {number:.4g}",
+                cells={name: number},
+                values={"name": name, "value": number},
+            )
+            if math.isfinite(number)
+            else None
+            for path, number in zip(paths, self.in_units(outputs).tolist(), strict=True)
+        ]
+
+    def describe_balance(self, training: Tensor, validation: Tensor, class_weights: ClassWeights) -> list[str]:
+        """The range of the numbers."""
+        numbers = training.double()
+        span = f"{numbers.min().item():.4g} to {numbers.max().item():.4g}"
+        spread = f"mean {numbers.mean().item():.4g}, standard deviation {numbers.std(correction=0).item():.4g}"
+        return [f"{'numbers':<14} {one_line(self.classes[0])}: {span}, {spread} (training)"]
