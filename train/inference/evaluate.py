@@ -189,7 +189,7 @@ def evaluate_on_rank(
     Raises:
         Failure: if the checkpoint cannot be evaluated.
     """
-    rank_runtime = runtime.start(config, world, environ, accumulation=1)
+    rank_runtime = runtime.start(config, world, environ)
     chosen = rank_runtime.run_on_rank_zero(lambda: chosen)  # rank 0's choice: a training may save meanwhile
     heartbeat = heartbeat or Heartbeat()
     heartbeat.beat("data")

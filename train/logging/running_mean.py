@@ -92,23 +92,6 @@ def measure_micro_batch(
         return tuple(value.measure(loss.detach(), logits, labels, mix) for value in averaged.values())
 
 
-def sum_micro_batch(values: MicroBatchValues, samples: int) -> Tensor:
-    """The sums [NUM_SUMS] over the samples of a micro batch."""
-    sums = [
-        value.double() * samples if averaged.is_mean else value.double()
-        for averaged, value in zip(AVERAGED.values(), values, strict=True)
-    ]
-    return torch.stack([*sums, torch.full_like(sums[0], samples)])
-
-
-def values_of_sums(sums: Tensor, samples: int) -> MicroBatchValues:
-    """The inverse of `sum_micro_batch`."""
-    return tuple(
-        value / samples if averaged.is_mean else value
-        for averaged, value in zip(AVERAGED.values(), sums[:-1].unbind(), strict=True)
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
     """Means over the samples of all ranks since `RunningMean.clear`.
@@ -150,7 +133,10 @@ class RunningMean:
         return [*self._sums]
 
     def add(self, values: MicroBatchValues, samples: int) -> None:
-        """Add the values of one or several micro batches. One host sync in MAX_KEPT_LOSSES calls."""
+        """Add the values of one or several micro batches. One host sync in MAX_KEPT_LOSSES calls.
+
+        Of 0 samples only the loss is kept: another rank counts them.
+        """
         self._waiting.append((values, samples))
         if len(self._waiting) >= MAX_KEPT_LOSSES:
             self._fetch()
@@ -184,7 +170,8 @@ class RunningMean:
         columns = [torch.stack(column).tolist() for column in zip(*(values for values, _ in waiting), strict=True)]
         for index, averaged in enumerate(AVERAGED.values()):
             for value, (_, samples) in zip(columns[index], waiting, strict=True):
-                self._sums[index] += value * samples if averaged.is_mean else value
+                if samples:
+                    self._sums[index] += value * samples if averaged.is_mean else value
         self._sums[-1] += sum(samples for _, samples in waiting)
         self._losses.extend(columns[0])
 

@@ -7,13 +7,7 @@ import math
 import pytest
 import torch
 
-from train.logging.running_mean import (
-    RunningMean,
-    TrainingStopwatch,
-    measure_micro_batch,
-    sum_micro_batch,
-    values_of_sums,
-)
+from train.logging.running_mean import RunningMean, TrainingStopwatch, measure_micro_batch
 
 LOGITS = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
 
@@ -65,13 +59,12 @@ def test_more_micro_batches_than_are_remembered_all_count(monkeypatch: pytest.Mo
     assert found.losses()[-1] == 3.0
 
 
-def test_the_sums_of_a_micro_batch_are_loss_correct_predictions_and_samples() -> None:
-    assert sum_micro_batch((torch.tensor(0.5), torch.tensor(2)), 4).tolist() == [2.0, 2.0, 4.0]
-
-
-def test_the_sums_of_several_micro_batches_give_their_values_back() -> None:
-    sums = sum_micro_batch((torch.tensor(0.5), torch.tensor(2)), 4) * 3
-    assert [value.item() for value in values_of_sums(sums, 12)] == [0.5, 6.0]
+def test_values_of_no_samples_keep_only_their_loss() -> None:
+    mean = tally(1.0)
+    before = mean.sums()
+    mean.add((torch.tensor(math.inf), torch.tensor(2)), 0)
+    assert mean.sums() == before
+    assert mean.losses() == [1.0, math.inf]
 
 
 def test_an_empty_tally_has_no_means_and_still_exchanges_other_numbers() -> None:
