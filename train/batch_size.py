@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -37,28 +37,39 @@ CUDNN_NOT_SUPPORTED: Final = "CUDNN_STATUS_NOT_SUPPORTED"
 SINGLE_VALUE: Final = "Expected more than 1 value per channel"
 
 
+class DeviceMemory(Protocol):
+    """The memory of one device."""
+
+    @property
+    def name(self) -> str:
+        """The device and its total memory: a trial's result is valid for both."""
+
+    def free(self) -> int:
+        """Bytes that this process may still take."""
+
+    def taken(self, attempt: Callable[[], None]) -> int | None:
+        """Bytes that `attempt` held at most, and gave back; None where there were not as many."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """The memory of a GPU, as torch and the driver count it."""
+    """A GPU's, as torch and the driver count it."""
 
     device: torch.device
 
     @property
     def name(self) -> str:
-        """NVIDIA H200, 139.8 GiB: a trial's result is valid for both."""
+        """NVIDIA H200, 139.8 GiB."""
         facts = torch.cuda.get_device_properties(self.device)
         return f"{facts.name}, {facts.total_memory / 2**30:.1f} GiB"
 
     def free(self) -> int:
-        """Bytes that neither another process nor a tensor of this one holds."""
+        """Memory that neither another process nor a tensor of this one holds."""
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self.device)[0]
 
     def taken(self, attempt: Callable[[], None]) -> int | None:
-        """Bytes that `attempt` held at most, and gave back; None where there were not as many.
-
-        They are what torch reserved from the driver, which is more than its tensors take.
-        """
+        """What torch reserved from the driver: that is more than its tensors take."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_reserved(self.device)
@@ -69,7 +80,7 @@ class GpuMemory:
         return peak - before if fits else None
 
 
-def get_device_memory(device: torch.device) -> GpuMemory | None:
+def get_device_memory(device: torch.device) -> DeviceMemory | None:
     """A GPU's memory. None for the CPU: the host pages and kills, it does not refuse."""
     return GpuMemory(device) if device.type == "cuda" else None
 
@@ -175,7 +186,7 @@ class TrialModel:
         network = registry.build_model(config.model, classes=self.classes, shape=self.shape, seed=config.run.seed)
         if config.train.activation_checkpointing:
             enable_activation_checkpointing(network, config.model.name)
-        network = network.to(device)
+        network = runtime.to_device(network)
         fused = runtime.accelerator.scaler is None
         optimizer = build_optimizer(config.optim, network, device, fused=fused)
         ema = EMA(network, config.train.ema_decay) if config.train.ema_decay is not None else None
@@ -238,7 +249,7 @@ def _agree_on_fit(
     model: TrialModel,
     runtime: Runtime,
     batches: BatchSizes,
-    memory: GpuMemory,
+    memory: DeviceMemory,
     key: str,
     cached: int | None,
     heartbeat: Heartbeat,
@@ -266,7 +277,7 @@ class _Trials:
 
     model: TrialModel
     runtime: Runtime
-    memory: GpuMemory
+    memory: DeviceMemory
     free: int
     heartbeat: Heartbeat
     taken: dict[int, int | None]
@@ -293,7 +304,7 @@ def _refuse_too_small(largest: Sequence[int], runtime: Runtime, needed: int | No
     )
 
 
-def _cache_key(model: TrialModel, runtime: Runtime, batches: BatchSizes, memory: GpuMemory) -> str:
+def _cache_key(model: TrialModel, runtime: Runtime, batches: BatchSizes, memory: DeviceMemory) -> str:
     """A hash of everything that decides how much fits, as far as it has a name."""
     config, train = model.config, model.config.train
     parts: list[Any] = [config.model.name, config.model.args]

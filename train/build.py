@@ -28,7 +28,7 @@ from train.data.sampler import BatchSampler
 from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
 from train.data.workers import WorkerLoader
 from train.data_fit import describe_image_file_obstacle, image_file_notes, refuse_unfit_data
-from train.distributed import shared_memory
+from train.distributed import replica_check, shared_memory
 from train.distributed.runtime import Runtime
 from train.distributed.shared_memory import HostRanks
 from train.evaluation.evaluate import max_batch_size, rank_batches
@@ -112,7 +112,7 @@ def build_trainer(
     weight_notes = load_initial_weights(new.model, config.data, network, splits, is_new_run=is_new_run)
     if is_new_run and new.model.weights is not None:
         weight_notes += tuple(filter(None, [record.describe_divergence(Path(new.model.weights))]))
-    runtime.check_initial_weights(network)
+    replica_check.refuse_different_weights(runtime, network)
 
     loader = _open_loader(config, runtime, splits, heartbeat, host)
     criterion = loss.build_task_criterion(config.optim, splits).to(runtime.device)

@@ -335,7 +335,9 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
     model.load_state_dict(dict(weights.tensors))
     if sets.evaluated_shape != sets.shape:
         model_registry.refuse_other_size(model, model_config, len(sets.classes), sets.evaluated_shape)
-    return rank_runtime.accelerator.prepare_model(model, evaluation_mode=True)  # type: ignore[no-any-return]
+    return rank_runtime.accelerator.prepare_model(  # type: ignore[no-any-return]
+        rank_runtime.to_device(model), device_placement=False, evaluation_mode=True
+    )
 
 
 def open_validation_loader(

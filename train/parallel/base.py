@@ -62,8 +62,7 @@ class Parallel:
 
     def wrap(self, network: nn.Module, optimizer: Optimizer) -> None:
         """Move the network to the device, and let Accelerate prepare both."""
-        # Moved by us: Accelerate would first import a tensor class, which takes 0.5 s.
-        self.network, self.optimizer = network.to(self.runtime.device), optimizer
+        self.network, self.optimizer = self.runtime.to_device(network), optimizer
         self.model = self._wrap(self.network)
         self._prepared = self._accelerator.prepare(optimizer)  # moves its state too
 

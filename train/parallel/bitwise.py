@@ -15,9 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from entrypoint import ExitCode, Failure
-from train.config.batches import BatchSizes
-from train.distributed.runtime import Runtime
-from train.logging.running_mean import AVERAGED, MicroBatchValues
+from train.logging.running_mean import MicroBatchValues
 from train.parallel.base import LoggedValues, Parallel, StepLoss
 
 
@@ -146,15 +144,12 @@ class Bitwise(Parallel):
 
     fixes_micro_batch = True
 
-    def __init__(self, runtime: Runtime, batches: BatchSizes, example: Callable[[], Tensor]) -> None:
-        super().__init__(runtime, batches, example)
-        self._accelerator.gradient_accumulation_steps = 1  # the sum over all ranks is divided, not each loss
-        self.losses_per_step = 1
-        self._tree = ReductionTree(runtime.world.rank, runtime.world.world_size)
-
     def wrap(self, network: nn.Module, optimizer: Optimizer) -> None:
         """Without DDP. BatchNorm no longer updates its statistics itself."""
         super().wrap(network, optimizer)
+        self._accelerator.gradient_accumulation_steps = 1  # the sum over all ranks is divided, not each loss
+        self.losses_per_step = 1
+        self._tree = ReductionTree(self.runtime.world.rank, self.runtime.world.world_size)
         self._statistics = RunningStatistics(network)
         self.parameters_changed()
 
@@ -198,20 +193,15 @@ class Bitwise(Parallel):
 
 
 def _sum_values(values: MicroBatchValues, samples: int) -> Tensor:
-    """The sums over the samples of a micro batch: one for each of AVERAGED, then the number of samples."""
-    sums = [
-        value.double() * samples if averaged.is_mean else value.double()
-        for averaged, value in zip(AVERAGED.values(), values, strict=True)
-    ]
-    return torch.stack([*sums, torch.full_like(sums[0], samples)])
+    """The sums over the samples of a micro batch: of its mean loss, of the other values, which are sums, and of 1."""
+    loss, *others = (value.double() for value in values)
+    return torch.stack([loss * samples, *others, torch.full_like(loss, samples)])
 
 
 def _values_of_sums(sums: Tensor, samples: int) -> MicroBatchValues:
     """The inverse of `_sum_values`."""
-    return tuple(
-        value / samples if averaged.is_mean else value
-        for averaged, value in zip(AVERAGED.values(), sums[:-1].unbind(), strict=True)
-    )
+    loss, *others, _ = sums.unbind()
+    return loss / samples, *others
 
 
 def _refuse_hidden_state(model: nn.Module, images: Tensor) -> None:

@@ -99,7 +99,7 @@ COMPARE = """
 import os, sys, torch
 from entrypoint import Failure, world_from_environ
 from train.config import load
-from train.distributed import runtime
+from train.distributed import replica_check, runtime
 world = world_from_environ(os.environ)
 ready = runtime.start(load.load_config(None), world, os.environ)
 net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
@@ -108,7 +108,7 @@ if world.rank == 1 and sys.argv[1] != "same":
     tensor = dict(net.state_dict())[sys.argv[1]]
     tensor.view(-1)[0] = tensor.view(-1)[0] + 1e-7 if tensor.is_floating_point() else 7
 try:
-    ready.check_initial_weights(net)
+    replica_check.refuse_different_weights(ready, net)
     print("all the same")
 except Failure as failure:
     print(int(failure.code), failure.found)
