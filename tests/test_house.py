@@ -84,6 +84,7 @@ LAYERS = {
         "data_fit",
         "network_fit",
         "logging",
+        "parallel",
         "batch_size",
         "compilation",
         "state",

@@ -186,7 +186,7 @@ class TrialModel:
         network = registry.build_model(config.model, classes=self.classes, shape=self.shape, seed=config.run.seed)
         if config.train.activation_checkpointing:
             enable_activation_checkpointing(network, config.model.name)
-        network = network.to(device)
+        network = runtime.to_device(network)
         fused = runtime.accelerator.scaler is None
         optimizer = build_optimizer(config.optim, network, device, fused=fused)
         ema = EMA(network, config.train.ema_decay) if config.train.ema_decay is not None else None
@@ -222,7 +222,6 @@ def find_micro_batch(
         fit = _agree_on_fit(model, runtime, batches, memory, key, cached, heartbeat)
     runtime.run_on_rank_zero(lambda: cache.store(fit))
     sizes = compute_batch_sizes(batches.global_, fit.micro, batches.world)
-    runtime.accelerator.gradient_accumulation_steps = sizes.accumulation
     return replace(sizes, why=str(fit)), fit
 
 

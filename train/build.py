@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch import nn
 
 from entrypoint import Heartbeat, gauges
 from train import batch_size, compilation
 from train.batch_size import NO_CACHE, MicroBatchCache, TrialModel
-from train.compilation import Compiled, SampleImages
+from train.compilation import Compiled
 from train.config import checks
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, RunConfig
@@ -31,8 +30,7 @@ from train.data.shards import staging
 from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
 from train.data.workers import WorkerLoader
 from train.data_fit import describe_image_file_obstacle, image_file_notes, refuse_unfit_data
-from train.distributed import shared_memory
-from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
+from train.distributed import replica_check, shared_memory
 from train.distributed.runtime import Runtime
 from train.distributed.shared_memory import HostRanks
 from train.evaluation.evaluate import max_batch_size, rank_batches
@@ -45,6 +43,8 @@ from train.models.initial_weights import load_initial_weights
 from train.network_fit import adapt_for_training, build_for_training
 from train.optim.ema import EMA
 from train.optim.schedule import build_schedule, regression_warnings
+from train.parallel.base import Parallel
+from train.parallel.strategies import strategy_class
 from train.rank_context import RankContext
 from train.run import record, resume
 from train.state import TrainState
@@ -113,7 +113,7 @@ def build_trainer(
     weight_notes = load_initial_weights(new.model, config.data, network, splits, is_new_run=is_new_run)
     if is_new_run and new.model.weights is not None:
         weight_notes += tuple(filter(None, [record.describe_divergence(Path(new.model.weights))]))
-    runtime.check_initial_weights(network)
+    replica_check.refuse_different_weights(runtime, network)
 
     loader = _open_loader(config, runtime, splits, heartbeat, host)
     task = open_task(splits.task, splits.classes, splits.target)
@@ -129,25 +129,25 @@ def build_trainer(
     loader.augmenter.refuse_odd_micro_batch(batches.micro)
     _refuse_small_shared_memory(config, runtime, splits, loader, batches)
 
-    bitwise = _build_bitwise(config, runtime, network, batches)
+    checks.refuse_bitwise_conflicts(config, world.world_size)  # here the world is known for certain
     network = adapt_for_training(config, network, world.world_size)
     if freezing is not None:
         freezing.network = network
         freezing.update(resume_point.step or 0)
-        if bitwise is not None:
-            bitwise.track_parameters(network)
         weight_notes += (str(freezing),)
-    model, optimizer = runtime.prepare(network, optimizer)
-    network = runtime.unwrap(model)
+    example = partial(compilation.black_images, batches.micro, splits.shape, runtime.device)
+    parallel = strategy_class(train, world.world_size)(runtime, batches, example)
+    parallel.wrap(network, optimizer)
     ema = None if train.ema_decay is None else EMA(network, train.ema_decay, every=train.ema_every_steps)
     state = TrainState(network=network, optimizer=optimizer, scaler=runtime.accelerator.scaler, ema=ema)
     resume_notes = resume.restore(config, runtime, checkpoints, resume_point, state, dataset.fingerprint)
 
     heartbeat.beat("start")  # the model is compiled in this phase, however long the data took
-    compiled = _warm_up_or_compile(
-        config, runtime, model, state.network, batches, splits, progress, heartbeat, bitwise=bitwise
-    )
-    if compiled is not None:
+    if train.compile is False:
+        parallel.warm_up()
+        compiled = None
+    else:
+        compiled = _compile(config, parallel, splits, progress, heartbeat)
         loader = loader.compiled(batches.micro)
     resume_notes += resume.start_over(config, runtime, folder, record_start)
     notes = (
@@ -181,10 +181,8 @@ def build_trainer(
         micro_batch=micro_batch,
         steps=steps,
         schedule=build_schedule(config.optim, steps, batches.global_),
-        model=model,
-        optimizer=optimizer,
+        parallel=parallel,
         criterion=criterion,
-        bitwise=bitwise,
         compiled=compiled,
         state=state,
         faults=context.faults,
@@ -203,7 +201,6 @@ def build_trainer(
         open_test_loader=_test_loader_opener(config, runtime, splits, heartbeat, host),
         final_score=runtime.run_on_rank_zero(lambda: read_final_score(folder)) if splits.test is not None else None,
         freezing=freezing,
-        sample_images=partial(compilation.black_images, count=batches.micro, shape=splits.shape, device=runtime.device),
     )
 
 
@@ -299,53 +296,10 @@ def _refuse_small_shared_memory(
     refuse_small_shared_memory(loader.workers, num_bytes, ranks=runtime.world.local_world_size)
 
 
-def _build_bitwise(
-    config: RunConfig, runtime: Runtime, network: nn.Module, batches: BatchSizes
-) -> BitwiseReducer | None:
-    """The parent process has refused conflicts already; here the world is known for certain."""
-    checks.refuse_bitwise_conflicts(config, runtime.world.world_size)
-    if not checks.is_bitwise(config.train):
-        return None
-    return BitwiseReducer(network, runtime.world, micro_batches=batches.global_ // batches.micro)
-
-
-def _warm_up_or_compile(
-    config: RunConfig,
-    runtime: Runtime,
-    model: nn.Module,
-    network: nn.Module,
-    batches: BatchSizes,
-    splits: DataSplits,
-    progress: Progress,
-    heartbeat: Heartbeat,
-    *,
-    bitwise: BitwiseReducer | None,
-) -> Compiled | None:
-    """Run forward and backward passes on black images, so that DDP orders its buckets and torch compiles the model.
-
-    With train.reproducible=bitwise only a forward pass: it looks for state that the reducer would not see.
-    """
-    images = partial(compilation.black_images, device=runtime.device)
-    training = images(batches.micro, splits.shape)
-    if bitwise is not None:
-        refuse_hidden_state(model, training)
-    elif config.train.compile is not False:
-        progress.say(COMPILING)
-        batch_size = max_batch_size(len(splits.validation.labels), config.eval.batch_size)
-        samples = SampleImages(
-            training=training, evaluation=images(batch_size, splits.evaluated_shape) if batch_size else None
-        )
-        return compilation.compile_model(
-            config.train.compile,
-            runtime,
-            model,
-            network,
-            samples=samples,
-            accumulation=batches.accumulation,
-            repeatable=checks.is_repeatable(config.train),
-            heartbeat=heartbeat,
-            say=progress.say,
-        )
-    else:
-        runtime.warm_up(model, training)
-    return None
+def _compile(
+    config: RunConfig, parallel: Parallel, splits: DataSplits, progress: Progress, heartbeat: Heartbeat
+) -> Compiled:
+    progress.say(COMPILING)
+    size = max_batch_size(len(splits.validation.labels), config.eval.batch_size)
+    evaluated = compilation.black_images(size, splits.evaluated_shape, parallel.runtime.device) if size else None
+    return compilation.compile_model(config.train, parallel, evaluated, heartbeat, progress.say)

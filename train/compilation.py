@@ -14,17 +14,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, Heartbeat, ProcessMeter, start_daemon_thread
+from train.config import checks
+from train.config.schema import TrainConfig
 from train.data.shape import Shape
 from train.distributed.device import failure_from_error
-from train.distributed.runtime import Runtime
 from train.evaluation import evaluate
+from train.parallel.base import Parallel
 
 BACKEND: Final = "inductor"
 CUDA_GRAPHS_MODE: Final = "reduce-overhead"
@@ -34,15 +35,6 @@ BUSY_CHECK_S: Final = 10.0
 MIN_BUSY_S: Final = 1.0  # seconds of CPU time between two checks, of this process and its compile workers
 REPORT_EVERY_S: Final = 60.0
 MAX_COMPILING_S: Final = 3600.0  # a compiler that loops for ever is busy too
-Mode = Literal["default", "reduce-overhead"] | bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleImages:
-    """Images of the shapes that the model is compiled for: a micro batch, and an evaluation batch if there is one."""
-
-    training: Tensor
-    evaluation: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,48 +66,48 @@ class Compiled:
 
 
 def compile_model(
-    mode: Mode,
-    runtime: Runtime,
-    model: nn.Module,
-    network: nn.Module,
-    *,
-    samples: SampleImages,
-    accumulation: int,
-    repeatable: bool,
+    train: TrainConfig,
+    parallel: Parallel,
+    evaluation: Tensor | None,
     heartbeat: Heartbeat,
     say: Callable[[str], None],
 ) -> Compiled:
-    """Compile `network`, which `model` wraps, by computing with it once.
+    """Compile the strategy's network by computing with it once.
 
-    repeatable: choose no kernel by timing, so that the same run again has the same bits.
-    heartbeat, say: get a sign of life while the compiler works.
+    evaluation: images of the size of an evaluation batch, if there is one. heartbeat, say: get a sign of life while the
+    compiler works.
 
     Raises:
         Failure: USAGE for a model that torch cannot compile, or if there is no compiler; IO, OUTPUT or RESOURCE where
             the compiler cannot write, or lacks memory.
     """
+    from torch._inductor.async_compile import shutdown_compile_workers
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
     torch._dynamo.reset()  # or a second network of the same class would be taken for compiled
-    began, before = time.monotonic(), count_compiled()
-    uses_cuda_graphs = mode == CUDA_GRAPHS_MODE and runtime.device.type == "cuda"
-    _set_up_compiler(network, str(mode), runtime, repeatable)
+    began, before, mode = time.monotonic(), count_compiled(), str(train.compile)
+    uses_cuda_graphs = mode == CUDA_GRAPHS_MODE and parallel.runtime.device.type == "cuda"
+    _set_up_compiler(parallel.network, mode, parallel.runtime.cores, repeatable=checks.is_repeatable(train))
     with signs_of_life(heartbeat, say):
         for _ in range(CUDA_GRAPH_RUNS if uses_cuda_graphs else 1):
-            _explain_errors(partial(runtime.warm_up, model, samples.training, always=True))
-            if samples.evaluation is not None:
-                _explain_errors(partial(_evaluate, runtime, network, samples.evaluation))
-    _stop_compile_workers()
+            with _explained_errors():
+                parallel.rehearse()
+            if evaluation is not None:
+                explained = evaluate.explain_out_of_memory(len(evaluation))
+                with _explained_errors(), parallel.runtime.accelerator.autocast(), explained:
+                    evaluate.warm_up(parallel.network, evaluation)
+    shutdown_compile_workers()
     counts = {name: number - before[name] for name, number in count_compiled().items()}
     if not counts["graphs"]:
         raise _nothing_compiled_failure()
-    if keeps_gradients := uses_cuda_graphs and accumulation > 1:
-        for parameter in network.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+    if keeps_gradients := uses_cuda_graphs and parallel.batches.accumulation > 1:
+        parallel.keep_gradients()
     seconds = time.monotonic() - began
     return Compiled(
-        mode=str(mode),
+        mode=mode,
         replayed=uses_cuda_graphs,
         stable=keeps_gradients,
-        place=_code_folder(),
+        place=cache_dir(),
         seconds=seconds,
         **counts,
     )
@@ -173,40 +165,24 @@ def count_compiled() -> dict[str, int]:
     }
 
 
-def _set_up_compiler(network: nn.Module, mode: str, runtime: Runtime, repeatable: bool) -> None:
+def _set_up_compiler(network: nn.Module, mode: str, threads: int, *, repeatable: bool) -> None:
     from torch._inductor import config
 
     # Compile workers are processes with a torch of their own; torch starts as many per rank as the node has cores.
-    config.compile_threads = runtime.cores
+    config.compile_threads = threads
     config.deterministic = repeatable
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns that there is no GPU
-    # Shows a traceback of every exception below it, even of a stop signal; `_explain_errors` says what it means.
+    # Shows a traceback of every exception below it, even of a stop signal; `_explained_errors` says what it means.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     options = {"mode": mode} if BACKEND == "inductor" else {}
     network.compile(backend=BACKEND, dynamic=False, **options)
 
 
-def _code_folder() -> str:
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return cache_dir()
-
-
-def _evaluate(runtime: Runtime, network: nn.Module, images: Tensor) -> None:
-    with runtime.accelerator.autocast(), evaluate.explain_out_of_memory(len(images)):
-        evaluate.warm_up(network, images)
-
-
-def _stop_compile_workers() -> None:
-    from torch._inductor.async_compile import shutdown_compile_workers
-
-    shutdown_compile_workers()
-
-
-def _explain_errors(action: Callable[[], None]) -> None:
-    """Do it; what the compiler raises becomes a Failure."""
+@contextmanager
+def _explained_errors() -> Iterator[None]:
+    """What the compiler raises inside becomes a Failure."""
     try:
-        action()
+        yield
     except Exception as error:
         if failure := _wrapped_failure(error):
             raise failure from None

@@ -119,7 +119,7 @@ def _start_runtime(
 ) -> Runtime:
     train = config.train
     batches = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, context.world.world_size)
-    rank_runtime = runtime.start(config, context.world, environ, accumulation=batches.accumulation)
+    rank_runtime = runtime.start(config, context.world, environ)
     refuse_contradicting_variables(
         variables.removed,
         device=rank_runtime.device.type,

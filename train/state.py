@@ -183,8 +183,7 @@ def check_optimizer(optimizer: Optimizer, settings: Sequence[Mapping[str, Any]])
 
     settings: of each parameter group, before the checkpoint was loaded.
     """
-    unwrapped = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
-    if not type(unwrapped).__module__.startswith("torch.optim"):
+    if not type(optimizer).__module__.startswith("torch.optim"):
         return
     for before, after in zip(settings, optimizer.param_groups, strict=True):
         for name in before.keys() - {"params"}:

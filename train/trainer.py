@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from entrypoint import Failure, Heartbeat, pluralize
 from train import compilation, files, rng
@@ -31,8 +29,7 @@ from train.config.schema import RunConfig
 from train.data.loader import Batch, BatchLoader
 from train.data.sampler import BatchSampler, MicroBatch
 from train.distributed import replica_check, shared_memory
-from train.distributed.bitwise import BitwiseReducer
-from train.distributed.runtime import Runtime, refuse_unused_parameters
+from train.distributed.runtime import Runtime
 from train.distributed.vote import StopVote, Vote, open_vote_exchange
 from train.evaluation import early_stopping, results
 from train.evaluation.early_stopping import EarlyStop
@@ -50,7 +47,7 @@ from train.logging import running_mean
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import EpochStats, EpochStatsCounter, Progress
 from train.logging.resources import UsageRecorder
-from train.logging.running_mean import MicroBatchValues, RunningMean, StepMetrics, TrainingStopwatch
+from train.logging.running_mean import RunningMean, StepMetrics, TrainingStopwatch
 from train.loss_monitor import (
     MAX_SKIPPED_STEPS,
     DivergenceRecord,
@@ -65,6 +62,7 @@ from train.loss_monitor import (
 from train.models.freezing import Freezing
 from train.optim.optimizer import set_learning_rate
 from train.optim.schedule import Schedule
+from train.parallel.base import Parallel, StepLoss
 from train.profiler import StepProfiler, steps_to_profile
 from train.run import exit_file, resume
 from train.run.deadline import Durations, estimate_first_save
@@ -82,10 +80,6 @@ NO_VOTE: Final = Vote()
 NO_STATS: Final = EpochStats(seconds=None, images_per_s=None, loss=None)
 # Only an optimizer step changes these tensors: the writer may still copy them while the next step computes.
 DEFERRED_GROUPS: Final = ("optimizer", "ema")
-
-
-def no_images() -> torch.Tensor:
-    return torch.empty(0)
 
 
 IMAGES_TO_NAME: Final = "IMAGES"  # stands in a command for image files that only the user knows
@@ -176,12 +170,12 @@ class Trainer:
     `state` is what checkpoints hold, `loop` what they do not; both change with each step. A *start* is one launch of
     the program on a run folder: a resumed run has several.
 
-    model and optimizer are as Accelerate wrapped them; state.network is the model without DDP. micro_batch: what trials
-    found, with train.micro_batch_size=auto on a GPU. start_step: the step from which this start continues.
+    parallel: owns the wrapped model and the optimizer; state.network is the model without a wrapper. micro_batch: what
+    trials found, with train.micro_batch_size=auto on a GPU. start_step: the step from which this start continues.
     on_first_step: rank 0 calls it after the first step of this start, to update config.yaml and run.json.
     open_test_loader: opens a loader whose validation split is the test split; None without a test split.
     final_score: of an earlier start, and of this one at its end.
-    freezing: with model.freeze. sample_images: black images, a micro batch, with which DDP is warmed up.
+    freezing: with model.freeze.
     """
 
     config: RunConfig
@@ -194,10 +188,8 @@ class Trainer:
     micro_batch: MicroBatchFit | None
     steps: StepCounts
     schedule: Schedule
-    model: nn.Module
-    optimizer: Optimizer
+    parallel: Parallel
     criterion: TaskCriterion
-    bitwise: BitwiseReducer | None
     compiled: Compiled | None
     state: TrainState
     faults: FaultInjector
@@ -214,7 +206,6 @@ class Trainer:
     open_test_loader: Callable[[], BatchLoader] | None = None
     final_score: FinalScore | None = None
     freezing: Freezing | None = None
-    sample_images: Callable[[], torch.Tensor] = no_images
     clock: Callable[[], float] = time.monotonic
     loop: LoopState = field(init=False)
     task: Task = field(init=False)
@@ -268,7 +259,7 @@ class Trainer:
         """Start the clocks and counters where `state` stands."""
         state, world = self.state, self.runtime.world
         stopwatch = TrainingStopwatch(state.seconds, clock=self.clock)
-        num_bytes = resume.checkpoint_bytes(self.config, state.network, self.optimizer)
+        num_bytes = resume.checkpoint_bytes(self.config, state.network, state.optimizer)
         durations = Durations({"save": estimate_first_save(num_bytes)})
         if state.window is not None and len(state.window.sums[0]) != len(self.task.averaged) + 2:
             state.window = None  # a version that averaged other values: the next line's means begin here
@@ -325,17 +316,12 @@ class Trainer:
             self._measure_step()
 
     def _apply_freezing(self) -> None:
-        """Freeze or unfreeze the backbone where model.freeze says so. DDP and the bitwise reducer learn of it."""
+        """Freeze or unfreeze the backbone where model.freeze says so."""
         freezing = self.freezing
         if freezing is None or not freezing.update(self.state.step):
             return
         with self.loop.stopwatch.paused():
-            if isinstance(self.model, nn.parallel.DistributedDataParallel):
-                self.model = self.state.network  # so that the old wrapper ends
-                self.model = self.runtime.wrap_again(self.state.network, self.optimizer)
-                self.runtime.warm_up(self.model, self.sample_images())
-            if self.bitwise is not None:
-                self.bitwise.track_parameters(self.state.network)
+            self.parallel.parameters_changed()
         self.progress.say(
             f"step {self.state.step}: the backbone is {'frozen' if freezing.is_frozen else 'trained too'}"
         )
@@ -343,87 +329,44 @@ class Trainer:
     # One optimizer step
 
     def train_step(self, batches: BatchStream) -> None:
-        """One optimizer step: this rank's micro batches of the global batch, one gradient all-reduce, one update.
+        """One optimizer step: this rank's micro batches of the global batch, one exchange of gradients, one update.
 
         With fp16 the scaler may skip the update; the step, its samples and its learning rate count all the same.
         """
-        state = self.state
+        state, loop = self.state, self.loop
         self.faults.strike("step", state.step)
         self.faults.flip_parameter_bit(state.step, state.network)
-        set_learning_rate(self.optimizer, self.schedule(state.step))
-        if self.bitwise is None:
-            self._accumulate_gradients(batches)
-        else:
-            self._accumulate_gradients_bitwise(batches, self.bitwise)
-        self._update_parameters()
+        set_learning_rate(self.parallel.optimizer, self.schedule(state.step))
+        for values, samples in self.parallel.accumulate(partial(self._compute_loss, batches)):
+            loop.running_mean.add(values, samples)
+        self.heartbeat.at("optimizer")
+        self._await_copy()  # the writer still reads what the update changes
+        update = self.parallel.update(self.config.train.clip_grad_norm)
         state.step += 1
         if state.ema is not None:
             state.ema.update(state.step)
-        if state.scaler is not None:
-            was_skipped = self.optimizer.step_was_skipped  # type: ignore[attr-defined]
-            self.loop.skipped_steps = self.loop.skipped_steps + 1 if was_skipped else 0
+        loop.skipped_steps = 0 if update.applied else loop.skipped_steps + 1
 
-    def _accumulate_gradients(self, batches: BatchStream) -> None:
-        """Gradients add up in .grad; DDP all-reduces them during the backward pass of the last micro batch.
+    def _compute_loss(self, batches: BatchStream) -> StepLoss:
+        """The loss of the next micro batch and its other averaged values, on the device.
 
-        Accelerate divides each loss by the number of micro batches, which it got in `runtime.start`.
+        Dropout's generator is seeded by the micro batch's place in the run.
         """
-        last = self.batches.accumulation - 1
-        for number in range(self.batches.accumulation):
-            batch = self._next_batch(batches)
-            with nullcontext() if number == last else self.runtime.accelerator.no_sync(self.model):
-                values = self._forward_backward(batch)
-            self.loop.running_mean.add(values, len(batch.labels))
-        refuse_unused_parameters(self.model)
-
-    def _accumulate_gradients_bitwise(self, batches: BatchStream, bitwise: BitwiseReducer) -> None:
-        """One tree adds up the gradients of all micro batches, whichever rank computes them, and divides the sum."""
-        bitwise.begin_step()
-        for _ in range(self.batches.accumulation):
-            batch = self._next_batch(batches)
-            values = self._forward_backward(batch)
-            bitwise.add(running_mean.sum_micro_batch(values, len(batch.labels)))
-        sums = bitwise.finish_step()
-        if self.runtime.is_main:  # every rank has the sums over all ranks: only one may count them
-            samples = self.batches.global_
-            self.loop.running_mean.add(running_mean.values_of_sums(sums, samples), samples)
-
-    def _next_batch(self, batches: BatchStream) -> Batch:
-        """The next micro batch. Dropout's generator is seeded by its place in the run."""
+        step, seed = self.state.step, self.config.run.seed
         self.heartbeat.beat("step", "reads data")
-        self.faults.strike("data", self.state.step)
+        self.faults.strike("data", step)
         micro_batch, batch = next(batches)
-        seed = self.config.run.seed
-        self.runtime.seed(rng.derive_seed(rng.DROPOUT, seed, micro_batch.step, micro_batch.number))
-        return batch
-
-    def _forward_backward(self, batch: Batch) -> MicroBatchValues:
-        """Compute the gradients of a micro batch; return its loss and the other averaged values, on the device."""
+        self.parallel.seed(rng.derive_seed(rng.DROPOUT, seed, micro_batch.step, micro_batch.number))
         self.heartbeat.at("forward")
-        self.faults.strike("fwd", self.state.step)
+        self.faults.strike("fwd", step)
         if self.compiled is not None and self.compiled.replayed:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        logits = self.model(batch.images)
-        loss = self.faults.corrupt_loss(self.state.step, self.criterion(logits, batch.labels, batch.weights, batch.mix))
-        self.heartbeat.at("backward")
-        self.faults.strike("bwd", self.state.step)
-        self.runtime.backward(loss)
-        return running_mean.measure_micro_batch(loss, logits, batch.labels, self.task, batch.mix)
-
-    def _update_parameters(self) -> None:
-        """Wait for the checkpoint writer, clip the gradients, step the optimizer, and drop the gradients."""
-        self.heartbeat.at("optimizer")
-        self._await_copy()
-        if self.config.train.clip_grad_norm is not None:
-            # Unscaled by Accelerate, clipped by torch: Accelerate's clipping imports sharded tensors first.
-            self.runtime.accelerator.unscale_gradients()
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.clip_grad_norm)
-        optimizer = unwrap_optimizer(self.optimizer)
-        optimizer.step()
-        if self.compiled is not None and self.compiled.stable:
-            optimizer.zero_grad(set_to_none=False)
-        else:
-            drop_gradients(optimizer)
+        logits = self.parallel.model(batch.images)
+        loss = self.faults.corrupt_loss(step, self.criterion(logits, batch.labels, batch.weights, batch.mix))
+        values = running_mean.measure_micro_batch(loss, logits, batch.labels, self.task, batch.mix)
+        self.heartbeat.at("backward")  # nothing but the backward pass follows
+        self.faults.strike("bwd", step)
+        return StepLoss(loss=loss, values=values, samples=len(batch.labels))
 
     def _measure_step(self) -> None:
         before, self.loop.stepped_at = self.loop.stepped_at, self.loop.stopwatch.seconds
@@ -520,11 +463,8 @@ class Trainer:
     def _diverged(self, evidence: str) -> Failure:
         """All ranks come here together, and leave errors/diverged.json behind."""
         steps = steps_since_log_point(self.state.step, self.config.log.every_steps)
-        losses_per_step = 1 if self.bitwise else self.batches.accumulation
-        own_losses = losses_by_step(self.loop.running_mean.losses(), steps, losses_per_step)
+        own_losses = losses_by_step(self.loop.running_mean.losses(), steps, self.parallel.losses_per_step)
         losses = self.runtime.all_gather(own_losses)
-        if self.bitwise:  # rank 0 has counted for all ranks
-            losses = losses[:1] * len(losses)
         if self.runtime.is_main:
             paths = self.loader.paths
             record = DivergenceRecord(evidence=evidence, steps=steps, losses=losses, sampler=self.sampler, paths=paths)
@@ -839,7 +779,7 @@ class Trainer:
         """
         self._refuse_nonfinite_state()
         if self.config.train.check_replicas_every_steps is not None:
-            replica_check.check_replicas(self.runtime, self.state.network, self.optimizer, self.state.step)
+            replica_check.check_replicas(self.runtime, self.state.network, self.state.optimizer, self.state.step)
 
     def _refuse_nonfinite_state(self) -> None:
         """Refuse numbers that are not finite in what a checkpoint holds of the network.
@@ -868,7 +808,7 @@ class Trainer:
         every = self.config.train.check_replicas_every_steps
         if every is not None and self.state.step % every == 0:
             self.heartbeat.beat("step", step=self.state.step)
-            replica_check.check_replicas(self.runtime, self.state.network, self.optimizer, self.state.step)
+            replica_check.check_replicas(self.runtime, self.state.network, self.state.optimizer, self.state.step)
 
     # Rollback
 
@@ -1015,20 +955,3 @@ class Trainer:
             heartbeat=self.heartbeat,
             say=say,
         )
-
-
-def drop_gradients(optimizer: Optimizer) -> None:
-    """Like zero_grad(set_to_none=True), without its two profiler annotations, which cost more than the loop."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
-
-
-def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside Accelerate's wrapper, unless that scales losses.
-
-    In each step the wrapper looks on disk for an optimizer that nobody uses (`is_lomo_available`: 8 system calls) and
-    reads the signature of zero_grad.
-    """
-    inner = getattr(optimizer, "optimizer", optimizer)
-    return optimizer if getattr(optimizer, "scaler", None) else inner

@@ -228,8 +228,8 @@ def explain_error(error: Exception | SystemExit, context: RankContext | None) ->
     if context and context.nccl_log:
         with suppress(OSError):  # it does not exist if NCCL was not used
             error = device.add_nccl_warning(error, context.nccl_log.read_text(errors="replace"))
-    is_bitwise = trainer is not None and trainer.bitwise is not None
-    return errors.as_failure(error, trainer.batches if trainer else None, exact=is_bitwise)
+    is_fixed = trainer is not None and trainer.parallel.fixes_micro_batch
+    return errors.as_failure(error, trainer.batches if trainer else None, exact=is_fixed)
 
 
 def sys_exit_failure(error: SystemExit) -> Failure:

@@ -14,7 +14,6 @@ from worlds import ALONE
 from entrypoint import Failure, World
 from train.build import build_trainer
 from train.config import load
-from train.config.batches import compute_batch_sizes
 from train.config.load import keep_last_overrides
 from train.distributed import runtime
 from train.logging.progress import Progress
@@ -50,10 +49,8 @@ def built(
     """The trainer of a tiny run, or of `config`, whose run folder is `folder`. out: takes what rank 0 prints."""
     words = keep_last_overrides(settings if config else [*TINY, *settings])
     loaded = load.load_config(str(config) if config else None, words)
-    train = loaded.train
-    batches = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, world.world_size)
     forget_accelerate()
-    rank_runtime = runtime.start(loaded, world, environ or {}, accumulation=batches.accumulation)
+    rank_runtime = runtime.start(loaded, world, environ or {})
     context = RankContext(world=world, folder=folder, signals=signals or StopSignals())
     progress = Progress(main=rank_runtime.is_main, terminal=False, out=out or io.StringIO())
     try:

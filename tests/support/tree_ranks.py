@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from train.distributed.bitwise import ReductionTree
+from train.parallel.bitwise import ReductionTree
 
 LEAVES = 8
 

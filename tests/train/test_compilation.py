@@ -24,6 +24,7 @@ from entrypoint import ExitCode, Failure, Heartbeat
 from entrypoint.heartbeat import Phase, Point
 from train import compilation, worker
 from train.config import load
+from train.config.schema import TrainConfig
 from train.data import augment
 from train.data.shape import Shape
 from train.logging.metrics_logger import METRICS_FILE, read_events
@@ -99,18 +100,9 @@ def test_what_is_rehearsed_lies_in_memory_as_the_loaders_images_do(channels: int
 
 def prepared(network: nn.Module, folder: Path) -> compilation.Compiled:
     with built(folder) as trainer:
-        rehearsed = compilation.SampleImages(training=torch.zeros(2, 3), evaluation=None)
-        return compilation.compile_model(
-            "default",
-            trainer.runtime,
-            network,
-            network,
-            samples=rehearsed,
-            accumulation=1,
-            repeatable=True,
-            heartbeat=Heartbeat(),
-            say=print,
-        )
+        parallel = trainer.parallel
+        parallel.model, parallel.network, parallel.example = network, network, lambda: torch.zeros(2, 3)
+        return compilation.compile_model(TrainConfig(compile="default"), parallel, None, Heartbeat(), print)
 
 
 class Beats(Heartbeat):

@@ -45,7 +45,7 @@ def test_a_frozen_backbone_keeps_its_weights_and_its_statistics(tmp_path: Path) 
         before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
         trainer.fit()
         assert changed(before, network.state_dict()) == set(weights.head_names(network))
-        assert len(trainer.optimizer.param_groups[0]["params"]) == 2
+        assert len(trainer.parallel.optimizer.param_groups[0]["params"]) == 2
         assert any("frozen for the whole run" in note for note in trainer.notes)
 
 

@@ -19,7 +19,6 @@ import torch
 from entrypoint import Heartbeat, World
 from train import compilation
 from train.build import build_trainer
-from train.config.batches import compute_batch_sizes
 from train.config.schema import RunConfig
 from train.distributed import runtime
 from train.logging.progress import Progress
@@ -144,9 +143,8 @@ def open_trainer(
 
     Shards are not copied to data.stage: there may be no parent process that would remove the copies.
     """
-    config, train = replace(config, data=replace(config.data, stage=None)), config.train
-    batches = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, world.world_size)
-    rank_runtime = runtime.start(config, world, environ, accumulation=batches.accumulation)
+    config = replace(config, data=replace(config.data, stage=None))
+    rank_runtime = runtime.start(config, world, environ)
     try:
         yield build_trainer(config, rank_runtime, RankContext(world=world, folder=folder, heartbeat=heartbeat))
     finally:

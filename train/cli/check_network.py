@@ -13,7 +13,7 @@ import torch
 
 from entrypoint import Plan
 from train.compilation import black_images
-from train.config import checks, schema
+from train.config import schema
 from train.config.batches import BatchSizes, StepCounts
 from train.config.resume_rules import TEST_KEY
 from train.config.schema import DataConfig, RunConfig
@@ -25,11 +25,11 @@ from train.data.splits import DataSplits, EmptySource
 from train.data.statistics import data_fingerprint
 from train.data_fit import image_file_notes, refuse_unfit_data
 from train.distributed import device
-from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.models import weights
 from train.models.initial_weights import load_initial_weights
 from train.models.registry import count_parameters
 from train.network_fit import adapt_for_training, build_for_training
+from train.parallel.strategies import strategy_class
 from train.run.folder import run_folder
 
 
@@ -126,8 +126,7 @@ def _build(config: RunConfig, plan: Plan, batch: BatchSizes, splits: DataSplits,
     new = build_for_training(config, splits, batch, steps_per_epoch=steps.per_epoch, checkpoints=checkpoints)
     notes = load_initial_weights(new.model, config.data, new.network, splits, is_new_run=not resumes)
     parameters = count_parameters(new.network)
-    if checks.is_bitwise(config.train):
-        BitwiseReducer(new.network, plan.world, micro_batches=1)
-        refuse_hidden_state(new.network, black_images(2, splits.shape, torch.device("cpu")))
+    images = black_images(2, splits.shape, torch.device("cpu"))
+    strategy_class(config.train, plan.world.world_size).refuse_unfit_network(new.network, images)
     adapt_for_training(config, new.network, plan.world.world_size)
     return NetworkPreview(parameters=parameters, notes=(*notes, *image_file_notes(config.data, splits)))

@@ -317,12 +317,10 @@ def _refuse_bitwise_keys(train: TrainConfig) -> None:
 
 def _suggest_micro_batch_size(train: TrainConfig, near: int) -> str:
     """The legal micro batch nearest to `near`."""
-    candidate, sizes = train.global_batch_size, []
-    while True:
-        sizes.append(candidate)
-        if candidate % 2:
-            return f"set train.micro_batch_size={min(sizes, key=lambda size: abs(size - near))}"
-        candidate //= 2
+    size = train.global_batch_size
+    halvings = (size & -size).bit_length()  # the lowest bit that is set, counted from 1
+    micro = min((size >> number for number in range(halvings)), key=lambda micro: abs(micro - near))
+    return f"set train.micro_batch_size={micro}"
 
 
 def _bitwise_conflict(setting: str, expected: str, fix: str) -> Failure:

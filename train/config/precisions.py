@@ -1,28 +1,26 @@
-"""This table describes the values of train.precision, so that they are checked without loading torch.
+"""This table holds what is known of each value of train.precision. It loads no torch, so that a start can check them.
 
 A new precision needs one row here and its name in TrainConfig.precision; a test holds both together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """A precision to compute in; the weights are fp32.
+    """A precision to compute in; the weights are fp32, unless `convert` makes them something else."""
 
-    accelerate_name: what Accelerate calls it. autocast_dtype: the attribute of torch that the forward
-    pass casts to; None without autocast. on_cpu: whether a CPU computes in it. description: for the
-    banner.
-    """
-
-    accelerate_name: str
-    autocast_dtype: str | None
-    on_cpu: bool = True
-    description: str = ""
+    accelerate_name: str  # Accelerate casts in the forward pass, and scales losses with fp16
+    autocast_dtype: str | None  # the attribute of torch that the forward pass casts to; None without autocast
+    on_cpu: bool = True  # whether a CPU computes in it
+    description: str = ""  # for the banner
+    # Takes and returns a network, before DDP wraps it. It may give its parameters another type, and let a forward
+    # pre-hook cast what the network reads, which is fp32. The optimizer knows the parameters already: they must stay.
+    convert: Callable[[Any], Any] = lambda network: network
 
 
 PRECISIONS: Final[Mapping[str, Precision]] = {

@@ -1,6 +1,6 @@
 """The replica check compares the bits of parameters and optimizer state on all ranks.
 
-Where they differ, it raises a Failure that names the ranks in the minority.
+Where they differ, it raises a Failure that names the ranks in the minority. The initial weights are compared too.
 """
 
 from __future__ import annotations
@@ -49,6 +49,29 @@ class Replica:
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({', '.join(part for part in (self.host, self.gpu) if part)})"
+
+
+def refuse_different_weights(runtime: Runtime, net: nn.Module) -> None:
+    """Compare the bits of all ranks' parameters and buffers before the first step.
+
+    Call it before DDP, which would hide a difference: it copies rank 0's weights to all ranks.
+
+    Raises:
+        Failure: NODE, naming the ranks that differ from rank 0.
+    """
+    if runtime.cpu_group is None:
+        return
+    digest = int(hash_tensors([*net.parameters(), *net.buffers()]).item())
+    weights = runtime.all_gather((socket.gethostname(), digest))
+    others = [f"rank {rank} on {host}" for rank, (host, digest) in enumerate(weights) if digest != weights[0][1]]
+    if others:
+        raise Failure(
+            "the ranks begin with different weights",
+            found=f"{', '.join(others)} differ from rank 0 on {weights[0][0]}",
+            expected="the same initial weights on all ranks, bit by bit",
+            fix="if the model is your own, let it draw from torch's generator only; else leave these nodes out",
+            code=ExitCode.NODE,
+        )
 
 
 def check_replicas(runtime: Runtime, net: nn.Module, optimizer: Optimizer, step: int) -> None:
@@ -153,13 +176,8 @@ def processor_name(device: torch.device) -> str:
 def _as_integers(tensor: Tensor) -> Tensor:
     """The tensor's bits as integers in one dimension."""
     flat = tensor.detach().reshape(-1)
-    return (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).view(
-        INTEGER_DTYPE_BY_SIZE[_real_element_size(flat)]
-    )
-
-
-def _real_element_size(flat: Tensor) -> int:
-    return flat.element_size() // (2 if flat.is_complex() else 1)
+    real = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    return real.view(INTEGER_DTYPE_BY_SIZE[real.element_size()])
 
 
 def _odd_weights(positions: Tensor) -> Tensor:

@@ -6,11 +6,9 @@ are here too: whether all ranks see the same folder, and which of NCCL's operati
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Mapping, MutableMapping
@@ -24,13 +22,11 @@ import accelerate.state
 import torch
 import torch.nested._internal.nested_tensor  # else the first backward pass loads it, perhaps after a signal
 from accelerate import Accelerator
-from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs, GradientAccumulationPlugin
+from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim import Optimizer
 
-from entrypoint import ExitCode, Failure, World, file_writer, list_some
+from entrypoint import ExitCode, Failure, World, file_writer
 from train import files
 from train.config import checks
 from train.config.precisions import PRECISIONS
@@ -71,96 +67,12 @@ class Runtime:
         """Whether this is world rank 0, which writes the run's files."""
         return self.world.rank == 0
 
-    def prepare(self, net: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Move the network to the device and let Accelerate wrap both. Several ranks get DDP.
+    def to_device(self, network: nn.Module) -> nn.Module:
+        """The network on this rank's device, in its precision.
 
-        DataParallel is applied before Accelerate. It copies the network to each GPU, and Accelerate replaces the
-        network's forward (autocast): a copy of that forward would compute with the first GPU's weights.
+        Accelerate could move it too, but would first import a tensor class, which takes 0.5 s.
         """
-        if self.parallel == "dp" and (self.device.type == "cuda" or not torch.cuda.is_available()):
-            net = DataParallel(net.to(self.device))  # over all visible GPUs; without any it passes through
-        # Moved by us: Accelerate would first import a tensor class, which takes 0.5 s.
-        net, placed = net.to(self.device), False
-        if self.parallel == "none":  # also for several ranks, whose gradients a tree sums (train.distributed.bitwise)
-            alone = self.accelerator.prepare_model(net, device_placement=placed, evaluation_mode=True)
-            return alone, self.accelerator.prepare_optimizer(optimizer)
-        model, wrapped = self.accelerator.prepare(net, optimizer, device_placement=[placed, None])
-        if isinstance(model, DistributedDataParallel):
-            # Rank 0's buffers alone count (`evaluate.broadcast_buffers`). Set here: torch 2.15 warns of the argument.
-            model.broadcast_buffers = False
-        return model, wrapped
-
-    def wrap_again(self, network: nn.Module, optimizer: Optimizer) -> nn.Module:
-        """Wrap the network in a new DDP, after other parameters of it require gradients: the old one has noted which.
-
-        No reference to the old one may be left but Accelerate's: its hooks on the parameters end with it.
-        """
-        self.accelerator.free_memory()
-        self.accelerator.prepare_optimizer(optimizer)
-        model = self.accelerator.prepare_model(network, device_placement=False)
-        if isinstance(model, DistributedDataParallel):
-            model.broadcast_buffers = False
-        return model  # type: ignore[no-any-return]
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """The network without its wrapper. Accelerate's `unwrap_model` would load torch's compiler: 1.2 s."""
-        return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
-
-    def warm_up(self, model: nn.Module, images: Tensor, *, always: bool = False) -> None:
-        """Compute and exchange gradients once, and discard them. Without DDP only if `always` is set.
-
-        After its first exchange DDP reorders its buckets, and the position in a bucket decides in which order
-        three or more ranks sum a number. Without this, the first step after a resume would differ in its last
-        bits from the same step of an uninterrupted run.
-        """
-        if not (always or isinstance(model, DistributedDataParallel)):
-            return
-        before = [buffer.clone() for buffer in model.buffers()]
-        model(images).sum().backward()
-        refuse_unused_parameters(model)
-        model.zero_grad(set_to_none=True)
-        for buffer, old in zip(model.buffers(), before, strict=True):
-            buffer.copy_(old)
-
-    def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of a micro batch. Accelerate would divide even by 1, with two kernels."""
-        if self.accelerator.scaler is None and self.accelerator.gradient_accumulation_steps == 1:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            self.accelerator.backward(loss)
-
-    def seed(self, number: int) -> None:
-        """Seed the random generators that a step uses: the CPU's, and those of this rank's GPUs.
-
-        torch.manual_seed does the same. But before CUDA has started, it also records its caller for later, and
-        reads the source files of the complete stack in each step.
-        """
-        torch.default_generator.manual_seed(number)
-        if self.device.type == "cuda":
-            every, own = torch.cuda.default_generators, self.device.index or 0
-            for generator in every if self.parallel == "dp" else every[own : own + 1]:
-                generator.manual_seed(number)
-
-    def check_initial_weights(self, net: nn.Module) -> None:
-        """Compare the hashes of all ranks' parameters and buffers.
-
-        Call it before DDP, which would hide a difference: it copies rank 0's weights to all ranks.
-
-        Raises:
-            Failure: NODE, naming the ranks that differ from rank 0.
-        """
-        if self.cpu_group is None:
-            return
-        weights = self.all_gather((socket.gethostname(), hash_weights(net)))
-        others = [f"rank {rank} on {host}" for rank, (host, digest) in enumerate(weights) if digest != weights[0][1]]
-        if others:
-            raise Failure(
-                "the ranks begin with different weights",
-                found=f"{', '.join(others)} differ from rank 0 on {weights[0][0]}",
-                expected="the same initial weights on all ranks, bit by bit",
-                fix="if the model is your own, let it draw from torch's generator only; else leave these nodes out",
-                code=ExitCode.NODE,
-            )
+        return PRECISIONS[self.precision].convert(network.to(self.device))  # type: ignore[no-any-return]
 
     def all_reduce_sum(self, sums: Tensor) -> Tensor:
         """Sum over all ranks, in place, on the device of `sums`."""
@@ -204,43 +116,7 @@ class Runtime:
             dist.destroy_process_group()
 
 
-def refuse_unused_parameters(model: nn.Module) -> None:
-    """Check after a backward pass with DDP that each parameter of this rank received a gradient.
-
-    DDP itself checks this only in its next forward pass. That is too late: the rank that left a parameter out may
-    wait in the next collective operation, while the other ranks still wait for that parameter's gradient.
-
-    Raises:
-        Failure: USAGE, naming the parameters.
-    """
-    if not isinstance(model, DistributedDataParallel):
-        return
-    try:
-        model._check_reducer_finalized()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        trained = [name for name, weight in model.module.named_parameters() if weight.requires_grad]
-        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-        idle = [trained[int(number)] for number in numbers[1].split()] if numbers else [str(error).split(". ")[0]]
-        raise Failure(
-            "a parameter received no gradient; DDP requires every trainable parameter to be used in every forward pass",
-            found=f"no gradient for {list_some(idle, 3)} on rank {dist.get_rank()}",
-            expected="a gradient for every trainable parameter, on every rank",
-            fix="in the model's forward add 0 * p.sum() for each parameter p that it leaves out, or freeze it "
-            "(requires_grad=False)",
-            code=ExitCode.USAGE,
-        ) from error
-
-
-def hash_weights(net: nn.Module) -> str:
-    """sha256 over the names and bytes of all parameters and buffers."""
-    digest = hashlib.sha256()
-    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *, accumulation: int) -> Runtime:
+def start(config: RunConfig, world: World, environ: MutableMapping[str, str]) -> Runtime:
     """Meet the other ranks and return this rank's Runtime.
 
     Changes `environ`, which Accelerate reads: see `set_accelerate_environment`.
@@ -249,8 +125,8 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
         Failure: NODE if the GPU is missing, USAGE for a precision that the device does not have, PEER and
             LAUNCH_CONFLICT if the ranks do not meet.
     """
-    device_type, bitwise = environ.get("ENTRYPOINT_DEVICE", "cpu"), checks.is_bitwise(config.train)
-    if bitwise:
+    device_type = environ.get("ENTRYPOINT_DEVICE", "cpu")
+    if checks.is_bitwise(config.train):
         use_bitwise_arithmetic(device_type, environ)
     device = choose_device(device_type, world.local_rank)
     precision = choose_precision(config.train.precision, device)
@@ -263,8 +139,8 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
         device=device,
         precision=precision,
         cores=torch.get_num_threads(),  # OMP_NUM_THREADS, which the parent process sets to the cores per rank
-        accelerator=_build_accelerator(device, precision, 1 if bitwise else accumulation, config.train),
-        parallel="none" if bitwise else config.train.parallel,
+        accelerator=_build_accelerator(device, precision, config.train),
+        parallel=config.train.parallel,
         cpu_group=cpu_group,
     )
 
@@ -306,20 +182,15 @@ def process_group_timeout(timeouts: Timeouts) -> timedelta:
     return timedelta(seconds=longest + PROCESS_GROUP_TIMEOUT_MARGIN_S)
 
 
-def _build_accelerator(device: torch.device, precision: str, accumulation: int, train: TrainConfig) -> Accelerator:
+def _build_accelerator(device: torch.device, precision: str, train: TrainConfig) -> Accelerator:
     """The Accelerator. DDP's static_graph would only spare the search for unused parameters, which is off."""
     ddp = DistributedDataParallelKwargs(
         gradient_as_bucket_view=True, bucket_cap_mb=train.bucket_cap_mb, comm_hook=COMM_HOOKS[train.gradient_exchange]
     )
     # Accelerate would run `nvidia-smi` without a time limit, which a lost GPU hangs. The doctor asks NVML the same.
     accelerate.state.check_cuda_p2p_ib_support = lambda: True
-    plugin = GradientAccumulationPlugin(num_steps=accumulation, adjust_scheduler=False, sync_with_dataloader=False)
-    return Accelerator(
-        mixed_precision=PRECISIONS[precision].accelerate_name,
-        cpu=device.type == "cpu",
-        gradient_accumulation_plugin=plugin,
-        kwargs_handlers=[ddp],
-    )
+    name = PRECISIONS[precision].accelerate_name
+    return Accelerator(mixed_precision=name, cpu=device.type == "cpu", kwargs_handlers=[ddp])
 
 
 def _value_or_failure(action: Callable[[], Any]) -> tuple[Any, dict[str, Any] | None]:

@@ -124,7 +124,7 @@ def evaluate_on_rank(
     Raises:
         Failure: if the checkpoint cannot be evaluated.
     """
-    rank_runtime = runtime.start(config, world, environ, accumulation=1)
+    rank_runtime = runtime.start(config, world, environ)
     chosen = rank_runtime.run_on_rank_zero(lambda: chosen)  # rank 0's choice: a training may save meanwhile
     heartbeat = heartbeat or Heartbeat()
     heartbeat.beat("data")
@@ -268,7 +268,9 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
     model.load_state_dict(dict(weights.tensors))
     if sets.evaluated_shape != sets.shape:
         model_registry.refuse_other_size(model, model_config, len(sets.classes), sets.evaluated_shape)
-    return rank_runtime.accelerator.prepare_model(model, evaluation_mode=True)  # type: ignore[no-any-return]
+    return rank_runtime.accelerator.prepare_model(  # type: ignore[no-any-return]
+        rank_runtime.to_device(model), device_placement=False, evaluation_mode=True
+    )
 
 
 def open_validation_loader(

@@ -89,7 +89,7 @@ def prepare_from_checkpoint(
     spec = inputs.build_input_spec(config, checkpoints.read_state(chosen))
     inputs.refuse_image_files(spec)
     weights = evaluate.load_weights(chosen)
-    rank_runtime = runtime.start(config, SINGLE_PROCESS_WORLD, environ, accumulation=1)
+    rank_runtime = runtime.start(config, SINGLE_PROCESS_WORLD, environ)
     network = evaluate.build_model(config, spec.sets, weights, rank_runtime)
     return InferenceModel(
         network=network.eval(),

@@ -35,18 +35,6 @@ def measure_micro_batch(
         return (loss.detach(), *task.measure(outputs, labels, mix))
 
 
-def sum_micro_batch(values: MicroBatchValues, samples: int) -> Tensor:
-    """The sums over the samples of a micro batch: of the loss, of each other value, and the number of samples."""
-    loss, *others = (value.double() for value in values)
-    return torch.stack([loss * samples, *others, torch.full_like(loss, samples)])
-
-
-def values_of_sums(sums: Tensor, samples: int) -> MicroBatchValues:
-    """The inverse of `sum_micro_batch`."""
-    loss, *others, _ = sums.unbind()
-    return (loss / samples, *others)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
     """Means over the samples of all ranks since `RunningMean.clear`.
@@ -86,7 +74,10 @@ class RunningMean:
         return [*self._sums]
 
     def add(self, values: MicroBatchValues, samples: int) -> None:
-        """Add the values of one or several micro batches. One host sync in MAX_KEPT_LOSSES calls."""
+        """Add the values of one or several micro batches. One host sync in MAX_KEPT_LOSSES calls.
+
+        Of 0 samples only the loss is kept: another rank counts them.
+        """
         self._waiting.append((values, samples))
         if len(self._waiting) >= MAX_KEPT_LOSSES:
             self._fetch()
@@ -120,7 +111,8 @@ class RunningMean:
         columns = [torch.stack(column).tolist() for column in zip(*(values for values, _ in waiting), strict=True)]
         for index, column in enumerate(columns):
             for value, (_, samples) in zip(column, waiting, strict=True):
-                self._sums[index] += value if index else value * samples  # the first is the mean loss
+                if samples:
+                    self._sums[index] += value if index else value * samples  # the first is the mean loss
         self._sums[-1] += sum(samples for _, samples in waiting)
         self._losses.extend(columns[0])
 

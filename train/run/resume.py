@@ -137,8 +137,7 @@ def checkpoint_metadata(
 def checkpoint_bytes(config: RunConfig, network: nn.Module, optimizer: Optimizer) -> int:
     """About how many bytes a checkpoint has."""
     weights: int = sum(tensor.nbytes for tensor in network.state_dict().values())
-    unwrapped = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
-    return weights * copies_of_weights(unwrapped, ema=config.train.ema_decay is not None)
+    return weights * copies_of_weights(optimizer, ema=config.train.ema_decay is not None)
 
 
 def copies_of_weights(optimizer: Optimizer, *, ema: bool) -> int:

@@ -12,7 +12,6 @@ import torch
 from jobs import ALONE, forget_accelerate
 from processes import python
 from runs import TEN_STEPS
-from torch import nn
 
 from entrypoint import ExitCode, Failure, World
 from entrypoint.hang import MAX_STEP_TIMEOUT_S, PEER_ANSWER_TIMEOUT_S, START_SLACK_S
@@ -36,7 +35,7 @@ PAIR = World(
 @pytest.fixture
 def alone() -> Any:
     forget_accelerate()
-    ready = runtime.start(load.load_config(None), ALONE, {}, accumulation=2)
+    ready = runtime.start(load.load_config(None), ALONE, {})
     yield ready
     ready.close()
     forget_accelerate()
@@ -74,16 +73,16 @@ def test_the_environment_does_not_change_what_accelerate_does(monkeypatch: pytes
     for name, value in STRANGE.items():
         monkeypatch.setenv(name, value)
     environment.remove_conflicting_variables(os.environ, download=False)
-    accelerator = runtime.start(load.load_config(None), ALONE, os.environ, accumulation=3).accelerator
+    accelerator = runtime.start(load.load_config(None), ALONE, os.environ).accelerator
     found = (accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.num_processes)
     forget_accelerate()
-    assert found == ("no", 3, 1)
+    assert found == ("no", 1, 1)
 
 
 def test_ddp_is_told_what_to_send_and_in_which_portions() -> None:
     forget_accelerate()
     config = load.load_config(None, ["train.gradient_exchange=bf16", "train.bucket_cap_mb=7"])
-    told = runtime.start(config, ALONE, {}, accumulation=1).accelerator.ddp_handler
+    told = runtime.start(config, ALONE, {}).accelerator.ddp_handler
     forget_accelerate()
     assert told is not None
     assert (told.comm_hook.value, told.bucket_cap_mb, told.gradient_as_bucket_view) == ("bf16", 7, True)
@@ -96,39 +95,20 @@ def test_one_rank_trains_without_a_process_group(alone: runtime.Runtime) -> None
     alone.barrier()
 
 
-def test_one_rank_is_not_wrapped(alone: runtime.Runtime) -> None:
-    net = nn.Linear(2, 2)
-    model, _ = alone.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    assert model is net
-    alone.warm_up(model, torch.zeros(1, 2))
-
-
-def test_data_parallel_without_gpus_computes_the_same_and_saves_the_same_names() -> None:
-    forget_accelerate()
-    ready = runtime.start(load.load_config(None, ["train.parallel=dp"]), ALONE, {}, accumulation=1)
-    net = nn.Linear(2, 2)
-    model, _ = ready.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    inner, images = ready.unwrap(model), torch.ones(3, 2)
-    forget_accelerate()
-    assert isinstance(model, nn.DataParallel)
-    assert list(inner.state_dict()) == ["weight", "bias"]
-    assert torch.equal(model(images), inner(images))
-
-
 COMPARE = """
 import os, sys, torch
 from entrypoint import Failure, world_from_environ
 from train.config import load
-from train.distributed import runtime
+from train.distributed import replica_check, runtime
 world = world_from_environ(os.environ)
-ready = runtime.start(load.load_config(None), world, os.environ, accumulation=1)
+ready = runtime.start(load.load_config(None), world, os.environ)
 net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
 torch.nn.init.ones_(net[0].weight); torch.nn.init.zeros_(net[0].bias)
 if world.rank == 1 and sys.argv[1] != "same":
     tensor = dict(net.state_dict())[sys.argv[1]]
     tensor.view(-1)[0] = tensor.view(-1)[0] + 1e-7 if tensor.is_floating_point() else 7
 try:
-    ready.check_initial_weights(net)
+    replica_check.refuse_different_weights(ready, net)
     print("all the same")
 except Failure as failure:
     print(int(failure.code), failure.found)

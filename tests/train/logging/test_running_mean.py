@@ -9,13 +9,8 @@ import torch
 from torch import Tensor
 
 from train.data.mixing import LabelMix
-from train.logging.running_mean import (
-    RunningMean,
-    TrainingStopwatch,
-    measure_micro_batch,
-    sum_micro_batch,
-    values_of_sums,
-)
+from train.logging.running_mean import RunningMean, TrainingStopwatch, measure_micro_batch
+from train.parallel import bitwise
 from train.tasks.classification import Classification
 from train.tasks.multi_label import MultiLabel
 
@@ -71,13 +66,12 @@ def test_more_micro_batches_than_are_remembered_all_count(monkeypatch: pytest.Mo
     assert found.losses()[-1] == 3.0
 
 
-def test_the_sums_of_a_micro_batch_are_loss_correct_predictions_and_samples() -> None:
-    assert sum_micro_batch((torch.tensor(0.5), torch.tensor(2)), 4).tolist() == [2.0, 2.0, 4.0]
-
-
-def test_the_sums_of_several_micro_batches_give_their_values_back() -> None:
-    sums = sum_micro_batch((torch.tensor(0.5), torch.tensor(2)), 4) * 3
-    assert [value.item() for value in values_of_sums(sums, 12)] == [0.5, 6.0]
+def test_values_of_no_samples_keep_only_their_loss() -> None:
+    mean = averaged(1.0)
+    before = mean.sums()
+    mean.add((torch.tensor(math.inf), torch.tensor(2)), 0)
+    assert mean.sums() == before
+    assert mean.losses() == [1.0, math.inf]
 
 
 def test_without_samples_there_are_no_means_and_still_exchanges_other_numbers() -> None:
@@ -116,7 +110,7 @@ def test_a_task_may_average_any_number_of_values(
     running = RunningMean(CPU, task.averaged)
     for loss in (0.5, 1.5):
         values = measure_micro_batch(torch.tensor(loss), outputs, labels, task(classes=("a", "b")))
-        running.add(values_of_sums(sum_micro_batch(values, 2), 2) if in_one_sum else values, 2)
+        running.add(bitwise._values_of_sums(bitwise._sum_values(values, 2), 2) if in_one_sum else values, 2)
     means = running.read(lambda total: total, [7.0])
     assert means.means == {"loss": 1.0, **expected}
     assert (means.samples, means.extra_sums, len(running.sums())) == (4, (7.0,), len(expected) + 2)

@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_run_goes_on_from_its_newest_checkpoint(run: Path) -> None:
     with built(run, "train.epochs=4") as trainer:
         assert trainer.state.step == 8
-        assert trainer.optimizer.state
+        assert trainer.parallel.optimizer.state
 
 
 def test_a_damaged_checkpoint_is_skipped_and_said(run: Path) -> None:

@@ -6,12 +6,17 @@ The values of all micro batches of a step are summed in one fixed binary tree.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
-from entrypoint import ExitCode, Failure, World
+from entrypoint import ExitCode, Failure
+from train.logging.running_mean import MicroBatchValues
+from train.parallel.base import LoggedValues, Parallel, StepLoss
 
 
 class ReductionTree:
@@ -76,7 +81,7 @@ class RunningStatistics:
         batch_norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
         self._norms = [norm for norm in batch_norms if norm.running_mean is not None]
         self._momenta = [norm.momentum for norm in self._norms]
-        self._before: list[list[Tensor]] = []
+        self._step: list[tuple[_BatchNorm, float | None, list[Tensor]]] = []
         for norm in self._norms:
             norm.momentum = 1.0  # the buffers are zeroed before: afterwards they hold the batch's own values
 
@@ -88,13 +93,17 @@ class RunningStatistics:
 
     def open(self) -> None:
         """Begin a step. BatchNorm layers that the model has frozen are left alone."""
-        self._before = [[buffer.clone() for buffer in _buffers(norm)] if norm.training else [] for norm in self._norms]
+        self._step = [
+            (norm, momentum, [buffer.clone() for buffer in _buffers(norm)])
+            for norm, momentum in zip(self._norms, self._momenta, strict=True)
+            if norm.training
+        ]
         self._clear()
 
     def taken(self) -> list[Tensor]:
         """For each layer: the last micro batch's mean and variance, and 1 if it used the layer, else 0."""
         leaf = []
-        for norm in self._training():
+        for norm, _, _ in self._step:
             mean, variance, used = _buffers(norm)
             leaf += [mean.clone(), variance.clone(), used.clamp(max=1).to(mean.dtype)]
         self._clear()
@@ -103,15 +112,11 @@ class RunningStatistics:
     def update(self, sums: list[Tensor]) -> None:
         """End a step. sums: the values of `taken`, summed over all micro batches of the step."""
         left = iter(sums)
-        for norm, momentum, before in zip(self._norms, self._momenta, self._before, strict=True):
-            if before:
-                _update_statistics(norm, momentum, before, [next(left) for _ in before])
-
-    def _training(self) -> list[_BatchNorm]:
-        return [norm for norm, before in zip(self._norms, self._before, strict=True) if before]
+        for norm, momentum, before in self._step:
+            _update_statistics(norm, momentum, before, [next(left) for _ in before])
 
     def _clear(self) -> None:
-        for norm in self._training():
+        for norm, _, _ in self._step:
             for buffer in _buffers(norm):
                 buffer.zero_()
 
@@ -131,55 +136,75 @@ def _update_statistics(norm: _BatchNorm, momentum: float | None, before: list[Te
     _buffers(norm)[2].copy_(tracked)
 
 
-class BitwiseReducer:
-    """Sums a step's gradients, BatchNorm statistics and logged values in one tree.
+class Bitwise(Parallel):
+    """Ranks that sum a step's gradients, BatchNorm statistics and logged values in one tree.
 
     No gradient is accumulated in `.grad`, where the order would depend on the number of ranks.
     """
 
-    def __init__(self, net: nn.Module, world: World, *, micro_batches: int) -> None:
-        """micro_batches: of a global batch.
+    fixes_micro_batch = True
+
+    def wrap(self, network: nn.Module, optimizer: Optimizer) -> None:
+        """Without DDP. BatchNorm no longer updates its statistics itself."""
+        super().wrap(network, optimizer)
+        self._accelerator.gradient_accumulation_steps = 1  # the sum over all ranks is divided, not each loss
+        self.losses_per_step = 1
+        self._tree = ReductionTree(self.runtime.world.rank, self.runtime.world.world_size)
+        self._statistics = RunningStatistics(network)
+        self.parameters_changed()
+
+    def parameters_changed(self) -> None:
+        """Sum the gradients of the parameters that require them now."""
+        self._parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+
+    def warm_up(self) -> None:
+        """Refuse a network whose state the tree would not sum. There are no buckets to order."""
+        self.refuse_unfit_network(self.model, self.example())
+
+    @staticmethod
+    def refuse_unfit_network(network: nn.Module, images: Tensor) -> None:
+        """Refuse a network that keeps something of its batches which the tree would not sum: ranks would differ.
 
         Raises:
-            Failure: USAGE for a network with SyncBatchNorm.
+            Failure: USAGE for SyncBatchNorm, and for other buffers than BatchNorm's that a forward pass changes.
         """
-        if any(isinstance(module, nn.SyncBatchNorm) for module in net.modules()):
+        if any(isinstance(module, nn.SyncBatchNorm) for module in network.modules()):
             raise _unfit("its SyncBatchNorm adds up over the micro batches that ranks compute at the same time")
-        self.track_parameters(net)
-        self._statistics = RunningStatistics(net)
-        self._tree = ReductionTree(world.rank, world.world_size)
-        self._micro_batches = micro_batches
+        _refuse_hidden_state(network, images)
 
-    def track_parameters(self, net: nn.Module) -> None:
-        """Sum the gradients of these parameters from now on: those that require them."""
-        self._parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    def accumulate(self, compute: Callable[[], StepLoss]) -> list[LoggedValues]:
+        """Set every `.grad` to the mean over all micro batches, whichever rank computes them.
 
-    def begin_step(self) -> None:
-        """Call it before the first micro batch of a step."""
+        Each rank returns one entry, of the global batch. It counts on rank 0 alone.
+        """
         self._statistics.open()
-
-    def add(self, sums: Tensor) -> None:
-        """Call it after each micro batch's backward pass. sums: further values [n] to sum."""
-        gradients = [_taken(parameter) for parameter in self._parameters]
-        self._tree.add([*gradients, sums.float(), *self._statistics.taken()])
-
-    def finish_step(self) -> Tensor:
-        """Set every `.grad` to the mean over all micro batches; returns the total of `sums`."""
-        totals = self._tree.total()
-        own = len(self._parameters)
+        for _ in range(self.batches.accumulation):
+            values, samples = self._add_gradients(compute)
+            gradients = [_remove_gradient(parameter) for parameter in self._parameters]
+            self._tree.add([*gradients, _sum_values(values, samples).float(), *self._statistics.taken()])
+        totals, own = self._tree.total(), len(self._parameters)
         for parameter, gradient in zip(self._parameters, totals[:own], strict=True):
             # In new memory, with the parameter's layout: the order in which a kernel adds may depend on both.
-            parameter.grad = torch.empty_like(parameter).copy_(gradient).div_(self._micro_batches)
+            mean = torch.empty_like(parameter).copy_(gradient)
+            parameter.grad = mean.div_(self.batches.global_ // self.batches.micro)
         self._statistics.update(totals[own + 1 :])
-        return totals[own]
+        samples = self.batches.global_
+        return [(_values_of_sums(totals[own], samples), samples if self.runtime.is_main else 0)]
 
 
-def refuse_hidden_state(model: nn.Module, images: Tensor) -> None:
-    """Refuse a model with other buffers than BatchNorm's that a forward pass changes: ranks would differ.
+def _sum_values(values: MicroBatchValues, samples: int) -> Tensor:
+    """The sums over the samples of a micro batch: of its mean loss, of the other values, which are sums, and of 1."""
+    loss, *others = (value.double() for value in values)
+    return torch.stack([loss * samples, *others, torch.full_like(loss, samples)])
 
-    Raises:
-        Failure: USAGE, naming the buffer.
-    """
+
+def _values_of_sums(sums: Tensor, samples: int) -> MicroBatchValues:
+    """The inverse of `_sum_values`."""
+    loss, *others, _ = sums.unbind()
+    return loss / samples, *others
+
+
+def _refuse_hidden_state(model: nn.Module, images: Tensor) -> None:
     kept = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
     with torch.no_grad():
         model(images)
@@ -194,7 +219,7 @@ def refuse_hidden_state(model: nn.Module, images: Tensor) -> None:
         raise _unfit(f"each forward pass changes its {min(hidden)}, which is no BatchNorm's")
 
 
-def _taken(parameter: nn.Parameter) -> Tensor:
+def _remove_gradient(parameter: nn.Parameter) -> Tensor:
     """Remove and return the gradient of `.grad`; zeros for a parameter that was not used.
 
     Another micro batch may use that parameter, and the tree must be the same in every step.

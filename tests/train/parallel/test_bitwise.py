@@ -8,10 +8,10 @@ import pytest
 import torch
 from jobs import built
 from torch import nn
-from worlds import ALONE
 
 from entrypoint import ExitCode, Failure
-from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
+from train.parallel.base import StepLoss
+from train.parallel.bitwise import Bitwise
 
 
 class Counting(nn.Module):
@@ -39,31 +39,36 @@ class Replacing(Counting):
 def test_a_model_that_remembers_its_batches_is_refused_and_left_as_it_was(kind: type[Counting]) -> None:
     net = kind()
     with pytest.raises(Failure, match="cannot be trained") as caught:
-        refuse_hidden_state(net, torch.ones(2, 3))
+        Bitwise.refuse_unfit_network(net, torch.ones(2, 3))
     assert caught.value.code == ExitCode.USAGE
     assert "seen" in caught.value.found
     assert all(map(torch.equal, net.buffers(), Counting().buffers()))
 
 
 def test_batchnorm_is_no_such_memory() -> None:
-    refuse_hidden_state(nn.Sequential(nn.BatchNorm1d(3)), torch.ones(2, 3))
+    Bitwise.refuse_unfit_network(nn.Sequential(nn.BatchNorm1d(3)), torch.ones(2, 3))
 
 
 def test_synchronized_batchnorm_is_refused() -> None:
     with pytest.raises(Failure) as caught:
-        BitwiseReducer(nn.Sequential(nn.SyncBatchNorm(3)), ALONE, micro_batches=4)
+        Bitwise.refuse_unfit_network(nn.Sequential(nn.SyncBatchNorm(3)), torch.ones(2, 3))
     assert caught.value.code == ExitCode.USAGE
 
 
-def test_gradients_are_the_mean_over_micro_batches_and_zero_where_nothing_was_used() -> None:
-    net = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
-    exact = BitwiseReducer(net, ALONE, micro_batches=2)
-    exact.begin_step()
-    for value in (1.0, 3.0):
-        net[0](torch.tensor([[value]])).sum().backward()
-        exact.add(torch.tensor([value, 1.0]))
-    assert exact.finish_step().tolist() == [4.0, 2.0]
-    assert [parameter.grad.item() for parameter in net.parameters()] == [2.0, 0.0]
+def test_gradients_and_values_are_means_over_micro_batches_and_zero_where_nothing_was_used(tmp_path: Path) -> None:
+    net, losses = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)]), [1.0, 3.0]
+
+    def compute() -> StepLoss:
+        value = losses.pop(0)
+        values = (torch.tensor(value), torch.tensor(2))  # a mean, and a sum
+        return StepLoss(loss=net[0](torch.tensor([[value]])).sum(), values=values, samples=8)
+
+    with built(tmp_path, "train.reproducible=bitwise") as trainer:
+        trainer.parallel.wrap(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        ((values, samples),) = trainer.parallel.accumulate(compute)
+    assert [value.item() for value in values] == [2.0, 4.0]
+    assert samples == 16
+    assert [parameter.grad.item() for parameter in net.parameters()] == [2.0, 0.0]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("settings", [[], ["train.clip_grad_norm=0.05", "optim.name=adamw"]], ids=["sgd", "clipped"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from train.distributed.bitwise import RunningStatistics
+from train.parallel.bitwise import RunningStatistics
 
 
 def batch(number: int) -> Tensor:

@@ -11,7 +11,7 @@ from ranks import together
 from safetensors.torch import load_file
 from torch import Tensor
 
-from train.distributed.bitwise import ReductionTree
+from train.parallel.bitwise import ReductionTree
 
 
 def reference(leaves: list[list[Tensor]]) -> list[Tensor]:

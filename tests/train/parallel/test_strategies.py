@@ -1,0 +1,47 @@
+"""Which strategy a run has, and what it makes of the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import built
+from torch import nn
+
+from train.config.schema import TrainConfig
+from train.parallel.base import Parallel
+from train.parallel.bitwise import Bitwise
+from train.parallel.strategies import DDP, DP, strategy_class
+
+
+@pytest.mark.parametrize(
+    ("parallel", "reproducible", "ranks", "expected"),
+    [
+        ("ddp", "fast", 1, Parallel),
+        ("ddp", "fast", 2, DDP),
+        ("none", "none", 1, Parallel),
+        ("dp", "fast", 1, DP),
+        ("ddp", "bitwise", 2, Bitwise),
+        ("none", "bitwise", 1, Bitwise),
+    ],
+)
+def test_the_config_and_the_number_of_ranks_choose_the_strategy(
+    parallel: str, reproducible: str, ranks: int, expected: type[Parallel]
+) -> None:
+    train = TrainConfig(parallel=parallel, reproducible=reproducible)  # type: ignore[arg-type]
+    assert strategy_class(train, ranks) is expected
+
+
+def test_one_rank_is_not_wrapped(tmp_path: Path) -> None:
+    with built(tmp_path) as trainer:
+        assert trainer.parallel.model is trainer.parallel.network is trainer.state.network
+
+
+def test_data_parallel_without_gpus_computes_the_same_and_saves_the_same_names(tmp_path: Path) -> None:
+    net, images = nn.Linear(2, 2), torch.ones(3, 2)
+    with built(tmp_path, "train.parallel=dp") as trainer:
+        trainer.parallel.wrap(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        assert isinstance(trainer.parallel.model, nn.DataParallel)
+        assert list(trainer.parallel.network.state_dict()) == ["weight", "bias"]
+        assert torch.equal(trainer.parallel.model(images), net(images))

@@ -1,0 +1,145 @@
+"""`Parallel` computes the optimizer steps of one rank; its subclasses change what several GPUs or ranks do otherwise.
+
+It owns the wrapped model and the optimizer. The trainer gives it a function that computes the loss of a micro batch,
+and does not know how many ranks share a step, nor how their gradients meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from train.config.batches import BatchSizes
+from train.distributed.runtime import Runtime
+from train.logging.running_mean import MicroBatchValues
+
+LoggedValues = tuple[MicroBatchValues, int]  # as `RunningMean.add` takes them
+
+
+@dataclass(slots=True, kw_only=True)
+class StepLoss:
+    """What the trainer computes for one micro batch: the loss to differentiate, and the values to log."""
+
+    loss: Tensor  # [], the mean over the samples
+    values: MicroBatchValues  # detached
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What became of an optimizer step."""
+
+    applied: bool  # False: fp16's scaler skipped it, since a gradient was infinite
+    norm: Tensor | None  # [], of all gradients before they were clipped; None where nothing clips them
+
+
+class Parallel:
+    """One rank that shares its steps with nobody, which is what `train.parallel: none` asks for.
+
+    `wrap` sets `model`, `network` and `optimizer`. Nobody else keeps a reference to `model`: after freezing it is
+    wrapped again, and the hooks of an old DDP live as long as it does. `network` is the same without a wrapper;
+    checkpoints hold its state. `losses_per_step` is the number of losses that `accumulate` returns.
+    """
+
+    fixes_micro_batch: ClassVar[bool] = False  # whether a run that goes on must keep its micro batch
+
+    def __init__(self, runtime: Runtime, batches: BatchSizes, example: Callable[[], Tensor]) -> None:
+        """example: makes the images of a micro batch, with which the model is warmed up."""
+        self.runtime, self.batches, self.example = runtime, batches, example
+        self._accelerator, self._keeps_gradients = runtime.accelerator, False
+        self._accelerator.gradient_accumulation_steps = batches.accumulation  # it divides each loss by this number
+        self.losses_per_step = batches.accumulation
+
+    @staticmethod
+    def refuse_unfit_network(network: nn.Module, images: Tensor) -> None:
+        """Raises Failure (USAGE) for a network that cannot be trained so; `train check` asks without ranks."""
+
+    def wrap(self, network: nn.Module, optimizer: Optimizer) -> None:
+        """Move the network to the device, and let Accelerate prepare both."""
+        self.network, self.optimizer = self.runtime.to_device(network), optimizer
+        self.model = self._wrap(self.network)
+        self._prepared = self._accelerator.prepare(optimizer)  # moves its state too
+
+    def _wrap(self, network: nn.Module) -> nn.Module:
+        """With autocast, and without DDP: also for one of several ranks."""
+        return self._accelerator.prepare_model(network, device_placement=False, evaluation_mode=True)  # type: ignore[no-any-return]
+
+    def warm_up(self) -> None:
+        """Do before the first step what would make it differ from later ones."""
+
+    def rehearse(self) -> None:
+        """Compute and exchange the gradients of the example once, and discard them."""
+        before = [buffer.clone() for buffer in self.model.buffers()]
+        self.model(self.example()).sum().backward()
+        self._check_gradients()
+        self.model.zero_grad(set_to_none=True)
+        for buffer, old in zip(self.model.buffers(), before, strict=True):
+            buffer.copy_(old)
+
+    def keep_gradients(self) -> None:
+        """Let gradients keep their memory from step to step: CUDA graphs would overwrite them while they add up."""
+        self._keeps_gradients = True
+        for parameter in self.network.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    def seed(self, number: int) -> None:
+        """Seed the random generators that a step uses: the CPU's, and that of this rank's GPU.
+
+        torch.manual_seed does the same. But before CUDA has started, it also records its caller for later, and
+        reads the source files of the complete stack in each step.
+        """
+        torch.default_generator.manual_seed(number)
+        if self.runtime.device.type == "cuda":
+            torch.cuda.default_generators[self.runtime.device.index or 0].manual_seed(number)
+
+    def accumulate(self, compute: Callable[[], StepLoss]) -> list[LoggedValues]:
+        """Leave the mean gradient of the global batch in `.grad`; returns what is to be logged.
+
+        compute: computes the loss of this rank's next micro batch. Gradients add up in `.grad`, and are exchanged
+        during the backward pass of the last micro batch.
+        """
+        logged, last = [], self.batches.accumulation - 1
+        for number in range(self.batches.accumulation):
+            with nullcontext() if number == last else self._accelerator.no_sync(self.model):
+                logged.append(self._add_gradients(compute))
+        self._check_gradients()
+        return logged
+
+    def _add_gradients(self, compute: Callable[[], StepLoss]) -> LoggedValues:
+        """The backward pass of one micro batch. Accelerate would divide even by 1, with two kernels."""
+        result = compute()
+        if self._accelerator.scaler is None and self._accelerator.gradient_accumulation_steps == 1:
+            result.loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self._accelerator.backward(result.loss)
+        return result.values, result.samples
+
+    def _check_gradients(self) -> None:
+        """Check after the backward passes of a step that all gradients have come."""
+
+    def update(self, max_norm: float | None) -> Update:
+        """Clip the gradients, step the optimizer, and drop them. max_norm: of all gradients together."""
+        norm = None
+        if max_norm is not None:
+            # Unscaled by Accelerate, clipped by torch: Accelerate's clipping imports sharded tensors first.
+            self._accelerator.unscale_gradients()
+            norm = nn.utils.clip_grad_norm_(self.network.parameters(), max_norm)
+        # In each step Accelerate's wrapper looks on disk for an optimizer that nobody uses (`is_lomo_available`: 8
+        # system calls). It is needed only where losses are scaled: it may skip the step.
+        (self.optimizer if self._accelerator.scaler is None else self._prepared).step()
+        if self._keeps_gradients:
+            self.optimizer.zero_grad(set_to_none=False)
+        else:  # as zero_grad does, without its two profiler annotations, which cost more than the loop
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        return Update(applied=not self._prepared.step_was_skipped, norm=norm)
+
+    def parameters_changed(self) -> None:
+        """Call it after other parameters than before require gradients."""
