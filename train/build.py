@@ -9,15 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import torch
 from torch import nn
 
 from entrypoint import Heartbeat, gauges
 from train import batch_size, compilation
 from train.batch_size import NO_CACHE, MicroBatchCache, TrialModel
 from train.compilation import Compiled, SampleImages
+from train.components import adapt_for_training, build_components, load_initial_weights
 from train.config import checks
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
+from train.config.resolved import resolve
 from train.config.schema import DataConfig, RunConfig
 from train.data import shard_order, shards, staging, statistics
 from train.data.class_folders import describe_text_order
@@ -26,7 +27,7 @@ from train.data.image_sizes import with_evaluation_size
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
 from train.data.registry import find_source, open_splits
 from train.data.sampler import BatchSampler
-from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
+from train.data.splits import DataSplits, with_test_as_validation, without_training
 from train.data.workers import WorkerLoader
 from train.data_fit import describe_image_file_obstacle, image_file_notes, refuse_unfit_data
 from train.distributed import shared_memory
@@ -39,10 +40,7 @@ from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
 from train.logging.resources import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
 from train.models import weights
-from train.models.initial_weights import load_initial_weights
-from train.network_fit import adapt_for_training, build_for_training
-from train.optim import loss
-from train.optim.ema import EMA
+from train.optim import ema
 from train.optim.schedule import build_schedule, regression_warnings
 from train.rank_context import RankContext
 from train.run import record, resume
@@ -85,44 +83,37 @@ def build_trainer(
     earlier = checkpoints if config.checkpoint.resume == "auto" else None
 
     heartbeat.beat("data")
-    config = replace(config, data=runtime.run_on_rank_zero(lambda: weights.fit_preprocessing(config, earlier)))
+    fitted = runtime.run_on_rank_zero(lambda: weights.fit_to_weights(config, earlier))
     host = shared_memory.host_ranks(world, runtime.all_gather)
-    splits = with_evaluation_size(open_splits(config.data, host, cache_folder), config.eval.image_size)
-    copies = None if config.data.stage is None else host.first(partial(staging.make_folder, config.data))
+    splits = with_evaluation_size(open_splits(fitted.data, host, cache_folder), config.eval.image_size)
+    copies = None if fitted.data.stage is None else host.first(partial(staging.make_folder, fitted.data))
     if copies is not None:
         splits = shards.with_copies(splits, copies)
-    config = checks.with_task_defaults(config, splits.task)
+    resolved = resolve(config, fitted, splits.task)
+    config = resolved.requested
     refuse_unfit_data(config, splits, batches, runtime.device)
     dataset = _describe_dataset(config, runtime, splits, host)
-    num_classes = len(dataset.classes)
     steps = count_steps(batches, dataset.num_training, epochs=train.epochs, max_steps=train.max_steps)
 
-    new = build_for_training(
-        config,
+    components = build_components(
+        resolved,
         splits,
-        batches,
-        steps_per_epoch=steps.per_epoch,
-        checkpoints=earlier,
+        batches=batches,
+        steps=steps,
         device=runtime.device,
         fused=runtime.accelerator.scaler is None,
     )
-    network, optimizer, freezing = new.network, new.optimizer, new.freezing
+    network, optimizer, freezing = components.network, components.optimizer, components.freezing
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
     is_new_run = resume_point.step is None
-    weight_notes = load_initial_weights(new.model, config.data, network, splits, is_new_run=is_new_run)
-    if is_new_run and new.model.weights is not None:
-        weight_notes += tuple(filter(None, [record.describe_divergence(Path(new.model.weights))]))
+    weight_notes = load_initial_weights(config, network, splits, is_new_run=is_new_run)
+    if is_new_run and config.model.weights is not None:
+        weight_notes += tuple(filter(None, [record.describe_divergence(Path(config.model.weights))]))
     runtime.check_initial_weights(network)
 
     loader = _open_loader(config, runtime, splits, heartbeat, host)
-    criterion = loss.build_task_criterion(config.optim, splits).to(runtime.device)
-    trial_model = TrialModel(
-        config=replace(config, model=new.model),
-        classes=num_classes,
-        shape=splits.shape,
-        criterion=criterion,
-        label=torch.zeros_like(as_targets(splits.training.labels[0])),
-    )
+    criterion = components.criterion.to(runtime.device)
+    trial_model = TrialModel(resolved=resolved, splits=splits)
     batches, micro_batch = batch_size.find_micro_batch(trial_model, runtime, batches, micro_batch_cache, heartbeat)
     loader.augmenter.refuse_odd_micro_batch(batches.micro)
     _refuse_small_shared_memory(config, runtime, splits, loader, batches)
@@ -137,8 +128,8 @@ def build_trainer(
         weight_notes += (str(freezing),)
     model, optimizer = runtime.prepare(network, optimizer)
     network = runtime.unwrap(model)
-    ema = None if train.ema_decay is None else EMA(network, train.ema_decay, every=train.ema_every_steps)
-    state = TrainState(network=network, optimizer=optimizer, scaler=runtime.accelerator.scaler, ema=ema)
+    average = ema.build_average(train, network)
+    state = TrainState(network=network, optimizer=optimizer, scaler=runtime.accelerator.scaler, ema=average)
     resume_notes = resume.restore(config, runtime, checkpoints, resume_point, state, dataset.fingerprint)
 
     heartbeat.beat("start")  # the model is compiled in this phase, however long the data took

@@ -26,6 +26,7 @@ from train.config.batches import BatchSizes, StepCounts
 from train.config.load import format_value
 from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS
+from train.config.resolved import resolve
 from train.config.schema import RunConfig, RunSection
 from train.data import registry
 from train.data.class_folders import describe_text_order
@@ -210,7 +211,7 @@ def describe_plan(
         Failure: as `check_config`, `DataSource.describe`, `open_data`, `count_steps` and `preview_network`.
     """
     batch = launch.check_config(config, plan.world.world_size)
-    data, splits = registry.find_source(config.data.name).describe(config.data), None
+    data, splits, fitted = registry.find_source(config.data.name).describe(config.data), None, config
     folder = run_folder(config)
     resumes = config.checkpoint.resume == "auto" and any((folder / "checkpoints").glob("step-*"))
     if resumes or not _is_known_to_fit(config, batch):
@@ -220,19 +221,20 @@ def describe_plan(
         from train.cli import check_network  # torch
         from train.data import statistics
 
-        config, splits = check_network.open_data(config, data.outputs)
+        fitted, splits = check_network.open_data(config, data.outputs)
         if data.training is None:
-            data = check_network.summarize(config.data, splits)
+            data = check_network.summarize(fitted.data, splits)
         elif resumes:
-            data = check_network.with_digests(data, config.data, splits)
+            data = check_network.with_digests(data, fitted.data, splits)
     is_auto, train = config.optim.lr == "auto", config.train
-    config = checks.with_task_defaults(config, data.task)
+    resolved = resolve(config, fitted, data.task)
+    config = resolved.requested
     assert data.training is not None  # else it was opened
     steps = batches.count_steps(batch, data.training, epochs=train.epochs, max_steps=train.max_steps)
     network_rows = {"model": _format_with_arguments(config.model.name, config.model.args)}
     network_notes: Sequence[str] = ()
     if splits is not None:
-        preview = check_network.preview_network(config, plan, batch, splits=splits, steps=steps, is_here=note is None)
+        preview = check_network.preview_network(resolved, plan, batch, splits=splits, steps=steps, is_here=note is None)
         network_rows["model"] += f": {preview.parameters:,} parameters are trained"
         network_notes = preview.notes
         if weights_by_class := statistics.describe_class_weights(config.optim.class_weights, splits.classes):

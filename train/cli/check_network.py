@@ -13,8 +13,10 @@ import torch
 
 from entrypoint import Plan
 from train.compilation import black_images
+from train.components import adapt_for_training, build_components, load_initial_weights
 from train.config import checks, schema
 from train.config.batches import BatchSizes, StepCounts
+from train.config.resolved import ResolvedConfig
 from train.config.resume_rules import TEST_KEY
 from train.config.schema import DataConfig, RunConfig
 from train.data import registry
@@ -27,9 +29,7 @@ from train.data_fit import image_file_notes, refuse_unfit_data
 from train.distributed import device
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.models import weights
-from train.models.initial_weights import load_initial_weights
 from train.models.registry import count_parameters
-from train.network_fit import adapt_for_training, build_for_training
 from train.run.folder import run_folder
 
 
@@ -42,16 +42,16 @@ class NetworkPreview:
 
 
 def open_data(config: RunConfig, outputs: int | None) -> tuple[RunConfig, DataSplits]:
-    """The data, as a start opens it; and the config with the preprocessing that its weights decide.
+    """The config as its weights decide it, and the data, as a start opens it.
 
     Of published data that is still to be fetched it is what is known: one sample of each class, which cannot be read.
     outputs: the number of classes, as far as it is known.
 
     Raises:
-        Failure: as `weights.fit_preprocessing` and `DataSource.open`.
+        Failure: as `weights.fit_to_weights` and `DataSource.open`.
     """
-    config = replace(config, data=weights.fit_preprocessing(config, _own_checkpoints(config)))
-    data, shape = config.data, registry.configured_shape(config.data)
+    fitted = weights.fit_to_weights(config, _own_checkpoints(config))
+    data, shape = fitted.data, registry.configured_shape(fitted.data)
     if data.download and not files_exist(data.name, Path(data.root)) and shape is not None and outputs is not None:
         samples = EmptySource(labels=torch.arange(outputs), stored=shape.stored)
         classes = tuple(map(str, range(outputs)))
@@ -60,7 +60,7 @@ def open_data(config: RunConfig, outputs: int | None) -> tuple[RunConfig, DataSp
         splits = DataSplits(training=samples, validation=samples, classes=classes, shape=shape)
     else:
         splits = registry.open_splits(data)
-    return config, with_evaluation_size(splits, config.eval.image_size)
+    return fitted, with_evaluation_size(splits, config.eval.image_size)
 
 
 def summarize(data: DataConfig, splits: DataSplits) -> DataSummary:
@@ -90,15 +90,16 @@ def _own_checkpoints(config: RunConfig) -> Path | None:
 
 
 def preview_network(
-    config: RunConfig, plan: Plan, batch: BatchSizes, *, splits: DataSplits, steps: StepCounts, is_here: bool
+    resolved: ResolvedConfig, plan: Plan, batch: BatchSizes, *, splits: DataSplits, steps: StepCounts, is_here: bool
 ) -> NetworkPreview:
     """Compare the config with the samples, build the network for them, load its weights, and build its optimizer.
 
-    config, splits: of `open_data`. is_here: whether the training could start on this machine.
+    splits: of `open_data`. is_here: whether the training could start on this machine.
 
     Raises:
         Failure: as a start, for what the data, the network, weights, the optimizer or a tracker do not fit.
     """
+    config = resolved.requested
     if plan.device == "cuda" and torch.cuda.is_available():
         device.choose_precision(config.train.precision, torch.device("cuda", 0))
     device_type = plan.device if is_here else "cuda"
@@ -111,19 +112,21 @@ def preview_network(
         # There only shapes are computed, which is fast for large networks too. It knows less than the CPU: for
         # whatever it refuses, the CPU has the last word.
         with suppress(Exception), torch.device("meta"):
-            return _build(config, plan, batch, splits, steps)
-    return _build(config, plan, batch, splits, steps)
+            return _build(resolved, plan, batch, splits, steps)
+    return _build(resolved, plan, batch, splits, steps)
 
 
-def _build(config: RunConfig, plan: Plan, batch: BatchSizes, splits: DataSplits, steps: StepCounts) -> NetworkPreview:
+def _build(
+    resolved: ResolvedConfig, plan: Plan, batch: BatchSizes, splits: DataSplits, steps: StepCounts
+) -> NetworkPreview:
     """The parts of `build_trainer` that depend on the network, in the same order."""
-    checkpoints = _own_checkpoints(config)
+    config, checkpoints = resolved.requested, _own_checkpoints(resolved.requested)
     resumes = checkpoints is not None and any(checkpoints.glob("step-*"))
-    new = build_for_training(config, splits, batch, steps_per_epoch=steps.per_epoch, checkpoints=checkpoints)
-    notes = load_initial_weights(new.model, config.data, new.network, splits, is_new_run=not resumes)
-    parameters = count_parameters(new.network)
+    network = build_components(resolved, splits, batches=batch, steps=steps).network
+    notes = load_initial_weights(config, network, splits, is_new_run=not resumes)
+    parameters = count_parameters(network)
     if checks.is_bitwise(config.train):
-        BitwiseReducer(new.network, plan.world, micro_batches=1)
-        refuse_hidden_state(new.network, black_images(2, splits.shape, torch.device("cpu")))
-    adapt_for_training(config, new.network, plan.world.world_size)
+        BitwiseReducer(network, plan.world, micro_batches=1)
+        refuse_hidden_state(network, black_images(2, splits.shape, torch.device("cpu")))
+    adapt_for_training(config, network, plan.world.world_size)
     return NetworkPreview(parameters=parameters, notes=(*notes, *image_file_notes(config.data, splits)))

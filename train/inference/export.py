@@ -27,6 +27,7 @@ from train import file_lock, files
 from train import files as file_io
 from train.checkpoint import manifest
 from train.checkpoint.manifest import DamagedCheckpointError, FileEntry
+from train.components import build_network
 from train.config import schema
 from train.config.load import YamlDocument, build_config
 from train.config.models import EXPORT_FILE
@@ -34,14 +35,13 @@ from train.config.schema import ModelConfig, Rule, RunConfig, one_of
 from train.data import augment
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, parse_preprocessing
 from train.data.shape import Shape
-from train.data_fit import SampleOrigin
 from train.fields import TEXT, TEXTS, check_fields, whole_number
 from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint, parse_thresholds, recorded_task
 from train.inference.inputs import InputSpec
 from train.inference.model_card import ModelFacts
-from train.models import registry, weights
-from train.tasks import CLASSIFICATION, TargetScale
+from train.models import weights
+from train.tasks import CLASSIFICATION
 
 DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE = EXPORT_FILE, "model.safetensors", "README.md"
 LOCK_NAME: Final = ".export"
@@ -75,36 +75,11 @@ DAMAGED_FIX: Final = "export it again; nothing of it was used"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedModel:
-    """A network on the CPU, in evaluation mode and without gradients, with its input and its classes.
-
-    bytes_, origin, task, target, thresholds: as in `InputSpec`. caution: as in `ModelFacts`.
-    """
+class ExportedModel(InputSpec):
+    """A network on the CPU, in evaluation mode and without gradients, and its input. caution: as in `ModelFacts`."""
 
     network: nn.Module
-    classes: tuple[str, ...]
-    shape: Shape
-    bytes_: bool
-    origin: SampleOrigin = "files"
-    task: str = CLASSIFICATION
-    target: TargetScale | None = None
-    thresholds: tuple[float, ...] | None = None
-    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
-    caution: str | None = None
-
-    @property
-    def input_spec(self) -> InputSpec:
-        """What the network takes as input."""
-        return InputSpec(
-            classes=self.classes,
-            shape=self.shape,
-            bytes_=self.bytes_,
-            origin=self.origin,
-            task=self.task,
-            target=self.target,
-            thresholds=self.thresholds,
-            preprocessing=self.preprocessing,
-        )
+    caution: str | None
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
         """Read image files as input for the network, float32 [n, channels, height, width].
@@ -114,8 +89,8 @@ class ExportedModel:
         Raises:
             Failure: USAGE if the network takes no image files; DATA or NO_INPUT for an unreadable file.
         """
-        inputs.refuse_image_files(self.input_spec)
-        if warning := inputs.array_data_warning(self.input_spec):
+        inputs.refuse_image_files(self)
+        if warning := inputs.array_data_warning(self):
             warnings.warn(warning, stacklevel=2)
         draft = self.origin != "pictures"
         read = [inputs.read_image(Path(path), self.shape, self.preprocessing, draft=draft) for path in paths]
@@ -223,62 +198,30 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
     try:
         check_fields(description, FIELDS)
         check_fields(description, OPTIONAL_FIELDS, optional=True)
-        # The run's seed: random tensors that are not in the state dict depend on it.
-        seed, input_ = description.get("config", {}).get("run", {}).get("seed", 0), description["input"]
+        config, input_ = description.get("config", {}), description["input"]
         shape = Shape(channels=input_["channels"], size=tuple(input_["size"]))
-        built_shape = Shape(channels=shape.channels, size=tuple(input_.get("trained_size", shape.size)))
-        sample_origin = inputs.parse_sample_origin(
-            input_.get("made"), description.get("config", {}).get("data", {}).get("name")
-        )
-        task = recorded_task(description)
-        thresholds = parse_thresholds(description.get("thresholds"), len(description["classes"]))
-        preprocessing, caution = _parse_preprocessing(input_), description.get("checkpoint", {}).get("caution")
-        classes, bytes_ = tuple(description["classes"]), input_["numbers"] == "uint8"
+        facts: dict[str, Any] = {
+            "classes": tuple(description["classes"]),
+            "shape": shape,
+            "trained_shape": Shape(channels=shape.channels, size=tuple(input_.get("trained_size", shape.size))),
+            "bytes_": input_["numbers"] == "uint8",
+            "origin": inputs.parse_sample_origin(input_.get("made"), config.get("data", {}).get("name")),
+            "thresholds": parse_thresholds(description.get("thresholds"), len(description["classes"])),
+            "preprocessing": _parse_preprocessing(input_),
+            **recorded_task(description),
+        }
+        seed, caution = config.get("run", {}).get("seed", 0), description.get("checkpoint", {}).get("caution")
         tensors = _read_tensors(
             path, FileEntry(size=description["weights"]["size"], sha256=description["weights"]["sha256"])
         )
     except (DamagedCheckpointError, *files.MALFORMED_ERRORS) as error:
         raise _damaged_failure(path, f"{type(error).__name__}: {error}") from error
-    model_config = weights.fit_stem_to(model_config, tensors)
     try:
-        network = _build_network(model_config, len(classes), (built_shape, shape), seed, tensors, factory)
+        network = build_network(model_config, tensors, InputSpec(**facts).sets, seed=seed, factory=factory)
+        network.load_state_dict(tensors)
     except RuntimeError as error:
         raise _damaged_failure(path, " ".join(str(error).split())[:300]) from error
-    return ExportedModel(
-        network=network,
-        classes=classes,
-        shape=shape,
-        bytes_=bytes_,
-        origin=sample_origin,
-        thresholds=thresholds,
-        **task,
-        preprocessing=preprocessing,
-        caution=caution,
-    )
-
-
-def _build_network(
-    model: ModelConfig,
-    classes: int,
-    shapes: tuple[Shape, Shape],
-    seed: int,
-    tensors: Mapping[str, Tensor],
-    factory: Callable[..., nn.Module] | None = None,
-) -> nn.Module:
-    """The network with its weights, on the CPU, in evaluation mode and without gradients.
-
-    shapes: of the samples for which it is built, and of its input.
-
-    Raises:
-        Failure: as `registry.build_model` and `registry.refuse_other_size`.
-        RuntimeError: if the weights are another network's.
-    """
-    with torch.random.fork_rng(devices=[]):
-        network = registry.build_model(model, classes=classes, shape=shapes[0], seed=seed, factory=factory)
-        if shapes[0] != shapes[1]:
-            registry.refuse_other_size(network, model, classes, shapes[1])
-    network.load_state_dict(tensors)
-    return network.requires_grad_(False).eval()
+    return ExportedModel(network=network.requires_grad_(False).eval(), caution=caution, **facts)
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -378,11 +321,11 @@ def export_model(
 
 def _build_plain_network(about: ModelFacts, model: ModelConfig) -> nn.Module:
     """The network for the exporters: its tensors are contiguous, not channels-last."""
-    spec, seed = about.input_spec, about.config.run.seed
-    network = _build_network(model, len(spec.classes), (spec.built_shape, spec.shape), seed, about.tensors)
+    network = build_network(model, about.tensors, about.input_spec.sets, seed=about.config.run.seed)
+    network.load_state_dict(dict(about.tensors))
     for tensor in (*network.parameters(), *network.buffers()):
         tensor.data = tensor.data.contiguous()
-    return network
+    return network.requires_grad_(False).eval()
 
 
 def refuse_nonempty_folder(folder: Path) -> None:

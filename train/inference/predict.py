@@ -244,13 +244,13 @@ def prepare_from_export(
     Raises Failure as `load_exported` and `prepare_from_checkpoint`.
     """
     model, torch_device = export.load_exported(folder, factory), choose_device(device, 0)
-    inputs.refuse_image_files(model.input_spec)
+    inputs.refuse_image_files(model)
     allow_tf32(False)
     return InferenceModel(
         network=model.network.to(torch_device),
-        spec=model.input_spec,
-        warning=" ".join(filter(None, (model.caution, inputs.array_data_warning(model.input_spec)))) or None,
-        draft=model.input_spec.origin != "pictures",
+        spec=model,
+        warning=" ".join(filter(None, (model.caution, inputs.array_data_warning(model)))) or None,
+        draft=model.origin != "pictures",
         device=torch_device,
         batch_size=max_batch_size(images, batch_size),
     )
