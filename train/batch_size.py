@@ -151,20 +151,34 @@ NO_CACHE: Final = MicroBatchCache(folder=None, record={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialModel:
-    """What is tried: the training's network, optimizer, loss and average of the weights, with random images."""
+class Trials:
+    """Trials of the run on this rank's device: with its network, optimizer, loss and average of the weights.
+
+    free: bytes before the first trial. taken: bytes by micro batch; None if they did not fit.
+    """
 
     resolved: ResolvedConfig
     splits: DataSplits
+    runtime: Runtime
+    memory: GpuMemory
+    heartbeat: Heartbeat
+    free: int
+    taken: dict[int, int | None]
 
-    def train(self, micro: int, runtime: Runtime) -> None:
-        """Two optimizer steps of one micro batch, with a new model and optimizer."""
-        train, device = self.resolved.used.train, runtime.device
-        fused = runtime.accelerator.scaler is None
+    def fits(self, micro: int) -> bool:
+        """Whether two steps leave the margin."""
+        self.heartbeat.beat("data")
+        taken = self.taken[micro] = self.memory.taken(lambda: self.train(micro))
+        return taken is not None and taken <= USABLE_FRACTION * self.free
+
+    def train(self, micro: int) -> None:
+        """Two optimizer steps of one micro batch of random images, with a new model and optimizer."""
+        runtime, train = self.runtime, self.resolved.used.train
+        device, fused = runtime.device, runtime.accelerator.scaler is None
         components = build_components(self.resolved, self.splits, device=device, fused=fused, move=True)
         # As on a single rank: SyncBatchNorm would wait for the trials of the other ranks, which may be fewer.
         network = adapt_for_training(self.resolved.used, components.network, world_size=1)
-        criterion, optimizer = components.criterion.to(device), components.optimizer
+        criterion, optimizer = components.criterion, components.optimizer
         average = build_average(train, network)
         images = registry.to_channels_last(torch.rand((micro, *self.splits.shape.input), device=device))
         label = torch.zeros_like(as_targets(self.splits.training.labels[0]), device=device)
@@ -179,7 +193,12 @@ class TrialModel:
 
 
 def find_micro_batch(
-    model: TrialModel, runtime: Runtime, batches: BatchSizes, cache: MicroBatchCache, heartbeat: Heartbeat
+    resolved: ResolvedConfig,
+    splits: DataSplits,
+    runtime: Runtime,
+    batches: BatchSizes,
+    cache: MicroBatchCache,
+    heartbeat: Heartbeat,
 ) -> tuple[BatchSizes, MicroBatchFit | None]:
     """With train.micro_batch_size=auto on GPUs: the largest micro batch that fits on every rank. All ranks agree.
 
@@ -187,14 +206,23 @@ def find_micro_batch(
         Failure: RESOURCE if one sample does not fit.
     """
     memory = get_device_memory(runtime.device)
-    if memory is None or model.resolved.requested.train.micro_batch_size != "auto" or runtime.parallel == "dp":
+    if memory is None or resolved.used.train.micro_batch_size != "auto" or runtime.parallel == "dp":
         return batches, None
     runtime.all_reduce_sum(torch.zeros(1, device=runtime.device))  # allocates what NCCL's first all-reduce needs
-    key = _cache_key(model, runtime, batches, memory)
-    least_free = min(runtime.all_gather(memory.free()))
+    trials = Trials(
+        resolved=resolved,
+        splits=splits,
+        runtime=runtime,
+        memory=memory,
+        heartbeat=heartbeat,
+        free=memory.free(),
+        taken={},
+    )
+    key = _cache_key(trials, batches)
+    least_free = min(runtime.all_gather(trials.free))
     cached = runtime.run_on_rank_zero(lambda: cache.look_up(key, least_free / GIB))
     with torch.random.fork_rng([runtime.device.index] if runtime.device.type == "cuda" else []):
-        fit = _agree_on_fit(model, runtime, batches, memory, key, cached, heartbeat)
+        fit = _agree_on_fit(trials, batches, key, cached)
     runtime.run_on_rank_zero(lambda: cache.store(fit))
     sizes = compute_batch_sizes(batches.global_, fit.micro, batches.world)
     runtime.accelerator.gradient_accumulation_steps = sizes.accumulation
@@ -221,18 +249,9 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def _agree_on_fit(
-    model: TrialModel,
-    runtime: Runtime,
-    batches: BatchSizes,
-    memory: GpuMemory,
-    key: str,
-    cached: int | None,
-    heartbeat: Heartbeat,
-) -> MicroBatchFit:
+def _agree_on_fit(trials: Trials, batches: BatchSizes, key: str, cached: int | None) -> MicroBatchFit:
     """What the rank with the least room can hold. A cached size is tried alone; all others only if it fails."""
-    free = memory.free()
-    trials = _Trials(model=model, runtime=runtime, memory=memory, free=free, heartbeat=heartbeat, taken={})
+    runtime, free = trials.runtime, trials.free
     sizes = divisors(batches.global_ // batches.world)
     if cached in sizes and all(runtime.all_gather(trials.fits(cached))):
         micro = cached
@@ -245,24 +264,6 @@ def _agree_on_fit(
     usage = runtime.all_gather((trials.taken[micro] or 0, free))
     needed, free = max(usage, key=lambda rank: rank[0] / rank[1])
     return MicroBatchFit(micro=micro, key=key, needed=needed / GIB, free=free / GIB)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trials:
-    """taken: bytes by micro batch; None if they did not fit."""
-
-    model: TrialModel
-    runtime: Runtime
-    memory: GpuMemory
-    free: int
-    heartbeat: Heartbeat
-    taken: dict[int, int | None]
-
-    def fits(self, micro: int) -> bool:
-        """Whether two steps leave the margin."""
-        self.heartbeat.beat("data")
-        taken = self.taken[micro] = self.memory.taken(lambda: self.model.train(micro, self.runtime))
-        return taken is not None and taken <= USABLE_FRACTION * self.free
 
 
 def _refuse_too_small(largest: Sequence[int], runtime: Runtime, needed: int | None, free: int) -> None:
@@ -280,13 +281,13 @@ def _refuse_too_small(largest: Sequence[int], runtime: Runtime, needed: int | No
     )
 
 
-def _cache_key(model: TrialModel, runtime: Runtime, batches: BatchSizes, memory: GpuMemory) -> str:
+def _cache_key(trials: Trials, batches: BatchSizes) -> str:
     """A hash of everything that decides how much fits, as far as it has a name."""
-    config, train = model.resolved.used, model.resolved.used.train
+    config, train, runtime = trials.resolved.used, trials.resolved.used.train, trials.runtime
     parts: list[Any] = [config.model.name, config.model.args]
     parts += [config.optim.name, config.optim.args, config.optim.momentum]
     parts += ["activation_checkpointing"] if train.activation_checkpointing else []
     parts += [train.ema_decay, train.sync_batchnorm, str(train.compile), runtime.precision, runtime.parallel]
-    parts += [len(model.splits.classes), model.splits.shape.input, batches.global_, batches.world, torch.__version__]
-    parts.append(sorted(set(runtime.all_gather(memory.name))))
+    parts += [len(trials.splits.classes), trials.splits.shape.input, batches.global_, batches.world, torch.__version__]
+    parts.append(sorted(set(runtime.all_gather(trials.memory.name))))
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]

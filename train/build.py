@@ -13,7 +13,7 @@ from torch import nn
 
 from entrypoint import Heartbeat, gauges
 from train import batch_size, compilation
-from train.batch_size import NO_CACHE, MicroBatchCache, TrialModel
+from train.batch_size import NO_CACHE, MicroBatchCache
 from train.compilation import Compiled, SampleImages
 from train.components import adapt_for_training, build_components, load_initial_weights
 from train.config import checks
@@ -38,7 +38,7 @@ from train.evaluation.evaluate import max_batch_size, rank_batches
 from train.evaluation.results import read_final_score
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
-from train.logging.resources import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
+from train.logging.resources import NO_USAGE_RECORDER, start_usage_recorder
 from train.models import weights
 from train.optim import ema
 from train.optim.schedule import build_schedule, regression_warnings
@@ -113,8 +113,7 @@ def build_trainer(
 
     loader = _open_loader(config, runtime, splits, heartbeat, host)
     criterion = components.criterion.to(runtime.device)
-    trial_model = TrialModel(resolved=resolved, splits=splits)
-    batches, micro_batch = batch_size.find_micro_batch(trial_model, runtime, batches, micro_batch_cache, heartbeat)
+    batches, micro_batch = batch_size.find_micro_batch(resolved, splits, runtime, batches, micro_batch_cache, heartbeat)
     loader.augmenter.refuse_odd_micro_batch(batches.micro)
     _refuse_small_shared_memory(config, runtime, splits, loader, batches)
 
@@ -180,7 +179,9 @@ def build_trainer(
         lock=context.lock,
         heartbeat=heartbeat,
         signals=context.signals,
-        usage=_start_usage_recorder(config, runtime, resources, trained_s=state.seconds),
+        usage=NO_USAGE_RECORDER
+        if resources is None
+        else start_usage_recorder(runtime, resources, config.log.gpu_every_seconds, trained_s=state.seconds),
         metrics_logger=MetricsLogger(
             folder, main=runtime.is_main, tensorboard=config.log.tensorboard, warn=progress.say
         ),
@@ -208,14 +209,6 @@ def _test_loader_opener(
     test = with_test_as_validation(without_training(splits))
     uncached = replace(config, data=replace(config.data, cache=None))
     return lambda: _open_loader(uncached, runtime, test, heartbeat, host)
-
-
-def _start_usage_recorder(
-    config: RunConfig, runtime: Runtime, resources: gauges.ResourceReader | None, *, trained_s: float
-) -> UsageRecorder:
-    if resources is None:
-        return NO_USAGE_RECORDER
-    return start_usage_recorder(runtime, resources, config.log.gpu_every_seconds, trained_s=trained_s)
 
 
 def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits, host: HostRanks) -> DatasetInfo:

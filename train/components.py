@@ -83,10 +83,10 @@ def build_components(
         _refuse_small_micro_batch(config, network, freezing, batches, classes, [splits.shape, *others])
     if freezing is not None and freezing.until is None:
         freezing.freeze_parameters(True)  # the optimizer need not know them
-    if move:  # before the optimizer is built: its state lies where the weights are
-        network = network.to(device)
     with CPU:  # `train check` builds networks on the meta device, where nothing can compare the weights of classes
         criterion = build_task_criterion(config.optim, splits)
+    if move:  # before the optimizer is built: its state lies where the weights are
+        network, criterion = network.to(device), criterion.to(device)
     return Components(
         network=network,
         criterion=criterion,

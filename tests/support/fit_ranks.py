@@ -40,10 +40,8 @@ def run(folder: Path, rank: int, world: int, *rooms: str) -> None:
         cpu_group=dist.group.WORLD,
     )
     splits = registry.open_splits(config.data)
-    model = batch_size.TrialModel(resolved=resolve(config, config, splits.task), splits=splits)
-    found, _ = batch_size.find_micro_batch(
-        model, runtime, compute_batch_sizes(64 * world, "auto", world), batch_size.NO_CACHE, Heartbeat()
-    )
+    resolved, batches = resolve(config, config, splits.task), compute_batch_sizes(64 * world, "auto", world)
+    found, _ = batch_size.find_micro_batch(resolved, splits, runtime, batches, batch_size.NO_CACHE, Heartbeat())
     (folder / f"{rank}.json").write_text(json.dumps([found.micro, found.accumulation]))
 
 

@@ -5,8 +5,9 @@ It loads torch, and for some models timm. Nothing is trained, and nothing is wri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -30,27 +31,18 @@ from train.distributed import device
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.models import weights
 from train.models.registry import count_parameters
-from train.run.folder import run_folder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkPreview:
-    """What a start would build. parameters: how many are trained. notes: of the weights, the first ones, and others."""
-
-    parameters: int
-    notes: tuple[str, ...]
-
-
-def open_data(config: RunConfig, outputs: int | None) -> tuple[RunConfig, DataSplits]:
+def open_data(config: RunConfig, outputs: int | None, checkpoints: Path | None) -> tuple[RunConfig, DataSplits]:
     """The config as its weights decide it, and the data, as a start opens it.
 
     Of published data that is still to be fetched it is what is known: one sample of each class, which cannot be read.
-    outputs: the number of classes, as far as it is known.
+    outputs: the number of classes, as far as it is known. checkpoints: of a run that would resume.
 
     Raises:
         Failure: as `weights.fit_to_weights` and `DataSource.open`.
     """
-    fitted = weights.fit_to_weights(config, _own_checkpoints(config))
+    fitted = weights.fit_to_weights(config, checkpoints)
     data, shape = fitted.data, registry.configured_shape(fitted.data)
     if data.download and not files_exist(data.name, Path(data.root)) and shape is not None and outputs is not None:
         samples = EmptySource(labels=torch.arange(outputs), stored=shape.stored)
@@ -63,9 +55,16 @@ def open_data(config: RunConfig, outputs: int | None) -> tuple[RunConfig, DataSp
     return fitted, with_evaluation_size(splits, config.eval.image_size)
 
 
-def summarize(data: DataConfig, splits: DataSplits) -> DataSummary:
-    """The summary of data that was opened, because nothing else tells what is in it."""
+def describe_data(summary: DataSummary, data: DataConfig, splits: DataSplits) -> DataSummary:
+    """The summary with all that a resumed run compares, and of data that only opening it describes, a new one.
+
+    Nothing is added to a summary of data that is still to be fetched.
+    """
+    if isinstance(splits.training, EmptySource):
+        return summary
     facts = data_fingerprint(splits, data.root)
+    if summary.training is not None:
+        return replace(summary, facts=facts)
     sizes = f"{facts['training']:,} for training, {facts['held_out']:,} for validation"
     return DataSummary(
         description=f"{data.name}, samples of {splits.shape}: {sizes}{registry.describe_test(facts.get(TEST_KEY, 0))}",
@@ -78,21 +77,19 @@ def summarize(data: DataConfig, splits: DataSplits) -> DataSummary:
     )
 
 
-def with_digests(summary: DataSummary, data: DataConfig, splits: DataSplits) -> DataSummary:
-    """The summary with all that a resumed run compares; unchanged of data that is still to be fetched."""
-    is_fetched = not isinstance(splits.training, EmptySource)
-    return replace(summary, facts=data_fingerprint(splits, data.root)) if is_fetched else summary
-
-
-def _own_checkpoints(config: RunConfig) -> Path | None:
-    """The checkpoints of a run that may resume."""
-    return run_folder(config) / "checkpoints" if config.checkpoint.resume == "auto" else None
-
-
 def preview_network(
-    resolved: ResolvedConfig, plan: Plan, batch: BatchSizes, *, splits: DataSplits, steps: StepCounts, is_here: bool
-) -> NetworkPreview:
+    resolved: ResolvedConfig,
+    plan: Plan,
+    batch: BatchSizes,
+    *,
+    splits: DataSplits,
+    steps: StepCounts,
+    is_here: bool,
+    is_new_run: bool,
+) -> tuple[int, Sequence[str]]:
     """Compare the config with the samples, build the network for them, load its weights, and build its optimizer.
+
+    Returns how many parameters a start would train, and its notes: those of the weights come first.
 
     splits: of `open_data`. is_here: whether the training could start on this machine.
 
@@ -112,21 +109,20 @@ def preview_network(
         # There only shapes are computed, which is fast for large networks too. It knows less than the CPU: for
         # whatever it refuses, the CPU has the last word.
         with suppress(Exception), torch.device("meta"):
-            return _build(resolved, plan, batch, splits, steps)
-    return _build(resolved, plan, batch, splits, steps)
+            return _build(resolved, plan, batch, splits, steps, is_new_run)
+    return _build(resolved, plan, batch, splits, steps, is_new_run)
 
 
 def _build(
-    resolved: ResolvedConfig, plan: Plan, batch: BatchSizes, splits: DataSplits, steps: StepCounts
-) -> NetworkPreview:
+    resolved: ResolvedConfig, plan: Plan, batch: BatchSizes, splits: DataSplits, steps: StepCounts, is_new_run: bool
+) -> tuple[int, Sequence[str]]:
     """The parts of `build_trainer` that depend on the network, in the same order."""
-    config, checkpoints = resolved.requested, _own_checkpoints(resolved.requested)
-    resumes = checkpoints is not None and any(checkpoints.glob("step-*"))
+    config = resolved.requested
     network = build_components(resolved, splits, batches=batch, steps=steps).network
-    notes = load_initial_weights(config, network, splits, is_new_run=not resumes)
+    notes = load_initial_weights(config, network, splits, is_new_run=is_new_run)
     parameters = count_parameters(network)
     if checks.is_bitwise(config.train):
         BitwiseReducer(network, plan.world, micro_batches=1)
         refuse_hidden_state(network, black_images(2, splits.shape, torch.device("cpu")))
     adapt_for_training(config, network, plan.world.world_size)
-    return NetworkPreview(parameters=parameters, notes=(*notes, *image_file_notes(config.data, splits)))
+    return parameters, (*notes, *image_file_notes(config.data, splits))

@@ -428,12 +428,11 @@ def _time_step(resolved: ResolvedConfig, splits: DataSplits, images: Tensor, clo
     dtype_name = PRECISIONS[choose_precision(resolved.used.train.precision, device)].autocast_dtype
     dtype = None if dtype_name is None else getattr(torch, dtype_name)
     components = build_components(resolved, splits, device=device, fused=True, move=True)
-    criterion = components.criterion.to(device)
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
 
     def act() -> None:
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            loss = criterion(components.network(images), labels)
+            loss = components.criterion(components.network(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         components.optimizer.step()
         components.optimizer.zero_grad()

@@ -115,15 +115,15 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print_message(f"WARNING: {warning}", sys.stderr)
     if model.warning:
         print_message(f"WARNING: {model.warning}", sys.stderr)
-    if note := class_folders.describe_text_order(model.classes):
+    if note := class_folders.describe_text_order(model.spec.classes):
         print_message(f"note: {note}", sys.stderr)
-    num_classes = len(model.classes)
+    num_classes = len(model.spec.classes)
     explain = None if arguments.explain is None else predict.explain_into(model, Path(arguments.explain))
     top_read = num_classes if arguments.all_classes else top
     predictions = predict.predict_images(model, files, top_read, partial(print_message, stream=sys.stderr), explain)
     try:
         if table is not None:
-            columns = model.classes if arguments.all_classes else ()
+            columns = model.spec.classes if arguments.all_classes else ()
             _write_table(predictions, table, min(top, num_classes), columns)
             return int(ExitCode.OK)
         for prediction in predictions:

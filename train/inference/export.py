@@ -11,7 +11,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,14 +33,13 @@ from train.config.load import YamlDocument, build_config
 from train.config.models import EXPORT_FILE
 from train.config.schema import ModelConfig, Rule, RunConfig, one_of
 from train.data import augment
-from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, parse_preprocessing
+from train.data.preprocessing import DEFAULT_PREPROCESSING, parse_preprocessing
 from train.data.shape import Shape
 from train.fields import TEXT, TEXTS, check_fields, whole_number
 from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint, parse_thresholds, recorded_task
 from train.inference.inputs import InputSpec
 from train.inference.model_card import ModelFacts
-from train.models import weights
 from train.tasks import CLASSIFICATION
 
 DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE = EXPORT_FILE, "model.safetensors", "README.md"
@@ -161,16 +160,6 @@ def _byte_values(values: Sequence[float]) -> float | list[float]:
     return scaled[0] if len(scaled) == 1 else scaled
 
 
-def _parse_preprocessing(recorded: Mapping[str, Any]) -> Preprocessing:
-    """The preprocessing of the `input` in model.json; an older export has the default one.
-
-    Raises:
-        LookupError, TypeError, ValueError: the record is damaged.
-    """
-    values = recorded.get("preprocessing")
-    return DEFAULT_PREPROCESSING if values is None else parse_preprocessing(values)
-
-
 def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None = None) -> ExportedModel:
     """Load the model in `folder`.
 
@@ -200,6 +189,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         check_fields(description, OPTIONAL_FIELDS, optional=True)
         config, input_ = description.get("config", {}), description["input"]
         shape = Shape(channels=input_["channels"], size=tuple(input_["size"]))
+        preprocessing = input_.get("preprocessing")  # an older export does not say it
         facts: dict[str, Any] = {
             "classes": tuple(description["classes"]),
             "shape": shape,
@@ -207,7 +197,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
             "bytes_": input_["numbers"] == "uint8",
             "origin": inputs.parse_sample_origin(input_.get("made"), config.get("data", {}).get("name")),
             "thresholds": parse_thresholds(description.get("thresholds"), len(description["classes"])),
-            "preprocessing": _parse_preprocessing(input_),
+            "preprocessing": DEFAULT_PREPROCESSING if preprocessing is None else parse_preprocessing(preprocessing),
             **recorded_task(description),
         }
         seed, caution = config.get("run", {}).get("seed", 0), description.get("checkpoint", {}).get("caution")
@@ -287,13 +277,12 @@ def export_model(
     """
     refuse_nonempty_folder(folder)
     about = model_card.collect_model_facts(config, chosen)
-    model = weights.fit_stem_to(config.model, about.tensors)  # the initial weights, which decided it, may be gone
-    about = replace(about, config=replace(config, model=model))
+    model = about.config.model
     encoded = save({name: tensor.contiguous() for name, tensor in about.tensors.items()}, metadata={"format": "pt"})
     shape = about.input_spec.shape
     # Without a format only to see that it takes another size, and that a user's own code still fits the weights.
     is_built = bool(formats) or about.input_spec.trained_shape is not None or schema.is_factory(model.name)
-    network = _build_plain_network(about, model) if is_built else nn.Identity()
+    network = _build_plain_network(about) if is_built else nn.Identity()
     with torch.no_grad():  # a network of one's own may return another type; the others, which are not built, float32
         output_dtype = str(network(torch.zeros(2, *shape.input)).dtype).removeprefix("torch.")
     code = model_code.write_model_code(
@@ -319,9 +308,9 @@ def export_model(
     return {name: len(data) for name, data in contents.items()}
 
 
-def _build_plain_network(about: ModelFacts, model: ModelConfig) -> nn.Module:
+def _build_plain_network(about: ModelFacts) -> nn.Module:
     """The network for the exporters: its tensors are contiguous, not channels-last."""
-    network = build_network(model, about.tensors, about.input_spec.sets, seed=about.config.run.seed)
+    network = build_network(about.config.model, about.tensors, about.input_spec.sets, seed=about.config.run.seed)
     network.load_state_dict(dict(about.tensors))
     for tensor in (*network.parameters(), *network.buffers()):
         tensor.data = tensor.data.contiguous()
