@@ -82,7 +82,7 @@ LAYERS = {
         "models",
         "optim",
         "data_fit",
-        "network_fit",
+        "components",
         "logging",
         "parallel",
         "batch_size",

@@ -13,23 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from entrypoint import ExitCode, Failure, Heartbeat
 from train import files
+from train.components import adapt_for_training, build_components
 from train.config.batches import MAX_AUTO_MICRO_BATCH, BatchSizes, compute_batch_sizes
-from train.config.schema import RunConfig
-from train.data.shape import Shape
+from train.config.resolved import ResolvedConfig
+from train.data.splits import DataSplits, as_targets
 from train.distributed.device import is_out_of_memory
 from train.distributed.runtime import Runtime
 from train.models import registry
-from train.models.depth import enable_activation_checkpointing
-from train.optim.ema import EMA
-from train.optim.optimizer import build_optimizer
-from train.tasks.base import TaskCriterion
+from train.optim.ema import build_average
 
 # In a trial this mostly means that cuDNN found no algorithm for want of memory.
 CUDNN_NOT_SUPPORTED: Final = "CUDNN_STATUS_NOT_SUPPORTED"
@@ -37,29 +34,15 @@ CUDNN_NOT_SUPPORTED: Final = "CUDNN_STATUS_NOT_SUPPORTED"
 SINGLE_VALUE: Final = "Expected more than 1 value per channel"
 
 
-class DeviceMemory(Protocol):
-    """The memory of one device."""
-
-    @property
-    def name(self) -> str:
-        """The device and its total memory: a trial's result is valid for both."""
-
-    def free(self) -> int:
-        """Bytes that this process may still take."""
-
-    def taken(self, attempt: Callable[[], None]) -> int | None:
-        """Bytes that `attempt` held at most, and gave back; None where there were not as many."""
-
-
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """A GPU's, as torch and the driver count it."""
+    """The memory of a GPU, in bytes, as torch and the driver count it."""
 
     device: torch.device
 
     @property
     def name(self) -> str:
-        """NVIDIA H200, 139.8 GiB."""
+        """NVIDIA H200, 139.8 GiB: a trial's result is valid for both."""
         facts = torch.cuda.get_device_properties(self.device)
         return f"{facts.name}, {facts.total_memory / 2**30:.1f} GiB"
 
@@ -69,7 +52,7 @@ class GpuMemory:
         return torch.cuda.mem_get_info(self.device)[0]
 
     def taken(self, attempt: Callable[[], None]) -> int | None:
-        """What torch reserved from the driver: that is more than its tensors take."""
+        """What `attempt` made torch reserve from the driver, which is more than its tensors take; None: too much."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_reserved(self.device)
@@ -80,7 +63,7 @@ class GpuMemory:
         return peak - before if fits else None
 
 
-def get_device_memory(device: torch.device) -> DeviceMemory | None:
+def get_device_memory(device: torch.device) -> GpuMemory | None:
     """A GPU's memory. None for the CPU: the host pages and kills, it does not refuse."""
     return GpuMemory(device) if device.type == "cuda" else None
 
@@ -168,43 +151,54 @@ NO_CACHE: Final = MicroBatchCache(folder=None, record={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialModel:
-    """What is tried: the training's model, optimizer and loss, with random images.
+class Trials:
+    """Trials of the run on this rank's device: with its network, optimizer, loss and average of the weights.
 
-    label: of each image; None: a class.
+    free: bytes before the first trial. taken: bytes by micro batch; None if they did not fit.
     """
 
-    config: RunConfig
-    classes: int
-    shape: Shape
-    criterion: TaskCriterion
-    label: Tensor | None = None
+    resolved: ResolvedConfig
+    splits: DataSplits
+    runtime: Runtime
+    memory: GpuMemory
+    heartbeat: Heartbeat
+    free: int
+    taken: dict[int, int | None]
 
-    def train(self, micro: int, runtime: Runtime) -> None:
-        """Two optimizer steps of one micro batch, with a new model and optimizer."""
-        config, device = self.config, runtime.device
-        network = registry.build_model(config.model, classes=self.classes, shape=self.shape, seed=config.run.seed)
-        if config.train.activation_checkpointing:
-            enable_activation_checkpointing(network, config.model.name)
-        network = runtime.to_device(network)
-        fused = runtime.accelerator.scaler is None
-        optimizer = build_optimizer(config.optim, network, device, fused=fused)
-        ema = EMA(network, config.train.ema_decay) if config.train.ema_decay is not None else None
-        images = registry.to_channels_last(torch.rand((micro, *self.shape.input), device=device))
-        label = torch.zeros((), dtype=torch.int64) if self.label is None else self.label
-        labels = label.to(device).expand(micro, *label.shape)
-        criterion = self.criterion.to(device)
+    def fits(self, micro: int) -> bool:
+        """Whether two steps leave the margin."""
+        self.heartbeat.beat("data")
+        taken = self.taken[micro] = self.memory.taken(lambda: self.train(micro))
+        return taken is not None and taken <= USABLE_FRACTION * self.free
+
+    def train(self, micro: int) -> None:
+        """Two optimizer steps of one micro batch of random images, with a new model and optimizer."""
+        runtime, train = self.runtime, self.resolved.used.train
+        device, fused = runtime.device, runtime.accelerator.scaler is None
+        components = build_components(self.resolved, self.splits, device=device, fused=fused, move=runtime.to_device)
+        # As on a single rank: SyncBatchNorm would wait for the trials of the other ranks, which may be fewer.
+        network = adapt_for_training(self.resolved.used, components.network, world_size=1)
+        criterion, optimizer = components.criterion, components.optimizer
+        average = build_average(train, network)
+        images = registry.to_channels_last(torch.rand((micro, *self.splits.shape.input), device=device))
+        label = torch.zeros_like(as_targets(self.splits.training.labels[0]), device=device)
+        labels = label.expand(micro, *label.shape)
         for _ in range(TRIAL_STEPS):
             with runtime.accelerator.autocast():
                 loss = criterion(network(images), labels)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-        del ema, loss
+        del average, loss
 
 
 def find_micro_batch(
-    model: TrialModel, runtime: Runtime, batches: BatchSizes, cache: MicroBatchCache, heartbeat: Heartbeat
+    resolved: ResolvedConfig,
+    splits: DataSplits,
+    runtime: Runtime,
+    batches: BatchSizes,
+    cache: MicroBatchCache,
+    heartbeat: Heartbeat,
 ) -> tuple[BatchSizes, MicroBatchFit | None]:
     """With train.micro_batch_size=auto on GPUs: the largest micro batch that fits on every rank. All ranks agree.
 
@@ -212,14 +206,23 @@ def find_micro_batch(
         Failure: RESOURCE if one sample does not fit.
     """
     memory = get_device_memory(runtime.device)
-    if memory is None or model.config.train.micro_batch_size != "auto" or runtime.parallel == "dp":
+    if memory is None or resolved.used.train.micro_batch_size != "auto" or runtime.parallel == "dp":
         return batches, None
     runtime.all_reduce_sum(torch.zeros(1, device=runtime.device))  # allocates what NCCL's first all-reduce needs
-    key = _cache_key(model, runtime, batches, memory)
-    least_free = min(runtime.all_gather(memory.free()))
+    trials = Trials(
+        resolved=resolved,
+        splits=splits,
+        runtime=runtime,
+        memory=memory,
+        heartbeat=heartbeat,
+        free=memory.free(),
+        taken={},
+    )
+    key = _cache_key(trials, batches)
+    least_free = min(runtime.all_gather(trials.free))
     cached = runtime.run_on_rank_zero(lambda: cache.look_up(key, least_free / GIB))
     with torch.random.fork_rng([runtime.device.index] if runtime.device.type == "cuda" else []):
-        fit = _agree_on_fit(model, runtime, batches, memory, key, cached, heartbeat)
+        fit = _agree_on_fit(trials, batches, key, cached)
     runtime.run_on_rank_zero(lambda: cache.store(fit))
     sizes = compute_batch_sizes(batches.global_, fit.micro, batches.world)
     return replace(sizes, why=str(fit)), fit
@@ -245,18 +248,9 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def _agree_on_fit(
-    model: TrialModel,
-    runtime: Runtime,
-    batches: BatchSizes,
-    memory: DeviceMemory,
-    key: str,
-    cached: int | None,
-    heartbeat: Heartbeat,
-) -> MicroBatchFit:
+def _agree_on_fit(trials: Trials, batches: BatchSizes, key: str, cached: int | None) -> MicroBatchFit:
     """What the rank with the least room can hold. A cached size is tried alone; all others only if it fails."""
-    free = memory.free()
-    trials = _Trials(model=model, runtime=runtime, memory=memory, free=free, heartbeat=heartbeat, taken={})
+    runtime, free = trials.runtime, trials.free
     sizes = divisors(batches.global_ // batches.world)
     if cached in sizes and all(runtime.all_gather(trials.fits(cached))):
         micro = cached
@@ -269,24 +263,6 @@ def _agree_on_fit(
     usage = runtime.all_gather((trials.taken[micro] or 0, free))
     needed, free = max(usage, key=lambda rank: rank[0] / rank[1])
     return MicroBatchFit(micro=micro, key=key, needed=needed / GIB, free=free / GIB)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trials:
-    """taken: bytes by micro batch; None if they did not fit."""
-
-    model: TrialModel
-    runtime: Runtime
-    memory: DeviceMemory
-    free: int
-    heartbeat: Heartbeat
-    taken: dict[int, int | None]
-
-    def fits(self, micro: int) -> bool:
-        """Whether two steps leave the margin."""
-        self.heartbeat.beat("data")
-        taken = self.taken[micro] = self.memory.taken(lambda: self.model.train(micro, self.runtime))
-        return taken is not None and taken <= USABLE_FRACTION * self.free
 
 
 def _refuse_too_small(largest: Sequence[int], runtime: Runtime, needed: int | None, free: int) -> None:
@@ -304,13 +280,13 @@ def _refuse_too_small(largest: Sequence[int], runtime: Runtime, needed: int | No
     )
 
 
-def _cache_key(model: TrialModel, runtime: Runtime, batches: BatchSizes, memory: DeviceMemory) -> str:
+def _cache_key(trials: Trials, batches: BatchSizes) -> str:
     """A hash of everything that decides how much fits, as far as it has a name."""
-    config, train = model.config, model.config.train
+    config, train, runtime = trials.resolved.used, trials.resolved.used.train, trials.runtime
     parts: list[Any] = [config.model.name, config.model.args]
     parts += [config.optim.name, config.optim.args, config.optim.momentum]
     parts += ["activation_checkpointing"] if train.activation_checkpointing else []
     parts += [train.ema_decay, train.sync_batchnorm, str(train.compile), runtime.precision, runtime.parallel]
-    parts += [model.classes, model.shape.input, batches.global_, batches.world, torch.__version__]
-    parts.append(sorted(set(runtime.all_gather(memory.name))))
+    parts += [len(trials.splits.classes), trials.splits.shape.input, batches.global_, batches.world, torch.__version__]
+    parts.append(sorted(set(runtime.all_gather(trials.memory.name))))
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from entrypoint import Heartbeat, gauges
 from train import batch_size, compilation
-from train.batch_size import NO_CACHE, MicroBatchCache, TrialModel
+from train.batch_size import NO_CACHE, MicroBatchCache
 from train.compilation import Compiled
+from train.components import adapt_for_training, build_components, load_initial_weights
 from train.config import checks
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
+from train.config.resolved import resolve
 from train.config.schema import DataConfig, RunConfig
 from train.data import statistics
 from train.data.class_folders import describe_text_order
@@ -27,7 +27,7 @@ from train.data.sampler import BatchSampler
 from train.data.shards import order as shard_order
 from train.data.shards import source as shard_source
 from train.data.shards import staging
-from train.data.splits import DataSplits, as_targets, with_test_as_validation, without_training
+from train.data.splits import DataSplits, with_test_as_validation, without_training
 from train.data.workers import WorkerLoader
 from train.data_fit import describe_image_file_obstacle, image_file_notes, refuse_unfit_data
 from train.distributed import replica_check, shared_memory
@@ -37,11 +37,9 @@ from train.evaluation.evaluate import max_batch_size, rank_batches
 from train.evaluation.results import read_final_score
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
-from train.logging.resources import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
+from train.logging.resources import NO_USAGE_RECORDER, start_usage_recorder
 from train.models import weights
-from train.models.initial_weights import load_initial_weights
-from train.network_fit import adapt_for_training, build_for_training
-from train.optim.ema import EMA
+from train.optim import ema
 from train.optim.schedule import build_schedule, regression_warnings
 from train.parallel.base import Parallel
 from train.parallel.strategies import strategy_class
@@ -86,46 +84,37 @@ def build_trainer(
     earlier = checkpoints if config.checkpoint.resume == "auto" else None
 
     heartbeat.beat("data")
-    config = replace(config, data=runtime.run_on_rank_zero(lambda: weights.fit_preprocessing(config, earlier)))
+    fitted = runtime.run_on_rank_zero(lambda: weights.fit_to_weights(config, earlier))
     host = shared_memory.host_ranks(world, runtime.all_gather)
-    splits = with_evaluation_size(open_splits(config.data, host, cache_folder), config.eval.image_size)
-    copies = None if config.data.stage is None else host.first(partial(staging.make_folder, config.data))
+    splits = with_evaluation_size(open_splits(fitted.data, host, cache_folder), config.eval.image_size)
+    copies = None if fitted.data.stage is None else host.first(partial(staging.make_folder, fitted.data))
     if copies is not None:
         splits = shard_source.with_copies(splits, copies)
-    config = checks.with_task_defaults(config, splits.task)
+    resolved = resolve(config, fitted, splits.task)
+    config = resolved.requested
     refuse_unfit_data(config, splits, batches, runtime.device)
     dataset = _describe_dataset(config, runtime, splits, host)
-    num_classes = len(dataset.classes)
     steps = count_steps(batches, dataset.num_training, epochs=train.epochs, max_steps=train.max_steps)
 
-    new = build_for_training(
-        config,
+    components = build_components(
+        resolved,
         splits,
-        batches,
-        steps_per_epoch=steps.per_epoch,
-        checkpoints=earlier,
+        batches=batches,
+        steps=steps,
         device=runtime.device,
         fused=runtime.accelerator.scaler is None,
     )
-    network, optimizer, freezing = new.network, new.optimizer, new.freezing
+    network, optimizer, freezing = components.network, components.optimizer, components.freezing
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
     is_new_run = resume_point.step is None
-    weight_notes = load_initial_weights(new.model, config.data, network, splits, is_new_run=is_new_run)
-    if is_new_run and new.model.weights is not None:
-        weight_notes += tuple(filter(None, [record.describe_divergence(Path(new.model.weights))]))
+    weight_notes = load_initial_weights(config, network, splits, is_new_run=is_new_run)
+    if is_new_run and config.model.weights is not None:
+        weight_notes += tuple(filter(None, [record.describe_divergence(Path(config.model.weights))]))
     replica_check.refuse_different_weights(runtime, network)
 
     loader = _open_loader(config, runtime, splits, heartbeat, host)
-    task = open_task(splits.task, splits.classes, splits.target)
-    criterion = task.build_criterion(config.optim, splits.training.labels).to(runtime.device)
-    trial_model = TrialModel(
-        config=replace(config, model=new.model),
-        classes=num_classes,
-        shape=splits.shape,
-        criterion=criterion,
-        label=torch.zeros_like(as_targets(splits.training.labels[0])),
-    )
-    batches, micro_batch = batch_size.find_micro_batch(trial_model, runtime, batches, micro_batch_cache, heartbeat)
+    criterion = components.criterion.to(runtime.device)
+    batches, micro_batch = batch_size.find_micro_batch(resolved, splits, runtime, batches, micro_batch_cache, heartbeat)
     loader.augmenter.refuse_odd_micro_batch(batches.micro)
     _refuse_small_shared_memory(config, runtime, splits, loader, batches)
 
@@ -138,8 +127,8 @@ def build_trainer(
     example = partial(compilation.black_images, batches.micro, splits.shape, runtime.device)
     parallel = strategy_class(train, world.world_size)(runtime, batches, example)
     parallel.wrap(network, optimizer)
-    ema = None if train.ema_decay is None else EMA(network, train.ema_decay, every=train.ema_every_steps)
-    state = TrainState(network=network, optimizer=optimizer, scaler=runtime.accelerator.scaler, ema=ema)
+    average = ema.build_average(train, network)
+    state = TrainState(network=network, optimizer=optimizer, scaler=runtime.accelerator.scaler, ema=average)
     resume_notes = resume.restore(config, runtime, checkpoints, resume_point, state, dataset.fingerprint)
 
     heartbeat.beat("start")  # the model is compiled in this phase, however long the data took
@@ -189,7 +178,9 @@ def build_trainer(
         lock=context.lock,
         heartbeat=heartbeat,
         signals=context.signals,
-        usage=_start_usage_recorder(config, runtime, resources, trained_s=state.seconds),
+        usage=NO_USAGE_RECORDER
+        if resources is None
+        else start_usage_recorder(runtime, resources, config.log.gpu_every_seconds, trained_s=state.seconds),
         metrics_logger=MetricsLogger(
             folder, main=runtime.is_main, tensorboard=config.log.tensorboard, warn=progress.say
         ),
@@ -216,14 +207,6 @@ def _test_loader_opener(
     test = with_test_as_validation(without_training(splits))
     uncached = replace(config, data=replace(config.data, cache=None))
     return lambda: _open_loader(uncached, runtime, test, heartbeat, host)
-
-
-def _start_usage_recorder(
-    config: RunConfig, runtime: Runtime, resources: gauges.ResourceReader | None, *, trained_s: float
-) -> UsageRecorder:
-    if resources is None:
-        return NO_USAGE_RECORDER
-    return start_usage_recorder(runtime, resources, config.log.gpu_every_seconds, trained_s=trained_s)
 
 
 def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits, host: HostRanks) -> DatasetInfo:

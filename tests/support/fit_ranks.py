@@ -19,14 +19,15 @@ from entrypoint import Heartbeat
 from train import batch_size
 from train.config import load
 from train.config.batches import compute_batch_sizes
-from train.data.shape import Shape
+from train.config.resolved import resolve
+from train.data import registry
 from train.distributed.runtime import Runtime
 
 
 def run(folder: Path, rank: int, world: int, *rooms: str) -> None:
     """Write what this rank came to."""
     memory = Pretended(room=int(rooms[rank]))
-    batch_size.get_device_memory = lambda device: memory
+    batch_size.get_device_memory = lambda device: memory  # type: ignore[assignment,return-value]
     config = load.load_config(None, ["model.args.width=4", "data.image_size=8", "data.classes=2", "optim.lr=0.1"])
     engine: Any = SimpleNamespace(autocast=nullcontext, scaler=None, gradient_accumulation_steps=1)
     runtime = Runtime(
@@ -38,11 +39,9 @@ def run(folder: Path, rank: int, world: int, *rooms: str) -> None:
         parallel="ddp",
         cpu_group=dist.group.WORLD,
     )
-    shape, criterion = Shape(channels=3, size=(8, 8)), torch.nn.CrossEntropyLoss()
-    model = batch_size.TrialModel(config=config, classes=2, shape=shape, criterion=criterion)
-    found, _ = batch_size.find_micro_batch(
-        model, runtime, compute_batch_sizes(64 * world, "auto", world), batch_size.NO_CACHE, Heartbeat()
-    )
+    splits = registry.open_splits(config.data)
+    resolved, batches = resolve(config, config, splits.task), compute_batch_sizes(64 * world, "auto", world)
+    found, _ = batch_size.find_micro_batch(resolved, splits, runtime, batches, batch_size.NO_CACHE, Heartbeat())
     (folder / f"{rank}.json").write_text(json.dumps([found.micro, found.accumulation]))
 
 

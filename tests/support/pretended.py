@@ -25,7 +25,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Pretended:
-    """room: bytes. tried: how often something was. As `batch_size.DeviceMemory`."""
+    """room: bytes. tried: how often something was. As `batch_size.GpuMemory`."""
 
     room: int
     name: str = "pretended"

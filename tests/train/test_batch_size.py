@@ -40,7 +40,7 @@ def found(folder: Path, memory: Pretended, notes: MicroBatchCache) -> int:
         patched.setattr(
             batch_size,
             "find_micro_batch",
-            lambda model, runtime, batch, _, pulse: real(model, runtime, batch, notes, pulse),
+            lambda resolved, splits, runtime, batch, _, pulse: real(resolved, splits, runtime, batch, notes, pulse),
         )
         with built(folder, *AUTO) as trainer:
             return trainer.batches.micro

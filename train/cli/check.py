@@ -26,10 +26,10 @@ from train.config.batches import BatchSizes, StepCounts
 from train.config.load import format_value
 from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS
+from train.config.resolved import resolve
 from train.config.schema import RunConfig, RunSection
 from train.data import registry
 from train.data.class_folders import describe_text_order
-from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
 from train.evaluation.results import EvaluationResult, read_final_score
@@ -100,8 +100,7 @@ def _preview_from_checkpoints(
         try:
             # Without its tensors, which may be large.
             content = files.parse_json(store.read_verified(path, store.verify_sizes(path), store.STATE_FILE))
-            data_config = keep_preprocessing(config.data, content["config"].get("data") or {})
-            resume_rules.refuse_config_changes(content["config"], asdict(replace(config, data=data_config)), folder)
+            resume_rules.refuse_config_changes(content["config"], asdict(config), folder)
             resume_rules.refuse_data_changes(content.get("data"), data, folder)
             return _preview_from_state(config, folder, content, steps)
         except DamagedCheckpointError:
@@ -197,9 +196,10 @@ def describe_plan(
         Failure: as `check_config`, `DataSource.describe`, `open_data`, `count_steps` and `preview_network`.
     """
     batch = launch.check_config(config, plan.world.world_size)
-    data, splits = registry.find_source(config.data.name).describe(config.data), None
+    data, splits, fitted = registry.find_source(config.data.name).describe(config.data), None, config
     folder = run_folder(config)
-    resumes = config.checkpoint.resume == "auto" and any((folder / "checkpoints").glob("step-*"))
+    checkpoints = folder / "checkpoints"
+    resumes = config.checkpoint.resume == "auto" and any(checkpoints.glob("step-*"))
     if resumes or not _is_known_to_fit(config, batch):
         plugin.add_config_folder_to_path(
             source, config.data.name, config.model.name, config.optim.name, *config.log.trackers
@@ -207,21 +207,21 @@ def describe_plan(
         from train.cli import check_network  # torch
         from train.tasks import class_balance
 
-        config, splits = check_network.open_data(config, data.outputs)
-        if data.training is None:
-            data = check_network.summarize(config.data, splits)
-        elif resumes:
-            data = check_network.with_digests(data, config.data, splits)
+        fitted, splits = check_network.open_data(config, data.outputs, checkpoints if resumes else None)
+        if data.training is None or resumes:
+            data = check_network.describe_data(data, fitted.data, splits)
     is_auto, train = config.optim.lr == "auto", config.train
-    config = checks.with_task_defaults(config, data.task)
+    resolved = resolve(config, fitted, data.task)
+    config = resolved.requested
     assert data.training is not None  # else it was opened
     steps = batches.count_steps(batch, data.training, epochs=train.epochs, max_steps=train.max_steps)
     network_rows = {"model": _format_with_arguments(config.model.name, config.model.args)}
     network_notes: Sequence[str] = ()
     if splits is not None:
-        preview = check_network.preview_network(config, plan, batch, splits=splits, steps=steps, is_here=note is None)
-        network_rows["model"] += f": {preview.parameters:,} parameters are trained"
-        network_notes = preview.notes
+        parameters, network_notes = check_network.preview_network(
+            resolved, plan, batch, splits=splits, steps=steps, is_here=note is None, is_new_run=not resumes
+        )
+        network_rows["model"] += f": {parameters:,} parameters are trained"
         if weights_by_class := class_balance.describe_class_weights(config.optim.class_weights, splits.classes):
             network_rows["class weights"] = weights_by_class
         if config.model.weights and network_notes:

@@ -5,16 +5,19 @@ It loads torch, and for some models timm. Nothing is trained, and nothing is wri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from entrypoint import Plan
 from train.compilation import black_images
+from train.components import adapt_for_training, build_components, load_initial_weights
 from train.config import schema
 from train.config.batches import BatchSizes, StepCounts
+from train.config.resolved import ResolvedConfig
 from train.config.resume_rules import TEST_KEY
 from train.config.schema import DataConfig, RunConfig
 from train.data import registry
@@ -26,33 +29,22 @@ from train.data.statistics import data_fingerprint
 from train.data_fit import image_file_notes, refuse_unfit_data
 from train.distributed import device
 from train.models import weights
-from train.models.initial_weights import load_initial_weights
 from train.models.registry import count_parameters
-from train.network_fit import adapt_for_training, build_for_training
 from train.parallel.strategies import strategy_class
-from train.run.folder import run_folder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkPreview:
-    """What a start would build. parameters: how many are trained. notes: of the weights, the first ones, and others."""
-
-    parameters: int
-    notes: tuple[str, ...]
-
-
-def open_data(config: RunConfig, outputs: int | None) -> tuple[RunConfig, DataSplits]:
-    """The data, as a start opens it; and the config with the preprocessing that its weights decide.
+def open_data(config: RunConfig, outputs: int | None, checkpoints: Path | None) -> tuple[RunConfig, DataSplits]:
+    """The config as its weights decide it, and the data, as a start opens it.
 
     Of published data that is still to be fetched it is what is known: one sample of each class, which cannot be read.
-    outputs: the number of classes, as far as it is known.
+    outputs: the number of classes, as far as it is known. checkpoints: of a run that would resume.
 
     Raises:
-        Failure: as `weights.fit_preprocessing` and `DataSource.open`.
+        Failure: as `weights.fit_to_weights` and `DataSource.open`.
     """
-    config = replace(config, data=weights.fit_preprocessing(config, _own_checkpoints(config)))
-    data, shape = config.data, registry.configured_shape(config.data)
-    if not _is_fetched(data) and shape is not None and outputs is not None:
+    fitted = weights.fit_to_weights(config, checkpoints)
+    data, shape = fitted.data, registry.configured_shape(fitted.data)
+    if data.download and not files_exist(data.name, Path(data.root)) and shape is not None and outputs is not None:
         samples = EmptySource(labels=torch.arange(outputs), stored=shape.stored)
         classes = tuple(map(str, range(outputs)))
         if isinstance(class_weights := config.optim.class_weights, dict) and len(class_weights) == outputs:
@@ -60,12 +52,19 @@ def open_data(config: RunConfig, outputs: int | None) -> tuple[RunConfig, DataSp
         splits = DataSplits(training=samples, validation=samples, classes=classes, shape=shape)
     else:
         splits = registry.open_splits(data)
-    return config, with_evaluation_size(splits, config.eval.image_size)
+    return fitted, with_evaluation_size(splits, config.eval.image_size)
 
 
-def summarize(data: DataConfig, splits: DataSplits) -> DataSummary:
-    """The summary of data that was opened, because nothing else tells what is in it."""
+def describe_data(summary: DataSummary, data: DataConfig, splits: DataSplits) -> DataSummary:
+    """The summary with all that a resumed run compares, and of data that only opening it describes, a new one.
+
+    Nothing is added to a summary of data that is still to be fetched.
+    """
+    if isinstance(splits.training, EmptySource):
+        return summary
     facts = data_fingerprint(splits, data.root)
+    if summary.training is not None:
+        return replace(summary, facts=facts)
     sizes = f"{facts['training']:,} for training, {facts['held_out']:,} for validation"
     return DataSummary(
         description=f"{data.name}, samples of {splits.shape}: {sizes}{registry.describe_test(facts.get(TEST_KEY, 0))}",
@@ -78,31 +77,26 @@ def summarize(data: DataConfig, splits: DataSplits) -> DataSummary:
     )
 
 
-def with_digests(summary: DataSummary, data: DataConfig, splits: DataSplits) -> DataSummary:
-    """The summary with all that a resumed run compares; unchanged of data that is still to be fetched."""
-    return replace(summary, facts=data_fingerprint(splits, data.root)) if _is_fetched(data) else summary
-
-
-def _is_fetched(data: DataConfig) -> bool:
-    """Whether published data is in data.root; true of all other data."""
-    return not data.download or files_exist(data.name, Path(data.root))
-
-
-def _own_checkpoints(config: RunConfig) -> Path | None:
-    """The checkpoints of a run that may resume."""
-    return run_folder(config) / "checkpoints" if config.checkpoint.resume == "auto" else None
-
-
 def preview_network(
-    config: RunConfig, plan: Plan, batch: BatchSizes, *, splits: DataSplits, steps: StepCounts, is_here: bool
-) -> NetworkPreview:
+    resolved: ResolvedConfig,
+    plan: Plan,
+    batch: BatchSizes,
+    *,
+    splits: DataSplits,
+    steps: StepCounts,
+    is_here: bool,
+    is_new_run: bool,
+) -> tuple[int, Sequence[str]]:
     """Compare the config with the samples, build the network for them, load its weights, and build its optimizer.
 
-    config, splits: of `open_data`. is_here: whether the training could start on this machine.
+    Returns how many parameters a start would train, and its notes: those of the weights come first.
+
+    splits: of `open_data`. is_here: whether the training could start on this machine.
 
     Raises:
         Failure: as a start, for what the data, the network, weights, the optimizer or a tracker do not fit.
     """
+    config = resolved.requested
     if plan.device == "cuda" and torch.cuda.is_available():
         device.choose_precision(config.train.precision, torch.device("cuda", 0))
     device_type = plan.device if is_here else "cuda"
@@ -115,18 +109,19 @@ def preview_network(
         # There only shapes are computed, which is fast for large networks too. It knows less than the CPU: for
         # whatever it refuses, the CPU has the last word.
         with suppress(Exception), torch.device("meta"):
-            return _build(config, plan, batch, splits, steps)
-    return _build(config, plan, batch, splits, steps)
+            return _build(resolved, plan, batch, splits, steps, is_new_run)
+    return _build(resolved, plan, batch, splits, steps, is_new_run)
 
 
-def _build(config: RunConfig, plan: Plan, batch: BatchSizes, splits: DataSplits, steps: StepCounts) -> NetworkPreview:
+def _build(
+    resolved: ResolvedConfig, plan: Plan, batch: BatchSizes, splits: DataSplits, steps: StepCounts, is_new_run: bool
+) -> tuple[int, Sequence[str]]:
     """The parts of `build_trainer` that depend on the network, in the same order."""
-    checkpoints = _own_checkpoints(config)
-    resumes = checkpoints is not None and any(checkpoints.glob("step-*"))
-    new = build_for_training(config, splits, batch, steps_per_epoch=steps.per_epoch, checkpoints=checkpoints)
-    notes = load_initial_weights(new.model, config.data, new.network, splits, is_new_run=not resumes)
-    parameters = count_parameters(new.network)
+    config = resolved.requested
+    network = build_components(resolved, splits, batches=batch, steps=steps).network
+    notes = load_initial_weights(config, network, splits, is_new_run=is_new_run)
+    parameters = count_parameters(network)
     images = black_images(2, splits.shape, torch.device("cpu"))
-    strategy_class(config.train, plan.world.world_size).refuse_unfit_network(new.network, images)
-    adapt_for_training(config, new.network, plan.world.world_size)
-    return NetworkPreview(parameters=parameters, notes=(*notes, *image_file_notes(config.data, splits)))
+    strategy_class(config.train, plan.world.world_size).refuse_unfit_network(network, images)
+    adapt_for_training(config, network, plan.world.world_size)
+    return parameters, (*notes, *image_file_notes(config.data, splits))

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +20,10 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure, Heartbeat, join_lines
 from train import plugin, rng
+from train.components import build_components
 from train.config import checks
-from train.config.checks import resolve_learning_rate
 from train.config.precisions import PRECISIONS
+from train.config.resolved import ResolvedConfig, resolve
 from train.config.schema import RunConfig
 from train.data import augment, decoded_cache, in_memory, loader, registry
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
@@ -37,10 +38,7 @@ from train.distributed.device import (
     set_up_cudnn,
 )
 from train.distributed.shared_memory import SINGLE_RANK
-from train.models.registry import build_model
-from train.models.weights import fit_preprocessing, fit_stem
-from train.optim import optimizer as optimizers
-from train.tasks.registry import open_task
+from train.models.weights import fit_to_weights
 
 NOTABLE_SHARE: Final = 0.2  # of the time; a larger share is reported
 BYTES_PER_MB: Final = 1e6
@@ -238,8 +236,10 @@ def measure_stages(
             memory.
     """
     plugin.add_config_folder_to_path(config_file, config.data.name, config.model.name, config.optim.name)
-    config = replace(config, data=fit_preprocessing(config))
-    splits, torch_device = registry.open_splits(config.data), choose_device(device, 0)
+    fitted = fit_to_weights(config)
+    splits, torch_device = registry.open_splits(fitted.data), choose_device(device, 0)
+    resolved = resolve(config, fitted, splits.task)
+    config = resolved.used
     allow_tf32(config.train.tf32)
     set_up_cudnn(torch_device, repeatable=checks.is_repeatable(config.train))
     cacheable = splits.training.image_files() is not None and not needs_whole_images(splits, config.data)
@@ -264,7 +264,7 @@ def measure_stages(
     if decoder is not None:
         copy = _time_decoding(decoder, splits, reading, micro, clock)
     images, augmented = _time_augment(splits, augmenter, on_device, clock, in_workers=in_workers)
-    step = _time_step(config, splits, images, clock)
+    step = _time_step(resolved, splits, images, clock)
     batch_notes = tuple(_batch_size_notes(config, torch_device, micro))
     return PipelineProfile(
         title=f"{config.data.name}, {splits.shape}, micro batch {micro}{' (not searched for)' * len(batch_notes)}",
@@ -419,23 +419,20 @@ def _time_augment(
     return act(), time_stage(act, len(pixels), clock, _device_synchronizer(pixels.device))
 
 
-def _time_step(config: RunConfig, splits: DataSplits, images: Tensor, clock: Callable[[], float]) -> StageTiming:
+def _time_step(resolved: ResolvedConfig, splits: DataSplits, images: Tensor, clock: Callable[[], float]) -> StageTiming:
     """Time forward, backward and the optimizer's update, with torch alone."""
-    device, classes = images.device, len(splits.classes)
-    dtype_name = PRECISIONS[choose_precision(config.train.precision, device)].autocast_dtype
+    device = images.device
+    dtype_name = PRECISIONS[choose_precision(resolved.used.train.precision, device)].autocast_dtype
     dtype = None if dtype_name is None else getattr(torch, dtype_name)
-    model = build_model(fit_stem(config.model), classes=classes, shape=splits.shape, seed=config.run.seed).to(device)
-    optimizer = optimizers.build_optimizer(resolve_learning_rate(config, splits.task), model, device)
-    task = open_task(splits.task, splits.classes, splits.target)
-    criterion = task.build_criterion(config.optim, splits.training.labels).to(device)
+    components = build_components(resolved, splits, device=device, fused=True, move=lambda network: network.to(device))
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
 
     def act() -> None:
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            loss = criterion(model(images), labels)
+            loss = components.criterion(components.network(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
+        components.optimizer.step()
+        components.optimizer.zero_grad()
 
     try:
         return time_stage(act, len(images), clock, _device_synchronizer(device))

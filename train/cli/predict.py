@@ -112,7 +112,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print_message(f"WARNING: {warning}", sys.stderr)
     if model.warning:
         print_message(f"WARNING: {model.warning}", sys.stderr)
-    if note := class_folders.describe_text_order(model.classes):
+    if note := class_folders.describe_text_order(model.spec.classes):
         print_message(f"note: {note}", sys.stderr)
     explain = None if arguments.explain is None else predict.explain_into(model, Path(arguments.explain))
     predictions = predict.predict_images(

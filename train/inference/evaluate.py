@@ -21,6 +21,7 @@ from entrypoint import ExitCode, Failure, Heartbeat, World, list_some, print_mes
 from train import files
 from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
+from train.components import build_network
 from train.config import resume_rules
 from train.config.schema import RunConfig
 from train.data import augment, registry, statistics
@@ -50,8 +51,6 @@ from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, Evaluate
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
 from train.inference.gallery import Explain, make_gallery
 from train.inference.per_image import ResultCollector, encode_table
-from train.models import registry as model_registry
-from train.models import weights as model_weights
 from train.report import saved_evaluation
 from train.report.saved_evaluation import SavedEvaluation
 from train.run import record
@@ -257,17 +256,13 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
         Failure: DATA if the weights do not fit the model, as for another number of classes; USAGE if the model does
             not take the size of the evaluated samples.
     """
-    initial = replace(config.model, weights=None)  # the training's initial weights may be gone
-    model_config = model_weights.fit_stem_to(initial, weights.tensors)
-    model = model_registry.build_model(model_config, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
+    model = build_network(config.model, weights.tensors, sets, seed=config.run.seed)
     if differences := _state_dict_differences(model.state_dict(), weights.tensors):
         expected = f"{len(sets.classes)} classes, pictures of {list(sets.shape.input)}"
         raise _model_mismatch_failure(
             "the checkpoint", list_some(differences, separator="; "), f"a network for the data: {expected}"
         )
     model.load_state_dict(dict(weights.tensors))
-    if sets.evaluated_shape != sets.shape:
-        model_registry.refuse_other_size(model, model_config, len(sets.classes), sets.evaluated_shape)
     return rank_runtime.accelerator.prepare_model(  # type: ignore[no-any-return]
         rank_runtime.to_device(model), device_placement=False, evaluation_mode=True
     )

@@ -11,7 +11,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,19 +27,19 @@ from train import file_lock, files
 from train import files as file_io
 from train.checkpoint import manifest
 from train.checkpoint.manifest import DamagedCheckpointError, FileEntry
+from train.components import build_network
 from train.config import schema
 from train.config.load import YamlDocument, build_config
 from train.config.models import EXPORT_FILE
 from train.config.schema import ModelConfig, Rule, RunConfig, one_of
 from train.data import augment
-from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, parse_preprocessing
+from train.data.preprocessing import DEFAULT_PREPROCESSING, parse_preprocessing
 from train.data.shape import Shape
 from train.fields import TEXT, TEXTS, check_fields, whole_number
 from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint, parse_thresholds, recorded_task
 from train.inference.inputs import InputSpec
 from train.inference.model_card import ModelFacts
-from train.models import registry, weights
 from train.tasks import task_fact
 
 DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE = EXPORT_FILE, "model.safetensors", "README.md"
@@ -75,13 +75,10 @@ DAMAGED_FIX: Final = "export it again; nothing of it was used"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel(InputSpec):
-    """A network on the CPU, in evaluation mode and without gradients, with its input and its classes.
-
-    caution: as in `ModelFacts`.
-    """
+    """A network on the CPU, in evaluation mode and without gradients, and its input. caution: as in `ModelFacts`."""
 
     network: nn.Module
-    caution: str | None = None
+    caution: str | None
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
         """Read image files as input for the network, float32 [n, channels, height, width].
@@ -163,16 +160,6 @@ def _byte_values(values: Sequence[float]) -> float | list[float]:
     return scaled[0] if len(scaled) == 1 else scaled
 
 
-def _parse_preprocessing(recorded: Mapping[str, Any]) -> Preprocessing:
-    """The preprocessing of the `input` in model.json; an older export has the default one.
-
-    Raises:
-        LookupError, TypeError, ValueError: the record is damaged.
-    """
-    values = recorded.get("preprocessing")
-    return DEFAULT_PREPROCESSING if values is None else parse_preprocessing(values)
-
-
 def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None = None) -> ExportedModel:
     """Load the model in `folder`.
 
@@ -200,62 +187,31 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
     try:
         check_fields(description, FIELDS)
         check_fields(description, OPTIONAL_FIELDS, optional=True)
-        # The run's seed: random tensors that are not in the state dict depend on it.
-        seed, input_ = description.get("config", {}).get("run", {}).get("seed", 0), description["input"]
+        config, input_ = description.get("config", {}), description["input"]
         shape = Shape(channels=input_["channels"], size=tuple(input_["size"]))
-        built_shape = Shape(channels=shape.channels, size=tuple(input_.get("trained_size", shape.size)))
-        sample_origin = inputs.parse_sample_origin(
-            input_.get("made"), description.get("config", {}).get("data", {}).get("name")
-        )
-        task = recorded_task(description)
-        thresholds = parse_thresholds(description.get("thresholds"), len(description["classes"]))
-        preprocessing, caution = _parse_preprocessing(input_), description.get("checkpoint", {}).get("caution")
-        classes, bytes_ = tuple(description["classes"]), input_["numbers"] == "uint8"
+        preprocessing = input_.get("preprocessing")  # an older export does not say it
+        facts: dict[str, Any] = {
+            "classes": tuple(description["classes"]),
+            "shape": shape,
+            "trained_shape": Shape(channels=shape.channels, size=tuple(input_.get("trained_size", shape.size))),
+            "bytes_": input_["numbers"] == "uint8",
+            "origin": inputs.parse_sample_origin(input_.get("made"), config.get("data", {}).get("name")),
+            "thresholds": parse_thresholds(description.get("thresholds"), len(description["classes"])),
+            "preprocessing": DEFAULT_PREPROCESSING if preprocessing is None else parse_preprocessing(preprocessing),
+            **recorded_task(description),
+        }
+        seed, caution = config.get("run", {}).get("seed", 0), description.get("checkpoint", {}).get("caution")
         tensors = _read_tensors(
             path, FileEntry(size=description["weights"]["size"], sha256=description["weights"]["sha256"])
         )
     except (DamagedCheckpointError, *files.MALFORMED_ERRORS) as error:
         raise _damaged_failure(path, f"{type(error).__name__}: {error}") from error
-    model_config = weights.fit_stem_to(model_config, tensors)
     try:
-        network = _build_network(model_config, len(classes), (built_shape, shape), seed, tensors, factory)
+        network = build_network(model_config, tensors, InputSpec(**facts).sets, seed=seed, factory=factory)
+        network.load_state_dict(tensors)
     except RuntimeError as error:
         raise _damaged_failure(path, " ".join(str(error).split())[:300]) from error
-    return ExportedModel(
-        network=network,
-        classes=classes,
-        shape=shape,
-        bytes_=bytes_,
-        origin=sample_origin,
-        thresholds=thresholds,
-        **task,
-        preprocessing=preprocessing,
-        caution=caution,
-    )
-
-
-def _build_network(
-    model: ModelConfig,
-    classes: int,
-    shapes: tuple[Shape, Shape],
-    seed: int,
-    tensors: Mapping[str, Tensor],
-    factory: Callable[..., nn.Module] | None = None,
-) -> nn.Module:
-    """The network with its weights, on the CPU, in evaluation mode and without gradients.
-
-    shapes: of the samples for which it is built, and of its input.
-
-    Raises:
-        Failure: as `registry.build_model` and `registry.refuse_other_size`.
-        RuntimeError: if the weights are another network's.
-    """
-    with torch.random.fork_rng(devices=[]):
-        network = registry.build_model(model, classes=classes, shape=shapes[0], seed=seed, factory=factory)
-        if shapes[0] != shapes[1]:
-            registry.refuse_other_size(network, model, classes, shapes[1])
-    network.load_state_dict(tensors)
-    return network.requires_grad_(False).eval()
+    return ExportedModel(network=network.requires_grad_(False).eval(), caution=caution, **facts)
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -321,13 +277,12 @@ def export_model(
     """
     refuse_nonempty_folder(folder)
     about = model_card.collect_model_facts(config, chosen)
-    model = weights.fit_stem_to(config.model, about.tensors)  # the initial weights, which decided it, may be gone
-    about = replace(about, config=replace(config, model=model))
+    model = about.config.model
     encoded = save({name: tensor.contiguous() for name, tensor in about.tensors.items()}, metadata={"format": "pt"})
     shape = about.input_spec.shape
     # Without a format only to see that it takes another size, and that a user's own code still fits the weights.
     is_built = bool(formats) or about.input_spec.trained_shape is not None or schema.is_factory(model.name)
-    network = _build_plain_network(about, model) if is_built else nn.Identity()
+    network = _build_plain_network(about) if is_built else nn.Identity()
     with torch.no_grad():  # a network of one's own may return another type; the others, which are not built, float32
         output_dtype = str(network(torch.zeros(2, *shape.input)).dtype).removeprefix("torch.")
     code = model_code.write_model_code(
@@ -353,13 +308,13 @@ def export_model(
     return {name: len(data) for name, data in contents.items()}
 
 
-def _build_plain_network(about: ModelFacts, model: ModelConfig) -> nn.Module:
+def _build_plain_network(about: ModelFacts) -> nn.Module:
     """The network for the exporters: its tensors are contiguous, not channels-last."""
-    spec, seed = about.input_spec, about.config.run.seed
-    network = _build_network(model, len(spec.classes), (spec.built_shape, spec.shape), seed, about.tensors)
+    network = build_network(about.config.model, about.tensors, about.input_spec.sets, seed=about.config.run.seed)
+    network.load_state_dict(dict(about.tensors))
     for tensor in (*network.parameters(), *network.buffers()):
         tensor.data = tensor.data.contiguous()
-    return network
+    return network.requires_grad_(False).eval()
 
 
 def refuse_nonempty_folder(folder: Path) -> None:

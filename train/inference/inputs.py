@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -21,7 +21,7 @@ from entrypoint import ExitCode, Failure, shell_command
 from train.config.schema import RunConfig
 from train.data import augment, decode, registry
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
-from train.data.shape import ImageSize, Shape, height_and_width
+from train.data.shape import Shape, height_and_width
 from train.data.splits import DataSplits, EmptySource, SampleOrigin
 from train.data_fit import describe_image_file_obstacle, sample_origin
 from train.inference import checkpoints
@@ -98,30 +98,23 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
             fix=checkpoints.OTHER_CHECKPOINT_FIX,
             code=ExitCode.DATA,
         ) from error
-    shape = registry.configured_shape(config.data)
-    if classes and shape:
-        preprocessing = configured_preprocessing(config.data)
-        spec = InputSpec(classes=classes, shape=shape, bytes_=True, preprocessing=preprocessing, **task)
-        return _in_evaluation_size(spec, config.eval.image_size)
-    sets = registry.open_splits(config.data)
-    first = sets.training.read(np.arange(1))
-    spec = InputSpec(
-        classes=classes or sets.classes,
-        shape=sets.shape,
-        bytes_=first.dtype == torch.uint8,
-        origin=sample_origin(config.data, sets.training),
-        **task,
+    origin: SampleOrigin = "files"
+    bytes_, shape = True, registry.configured_shape(config.data)
+    if not classes or shape is None:
+        sets = registry.open_splits(config.data)
+        classes, shape = classes or sets.classes, sets.shape
+        bytes_ = sets.training.read(np.arange(1)).dtype == torch.uint8
+        origin = sample_origin(config.data, sets.training)
+    sides = shape.size if config.eval.image_size is None else height_and_width(config.eval.image_size)
+    return InputSpec(
+        classes=classes,
+        shape=Shape(channels=shape.channels, size=sides),
+        trained_shape=None if sides == shape.size else shape,
+        bytes_=bytes_,
+        origin=origin,
         preprocessing=configured_preprocessing(config.data),
+        **task,
     )
-    return _in_evaluation_size(spec, config.eval.image_size)
-
-
-def _in_evaluation_size(spec: InputSpec, size: ImageSize | None) -> InputSpec:
-    """The input with images of eval.image_size pixels."""
-    if size is None or spec.shape.size == height_and_width(size):
-        return spec
-    shape = Shape(channels=spec.shape.channels, size=height_and_width(size))
-    return replace(spec, shape=shape, trained_shape=spec.shape)
 
 
 def refuse_image_files(input_spec: InputSpec) -> None:

@@ -28,6 +28,7 @@ from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.inputs import InputSpec
 from train.inference.model_code import ModelCode, path_literal
 from train.metrics import METRICS, metrics_of
+from train.models.weights import fit_stem_to
 from train.optim import schedule
 from train.report.document import render_text
 from train.run import record
@@ -87,7 +88,8 @@ def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFac
     alone = replace(config, eval=replace(config.eval, flip=False))
     run = chosen.path.parents[1] if chosen.path.parent.name == "checkpoints" else None
     return ModelFacts(
-        config=config,
+        # The initial weights, which decided the stem, may be gone: those of the checkpoint have it too.
+        config=replace(config, model=fit_stem_to(config.model, weights.tensors)),
         input_spec=inputs.build_input_spec(alone, state),
         path=chosen.path,
         step=chosen.contents.step,

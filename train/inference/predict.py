@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, World, num_usable_cores
 from train.config.schema import RunConfig
-from train.data.shape import Shape
 from train.distributed import runtime
 from train.distributed.device import allow_tf32, choose_device
 from train.evaluation.evaluate import average_outputs, explain_out_of_memory, max_batch_size
@@ -62,16 +61,6 @@ class InferenceModel:
     device: torch.device
     batch_size: int
     flip: bool = False
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the outputs."""
-        return self.spec.classes
-
-    @property
-    def shape(self) -> Shape:
-        """Of one image."""
-        return self.spec.shape
 
 
 def prepare_from_checkpoint(
@@ -138,7 +127,7 @@ def explain_into(model: InferenceModel, folder: Path) -> Explain:
     """
     from train.inference import explanation  # matplotlib
 
-    example = torch.zeros((1, *model.shape.input), device=model.device)
+    example = torch.zeros((1, *model.spec.shape.input), device=model.device)
     explanation.refuse_network_without_map(model.network, example, explanation.EXPLAIN_OPTION)
     explanation.prepare_folder(folder)
     writer = explanation.ExplanationWriter(
@@ -180,7 +169,7 @@ def predict_images(
         for start in range(0, len(paths), model.batch_size):
             batch_paths = paths[start : start + model.batch_size]
             batch, reasons = inputs.read_batch(
-                batch_paths, model.shape, threads, model.spec.preprocessing, draft=model.draft
+                batch_paths, model.spec.shape, threads, model.spec.preprocessing, draft=model.draft
             )
             readable = [path for path, reason in zip(batch_paths, reasons, strict=True) if reason is None]
             outputs = _compute_logits(model, batch)
@@ -205,7 +194,7 @@ def predict_images(
 def _compute_logits(model: InferenceModel, batch: Tensor) -> Tensor:
     """The logits, float32 [n, classes], on the CPU."""
     if not len(batch):
-        return torch.empty((0, len(model.classes)))
+        return torch.empty((0, len(model.spec.classes)))
     with torch.no_grad(), explain_out_of_memory(len(batch)):
         images = batch.to(model.device)
         scores: Tensor = model.network(images)

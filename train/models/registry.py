@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -133,12 +133,19 @@ TRIAL_IMAGE_SIZES: Final = (8, 16, 32, 64, 80, 96, 128, 192, 224, 256, 320, 384,
 
 
 def build_model(
-    model: ModelConfig, *, classes: int, shape: Shape, seed: int, factory: Callable[..., nn.Module] | None = None
+    model: ModelConfig,
+    *,
+    classes: int,
+    shape: Shape,
+    seed: int,
+    factory: Callable[..., nn.Module] | None = None,
+    other_shapes: Iterable[Shape] = (),
 ) -> nn.Module:
     """Build the network on the CPU, in channels-last layout.
 
     The weights depend on `seed` only, so they are the same on every rank and device. factory: the
-    user's own, if the caller has it; otherwise the one that model.name names is imported.
+    user's own, if the caller has it; otherwise the one that model.name names is imported. other_shapes: of samples that
+    the network must take beside those of `shape`, for which it is built.
 
     Raises:
         Failure: USAGE for bad arguments, for samples that the network does not accept, and for a
@@ -152,6 +159,9 @@ def build_model(
     with torch.no_grad():
         for tensor in (*net.parameters(), *net.buffers()):
             tensor.data = to_channels_last(tensor.data)
+    for other in other_shapes:
+        if other != shape and (wrong := find_problem(copy.deepcopy(net), other, classes)):
+            raise _other_size_failure(model, other, wrong)
     return net
 
 
@@ -268,19 +278,13 @@ def _bad_samples_failure(model: ModelConfig, problem: str, classes: int, shape: 
     )
 
 
-def refuse_other_size(net: nn.Module, model: ModelConfig, classes: int, shape: Shape) -> None:
-    """Refuse a network that was built for one size of images, and does not take those of `shape`.
-
-    Raises:
-        Failure: USAGE.
-    """
-    if wrong := find_problem(copy.deepcopy(net), shape, classes):
-        raise Failure(
-            f"{model.name} was built for images of data.image_size, and does not take samples of {shape}",
-            found=wrong,
-            fix="leave eval.image_size and data.progressive_size out, or take a model for any size, such as a ResNet",
-            code=ExitCode.USAGE,
-        )
+def _other_size_failure(model: ModelConfig, shape: Shape, problem: str) -> Failure:
+    return Failure(
+        f"{model.name} was built for images of data.image_size, and does not take samples of {shape}",
+        found=problem,
+        fix="leave eval.image_size and data.progressive_size out, or take a model for any size, such as a ResNet",
+        code=ExitCode.USAGE,
+    )
 
 
 def _accepts_image_size(model: ModelConfig, classes: int, shape: Shape, side: int) -> bool:

@@ -351,6 +351,17 @@ def _list_names(count: str, names: list[str]) -> str:
     return f"{count}: {list_some(names)}" if names else ""
 
 
+def fit_to_weights(config: RunConfig, checkpoints: Path | None = None) -> RunConfig:
+    """The config with what trained weights decide where it says auto: how images are prepared, and a ResNet's stem.
+
+    checkpoints: the run's folder of checkpoints, which come before model.weights: a run goes on as it began.
+
+    Raises:
+        Failure: as `fit_preprocessing`.
+    """
+    return replace(config, data=fit_preprocessing(config, checkpoints), model=fit_stem(config.model, checkpoints))
+
+
 def fit_preprocessing(config: RunConfig, checkpoints: Path | None = None) -> DataConfig:
     """The data section with the evaluation transform set, where it is auto and model.weights decide.
 

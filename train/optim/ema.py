@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from train.config.schema import TrainConfig
+
 
 class EMA:
     """An exponential moving average of a network's weights and buffers.
@@ -66,6 +68,11 @@ class EMA:
     def _put(self, values: Iterable[Tensor]) -> None:
         for tensor, value in zip(self._own(), values, strict=True):
             tensor.copy_(value)
+
+
+def build_average(train: TrainConfig, network: nn.Module) -> EMA | None:
+    """The average that train.ema_decay asks for. network: where it is trained, since the average lies beside it."""
+    return None if train.ema_decay is None else EMA(network, train.ema_decay, every=train.ema_every_steps)
 
 
 BufferSlot = tuple[Mapping[str, Any], str]  # a module's dict of buffers, and the name of a buffer in it

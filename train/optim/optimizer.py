@@ -223,7 +223,7 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 
 def _config_arguments(optim: OptimConfig) -> dict[str, float]:
     """The arguments that other keys of the section `optim` set, if the class takes them."""
-    assert optim.lr != "auto"  # `checks.with_task_defaults` has replaced it
+    assert optim.lr != "auto"  # `resolve` has replaced it
     arguments = {"lr": optim.lr, "weight_decay": optim.weight_decay}
     if optim.name not in OPTIMIZERS or OPTIMIZERS[optim.name].takes_momentum:
         arguments["momentum"] = optim.momentum

@@ -101,7 +101,7 @@ def build_schedule(optim: OptimConfig, counted: StepCounts, global_batch_size: i
 
 def peak_learning_rate(optim: OptimConfig, global_batch_size: int) -> float:
     """The highest learning rate: `lr`, scaled from base_batch_size to the global batch by lr_scaling."""
-    assert optim.lr != "auto"  # `checks.with_task_defaults` has replaced it
+    assert optim.lr != "auto"  # `resolve` has replaced it
     return scale_learning_rate(optim.lr, optim.lr_scaling, global_batch_size / optim.base_batch_size)
 
 

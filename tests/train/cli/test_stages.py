@@ -142,7 +142,11 @@ def test_a_step_that_does_not_fit_says_what_to_lower(monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("2 GiB wanted")
 
-    monkeypatch.setattr(data_profile.optimizers, "build_optimizer", lambda *_: SimpleNamespace(step=full))
+    real = data_profile.build_components
+    optimizer: Any = SimpleNamespace(step=full)
+    monkeypatch.setattr(
+        data_profile, "build_components", lambda *args, **more: replace(real(*args, **more), optimizer=optimizer)
+    )
     with pytest.raises(Failure, match="does not fit") as caught:
         profile()
     assert (caught.value.code, caught.value.fix) == (71, "set train.micro_batch_size below 8")

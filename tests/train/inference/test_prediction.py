@@ -106,7 +106,7 @@ def test_files_are_read_as_the_pictures_that_a_data_set_opened(
     training = registry.open_splits(data.data).training
     with ThreadPoolExecutor(2) as threads:
         batch, _ = inputs.read_batch(
-            [paths[int(row)] for row in training.rows], prepared.shape, threads, draft=prepared.draft
+            [paths[int(row)] for row in training.rows], prepared.spec.shape, threads, draft=prepared.draft
         )
     assert torch.equal(batch, augment.normalize(training.read(np.arange(len(batch)))))
 
@@ -234,7 +234,7 @@ def test_a_factory_that_calls_its_classes_otherwise_today_renames_no_score(
     sys.modules["naming"].CLASSES.reverse()
     forget_accelerate()
     found = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    assert ready(tmp_path / "run", 80, "data.name=naming:make").classes == ("dark", "light")
+    assert ready(tmp_path / "run", 80, "data.name=naming:make").spec.classes == ("dark", "light")
     export.export_model(checkpoints.load_config(found, None, ["data.name=naming:make"])[0], found, tmp_path / "model")
     assert export.load_exported(tmp_path / "model").classes == ("dark", "light")
     assert "dark, light" in (tmp_path / "model" / export.CARD_FILE).read_text()
