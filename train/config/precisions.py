@@ -12,17 +12,12 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """A precision to compute in; the weights are fp32.
+    """A precision to compute in; the weights are fp32."""
 
-    accelerate_name: what Accelerate calls it. autocast_dtype: the attribute of torch that the forward
-    pass casts to; None without autocast. on_cpu: whether a CPU computes in it. description: for the
-    banner.
-    """
-
-    accelerate_name: str
-    autocast_dtype: str | None
-    on_cpu: bool = True
-    description: str = ""
+    accelerate_name: str  # what Accelerate calls it
+    autocast_dtype: str | None  # the attribute of torch that the forward pass casts to; None without autocast
+    on_cpu: bool = True  # whether a CPU computes in it
+    description: str = ""  # for the banner
 
 
 PRECISIONS: Final[Mapping[str, Precision]] = {
