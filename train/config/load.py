@@ -127,6 +127,8 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
         if len(text.encode("utf-8", "surrogatepass")) > MAX_YAML_BYTES:
             fix = "give a configuration, not a data file"
             raise Failure(f"{name} is larger than {MAX_YAML_BYTES // 1024} KiB", fix=fix, code=ExitCode.USAGE)
+        if text.count(",") + text.count("\n") > MAX_VALUES:  # before PyYAML reads it, which takes a minute for 1 MiB
+            raise Failure(f"{name}: {TOO_MANY_VALUES}", fix=TOO_MANY_VALUES_FIX, code=ExitCode.USAGE)
         loader = Yaml12Loader(text)
         loader.name = name
         root = loader.get_single_node()
