@@ -174,7 +174,7 @@ bench: env .venv-bench/.installed ## measure every row of docs/performance.md th
 	$(BIN)/python bench/write_page.py build/bench/bench.json
 	exit "$$code"
 
-reference: env ## write the tables of docs/reference.md from the code
+reference: env ## write the tables of docs/reference.md and the quickstart's comments from the code
 	@$(BIN)/python docs/write_reference.py
 
 pictures: env-dev ## take the pictures in docs/pictures anew, of a real training (needs tmux and chromium)

@@ -1,5 +1,7 @@
 """The code's own tables become docs/reference.md: config keys, environment variables, exit codes.
 
+The meanings of the keys also become the comments of configs/quickstart.yaml.
+
 python docs/write_reference.py
 """
 
@@ -7,18 +9,18 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from entrypoint import ExitCode
 from train.config import environment, load, schema
 from train.config.load import describe_type, format_value
-from train.config.schema import RunConfig
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "reference.md"
@@ -26,14 +28,6 @@ QUICKSTART: Final = ROOT / "configs" / "quickstart.yaml"
 BEGIN, END = "<!-- begin of {}: written by docs/write_reference.py -->", "<!-- end of {} -->"
 # What no table of the code says of a variable: what it is for. A test compares the names with the code.
 MEANINGS: Final = tomllib.loads((ROOT / "docs" / "variables.toml").read_text())
-# Keys that configs/quickstart.yaml leaves without a comment, because their name says it.
-PLAIN: Final = {
-    "optim.weight_decay": "part of the gradient with SGD and Adam, apart from it with AdamW",
-    "optim.label_smoothing": "the share of the target that all classes get; not in evaluations",
-    "train.epochs": "passes over the training samples",
-    "eval.every_epochs": "epochs between two evaluations; one is at the end, too",
-    "log.tensorboard": "write TensorBoard's files too",
-}
 # The error messages' words for a type and a range, and their short form in a table.
 SHORT: Final = {
     r"a whole number": "integer",
@@ -53,6 +47,8 @@ SHORT: Final = {
     r"text(?: or null)?; (a.*)": r"\1",
 }
 Row = Sequence[str]
+# Of the comments in configs/quickstart.yaml.
+COMMENT_COLUMN, COMMENT_LENGTH = 26, 102
 
 
 def table(head: Row, rows: Iterable[Row]) -> str:
@@ -61,41 +57,31 @@ def table(head: Row, rows: Iterable[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def keys(kind: Any = RunConfig, above: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any, Any]]:
-    """(path, type, default) of every key that holds a value, in the order of the code."""
-    found, defaults = [], kind()
-    for name, hint in get_type_hints(kind).items():
-        path = (*above, name)
-        inner = hasattr(hint, "__dataclass_fields__")
-        found += keys(hint, path) if inner else [(path, hint, getattr(defaults, name))]
-    return found
+def commented(text: str) -> str:
+    """A configuration with the meaning of each key beside it, instead of the comments that were there."""
+    lines, written = load.parse_yaml(text, "the configuration").lines, list[str]()
+    keys = {number - 1: key for path, number in lines.items() if (key := schema.KEYS.get(".".join(path)))}
+    for number, line in enumerate(text.splitlines()):
+        if number in keys:
+            setting = f"{line.partition(' #')[0].rstrip():{COMMENT_COLUMN - 1}} "
+            below = " " * COMMENT_COLUMN
+            wrapped = textwrap.wrap(keys[number].meaning, COMMENT_LENGTH, break_on_hyphens=False)
+            written += [f"{setting if part == 0 else below}# {words}" for part, words in enumerate(wrapped)]
+        elif not re.match(r"\s+#", line):  # else the rest of a comment
+            written.append(line)
+    return "\n".join(written) + "\n"
 
 
-def comments(path: Path = QUICKSTART) -> dict[str, str]:
-    """What a commented configuration says beside each of its keys."""
-    lines, text = load.read_yaml_file(path).lines, path.read_text().splitlines()
-    return {".".join(key): said for key, number in lines.items() if (said := _comment(text, number - 1))}
-
-
-def _comment(text: Sequence[str], at: int) -> str:
-    """The comment of one line, and of the lines below it that hold nothing else."""
-    parts = [text[at].partition(" #")[2].strip()]
-    for line in text[at + 1 :] if parts[0] else ():
-        if not re.match(r"\s+#", line):
-            break
-        parts.append(line.strip(" #"))
-    return " ".join(parts)
-
-
-def allowed(key: str, hint: Any) -> str:
+def allowed(path: str) -> str:
     """Type and range in words; a rule that lists names says more than the type does."""
-    rule = schema.RULES.get(key)
-    names = [*schema.KNOWN_NAMES.get(key, ()), *filter(None, [schema.FACTORY_KEYS.get(key)])]
-    listed = ", ".join(names) if key in ("optim.name", "optim.schedule", "eval.metric") else ""
-    if listed or (rule and rule.expected.startswith(("one of", "none", "false"))):
-        text = listed or (rule.expected if rule else "")
+    key = schema.KEYS[path]
+    expected = key.rule.expected
+    names = [*key.rule.names, *filter(None, [key.rule.factory])]
+    listed = ", ".join(names) if path in ("optim.name", "optim.schedule", "eval.metric") else ""
+    if listed or expected.startswith(("one of", "none", "false")):
+        text = listed or expected
     else:
-        text = f"{describe_type(hint)}; {rule.expected}" if rule else describe_type(hint)
+        text = f"{describe_type(key.hint)}; {expected}" if expected else describe_type(key.hint)
     for words, short in SHORT.items():
         text = re.sub(words, short, text)
     return text
@@ -103,12 +89,9 @@ def allowed(key: str, hint: Any) -> str:
 
 def config_rows() -> list[Row]:
     """A row for each key of the configuration."""
-    said = comments()
-    rows = []
-    for path, hint, default in keys():
-        key = ".".join(path)
-        rows.append([f"`{key}`", f"`{format_value(default)}`", allowed(key, hint), said.get(key) or PLAIN[key]])
-    return rows
+    return [
+        [f"`{path}`", f"`{format_value(key.default)}`", allowed(path), key.meaning] for path, key in schema.KEYS.items()
+    ]
 
 
 def patterns() -> dict[str, list[str]]:
@@ -156,3 +139,4 @@ def written(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))
+    QUICKSTART.write_text(commented(QUICKSTART.read_text()))

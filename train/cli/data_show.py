@@ -13,7 +13,6 @@ from torch import Tensor
 
 from train import files, plugin
 from train.config.batches import compute_batch_sizes, count_steps
-from train.config.load import as_mapping
 from train.config.schema import RunConfig
 from train.data import augment, registry, statistics
 from train.data.loader import open_loader
@@ -46,7 +45,7 @@ def show_samples(config: RunConfig, *, config_file: str | None, output: str | No
     plugin.add_config_folder_to_path(config_file, config.data.name)
     config = replace(config, data=fit_preprocessing(config))
     shown = [(displayable(image), name) for image, name in first_samples(config)]
-    note = f"data.augment: {read.format_value(as_mapping(config)['data']['augment'])}; run.seed: {config.run.seed}"
+    note = f"data.augment: {read.format_value(config.data.augment)}; run.seed: {config.run.seed}"
     note += "" if config.data.sampling == "uniform" else f"; data.sampling: {config.data.sampling}"
     files.write_named_file(path, plots.draw_samples(shown, note), OPTION, SUFFIX)
     return f"samples        {path}: {len(shown)} training images as the network gets them"

@@ -25,7 +25,7 @@ Then: train model.name=resnet50 model.weights=resnet50.IMAGENET1K_V2, or the pat
 def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run `train weights fetch`, and print the file, its record and how to use it."""
     arguments = build_parser().parse_args(argv)
-    if arguments.mirror is not None and (expected := schema.rule_violation("data.mirror", arguments.mirror)):
+    if arguments.mirror is not None and (expected := schema.KEYS["data.mirror"].violation(arguments.mirror)):
         raise Failure(
             "--mirror has a value that cannot be used", expected=expected, fix="correct it", code=ExitCode.USAGE
         )

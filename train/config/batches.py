@@ -20,18 +20,14 @@ MIN_AUTO_MICRO_BATCH, MAX_FALLBACK_MICRO_BATCH = 8, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizes:
-    """The sizes of one optimizer step: global_ = micro x accumulation x world. All are at least 1.
-
-    why: how `auto` chose micro, if it measured. hint: a better global batch, if micro is small
-    because nothing larger divides.
-    """
+    """The sizes of one optimizer step: global_ = micro x accumulation x world. All are at least 1."""
 
     global_: int
     micro: int
     accumulation: int
     world: int
-    why: str = ""
-    hint: str = ""
+    why: str = ""  # how `auto` chose micro, if it measured
+    hint: str = ""  # a better global batch, if micro is small because nothing larger divides
 
     def __str__(self) -> str:
         ranks = pluralize(self.world, "rank")

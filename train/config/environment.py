@@ -86,14 +86,10 @@ ACCELERATE_ENGINES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerVariables:
-    """The caller's variables that matter for a training.
+    """The caller's variables that matter for a training."""
 
-    acting: variables with an effect, their values shortened and without secrets. removed: variables
-    that were removed, with their full values.
-    """
-
-    acting: Mapping[str, str]
-    removed: Mapping[str, str]
+    acting: Mapping[str, str]  # those with an effect; values are shortened and without secrets
+    removed: Mapping[str, str]  # with their full values
 
     def record(self) -> dict[str, dict[str, str]]:
         """For run.json."""
@@ -166,37 +162,52 @@ def refuse_contradicting_variables(
     Raises:
         Failure: USAGE, naming the variable, its value and what the run would do.
     """
-    mixed_precision = environ.get("ACCELERATE_MIXED_PRECISION", "").lower()
-    if precision is not None and mixed_precision not in ("", "no", precision):
-        change = (
-            f"set train.precision={mixed_precision}"
-            if mixed_precision in PRECISIONS
-            else "leave precision to the config"
-        )
-        raise _contradiction(environ, "ACCELERATE_MIXED_PRECISION", f"this run computes in {precision}", change)
-    steps = environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "")
-    if steps.isdecimal() and steps.lstrip("0") not in ("", "1", str(accumulation)):
-        does = f"this run accumulates {accumulation} = global batch / (micro batch x ranks)"
-        raise _contradiction(
-            environ, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", does, "set train.micro_batch_size to what one rank holds"
-        )
-    for name in (f"ACCELERATE_USE_{engine}" for engine in ACCELERATE_ENGINES):
-        if environ.get(name, "").lower() in TRUE_WORDS:
-            raise _contradiction(environ, name, "this program trains with DDP", "leave the engine to train.parallel")
-    if environ.get("ACCELERATE_DYNAMO_BACKEND", "").lower() not in ("", "no"):
-        raise _contradiction(environ, "ACCELERATE_DYNAMO_BACKEND", "train.compile decides", "leave it to the config")
-    if device == "cuda" and environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE_WORDS:
-        raise _contradiction(environ, "ACCELERATE_USE_CPU", "this run computes on GPUs", "use --device cpu")
-
-
-def _contradiction(environ: Mapping[str, str], name: str, does: str, change: str) -> Failure:
-    return Failure(
-        f"{name} and the config contradict each other",
-        found=f"{name}={environ[name]}",
-        expected=does,
-        fix=f"{change}; or unset {name} (with `accelerate launch`: leave out its option, or correct its config file)",
-        code=ExitCode.USAGE,
+    values = {name: value.lower() for name, value in environ.items()}
+    mixed_precision = values.get("ACCELERATE_MIXED_PRECISION", "")
+    is_known = mixed_precision in PRECISIONS
+    in_config = f"set train.precision={mixed_precision}" if is_known else "leave precision to the config"
+    steps = values.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "")
+    # The variable, whether it contradicts, what the run does, and a fix.
+    variables = (
+        (
+            "ACCELERATE_MIXED_PRECISION",
+            precision is not None and mixed_precision not in ("", "no", precision),
+            f"this run computes in {precision}",
+            in_config,
+        ),
+        (
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+            steps.isdecimal() and steps.lstrip("0") not in ("", "1", str(accumulation)),
+            f"this run accumulates {accumulation} = global batch / (micro batch x ranks)",
+            "set train.micro_batch_size to what one rank holds",
+        ),
+        *(
+            (name, values.get(name) in TRUE_WORDS, "this program trains with DDP", "leave the engine to train.parallel")
+            for name in (f"ACCELERATE_USE_{engine}" for engine in ACCELERATE_ENGINES)
+        ),
+        (
+            "ACCELERATE_DYNAMO_BACKEND",
+            values.get("ACCELERATE_DYNAMO_BACKEND", "") not in ("", "no"),
+            "train.compile decides",
+            "leave it to the config",
+        ),
+        (
+            "ACCELERATE_USE_CPU",
+            device == "cuda" and values.get("ACCELERATE_USE_CPU") in TRUE_WORDS,
+            "this run computes on GPUs",
+            "use --device cpu",
+        ),
     )
+    for name, contradicts, does, change in variables:
+        if contradicts:
+            raise Failure(
+                f"{name} and the config contradict each other",
+                found=f"{name}={environ[name]}",
+                expected=does,
+                fix=f"{change}; or unset {name} (with `accelerate launch`: leave out its option, or correct its config "
+                "file)",
+                code=ExitCode.USAGE,
+            )
 
 
 def _crashes_ddp(name: str, environ: Mapping[str, str]) -> bool:

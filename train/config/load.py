@@ -2,7 +2,7 @@
 
 PyYAML reads YAML 1.1, where `3e-4` is text, `no` is false, `0777` is 511 and `12:30:00` is 45000.
 This loader replaces its scalars with those of YAML 1.2. It executes nothing in a file, and limits
-its size, nesting and aliases. An error names the key, its line, the value and the most similar
+its size, nesting and values. An error names the key, its line, the value and the most similar
 allowed one. The small recursion over type hints, with errors that know their path, follows dacite.
 """
 
@@ -17,22 +17,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EACCES
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from entrypoint import ExitCode, Failure, redact, redact_value, unmounted_path_failure
 from train import files
 from train.config import schema
-from train.config.schema import RunConfig
+from train.config.schema import KEYS, Key, RunConfig
 from train.names import nearest_name
 
-# A configuration has about 60 values, and perhaps a weight for each of ImageNet's 21,841 classes, by name. An anchor
-# bomb of 80 aliases would otherwise become 9**8 values.
-MAX_YAML_BYTES, MAX_NODES, MAX_ALIASES, MAX_DEPTH = 1024 * 1024, 50_000, 100, 20
+# A configuration has about 60 values, and perhaps a weight for each of ImageNet's 21,841 classes, by name. An alias
+# counts as many values as it stands for: an anchor bomb of 80 aliases would otherwise become 9**8 values.
+MAX_YAML_BYTES, MAX_VALUES, MAX_DEPTH = 1024 * 1024, 50_000, 20
 YAML_TAG_PREFIX = "tag:yaml.org,2002:"
 YAML_SYNTAX_HINT = "spaces (no tabs) indent, `key: value` with a space, text with : # @ { [ in quotes"
 KeyPath = tuple[str, ...]
@@ -40,13 +39,10 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YamlDocument:
-    """The content of a YAML text.
-
-    value: dict, list, str, int, float, bool or None. lines: the line of every key path, counted from 1.
-    """
+    """The content of a YAML text: dict, list, str, int, float, bool or None."""
 
     value: Any
-    lines: Mapping[KeyPath, int]
+    lines: Mapping[KeyPath, int]  # of every key path, counted from 1
 
 
 # Core schema of YAML 1.2 (section 10.3.2): pattern, first characters, converter. One exception: a number
@@ -64,31 +60,17 @@ SCALAR_TYPES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
 
 
 class Yaml12Loader(yaml.SafeLoader):
-    """PyYAML's composer with the scalars of YAML 1.2, and with limits on nesting, nodes and aliases."""
-
-    def __init__(self, text: str, name: str) -> None:
-        super().__init__(text)
-        self.name = name
-        self.nodes = self.aliases = self.depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self.nodes, self.depth = self.nodes + 1, self.depth + 1
-        self.aliases += self.check_event(yaml.AliasEvent)
-        if self.nodes > MAX_NODES or self.aliases > MAX_ALIASES or self.depth > MAX_DEPTH:
-            raise_yaml_limit(self.get_mark())
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
+    """PyYAML's composer with the scalars of YAML 1.2."""
 
 
 class Yaml12Dumper(yaml.SafeDumper):
-    """Quotes every text that YAML 1.1 or 1.2 would read as something else."""
+    """Quotes every text that YAML 1.1 or 1.2 would read as something else: it keeps the scalars of both."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-# The loader drops the scalars of YAML 1.1. The dumper keeps them, so that it quotes what either reads.
+# The loader drops the scalars of YAML 1.1.
 Yaml12Loader.yaml_implicit_resolvers = {}
 for _name, (_pattern, _first, _) in SCALAR_TYPES.items():
     for _side in (Yaml12Loader, Yaml12Dumper):
@@ -128,8 +110,7 @@ def read_yaml_file(path: Path) -> YamlDocument:
         fix = f"make it readable for this user: chmod +r {path}" if error.errno == EACCES else "correct the path"
         raise Failure(f"--config {path} cannot be read: {error.strerror}", fix=fix, code=ExitCode.USAGE) from error
     except UnicodeDecodeError as error:
-        fix = "save it as UTF-8"
-        raise Failure(f"--config {path} is not UTF-8 text", fix=fix, code=ExitCode.USAGE) from error
+        raise Failure(f"--config {path} is not UTF-8 text", fix="save it as UTF-8", code=ExitCode.USAGE) from error
 
 
 def refuse_empty_file(path: Path) -> None:
@@ -141,71 +122,63 @@ def refuse_empty_file(path: Path) -> None:
 
 def parse_yaml(text: str, name: str) -> YamlDocument:
     """Parse `text`. `name` is the source that errors name, such as the file's path."""
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_YAML_BYTES:
-        fix = "give a configuration, not a data file"
-        raise Failure(f"{name} is larger than {MAX_YAML_BYTES // 1024} KiB", fix=fix, code=ExitCode.USAGE)
+    lines: dict[KeyPath, int] = {}
     try:
-        root = Yaml12Loader(text, name).get_single_node()
+        if len(text.encode("utf-8", "surrogatepass")) > MAX_YAML_BYTES:
+            fix = "give a configuration, not a data file"
+            raise Failure(f"{name} is larger than {MAX_YAML_BYTES // 1024} KiB", fix=fix, code=ExitCode.USAGE)
+        if text.count(",") + text.count("\n") > MAX_VALUES:  # before PyYAML reads it, which takes a minute for 1 MiB
+            raise Failure(f"{name}: {TOO_MANY_VALUES}", fix=TOO_MANY_VALUES_FIX, code=ExitCode.USAGE)
+        loader = Yaml12Loader(text)
+        loader.name = name
+        root = loader.get_single_node()
+        return YamlDocument(value=None if root is None else _construct(root, (), lines), lines=lines)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        lines = {each.line for each in (error.context_mark, error.problem_mark) if each}
-        quoted = next(filter(None, (_quote_text_on_line(text, line) for line in lines)), None)
-        fix = quoted or f"mend {_describe_error_lines(mark)}: {YAML_SYNTAX_HINT}"
-        if name.startswith("`") and "\n" not in name:  # `model.args.mode=@x` on the command line
-            key, _, value = name.strip("`").partition("=")
-            fix = f"close brackets and quotes; or for text write {shlex.quote(f'{key}={_quote_yaml(value)}')}"
-        raise_yaml_error(f"not valid YAML: {error.problem}", mark, fix=fix)
+        raise _syntax_failure(error, text, name) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         what = f"{name}, line {line}: the character {chr(int(error.character))!a} is not allowed in YAML"
         raise Failure(what, fix="remove it, or save the file as UTF-8 text", code=ExitCode.USAGE) from error
-    reader = NodeConstructor()
-    return YamlDocument(value=None if root is None else reader.value(root, ()), lines=reader.lines)
+    except RecursionError as error:  # PyYAML's, of hundreds of brackets
+        raise Failure(f"{name}: {TOO_MANY_VALUES}", fix=TOO_MANY_VALUES_FIX, code=ExitCode.USAGE) from error
 
 
-class NodeConstructor:
-    """Converts composed nodes to values. An alias counts as many nodes as it stands for."""
-
-    def __init__(self) -> None:
-        self.lines: dict[KeyPath, int] = {}
-        self.nodes = 0
-
-    def value(self, node: yaml.Node, path: KeyPath) -> Any:
-        self.nodes += 1
-        if self.nodes > MAX_NODES or len(path) > MAX_DEPTH:
-            raise_yaml_limit(node.start_mark)
-        self.lines.setdefault(path, node.start_mark.line + 1)
-        if isinstance(node, yaml.ScalarNode):
-            return construct_scalar(node)
-        check_tag(node, "map" if isinstance(node, yaml.MappingNode) else "seq")
-        if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, path)
-        return [self.value(child, (*path, str(index))) for index, child in enumerate(node.value)]
-
-    def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = construct_scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else self.value(key_node, path)
-            if type(key) is int and isinstance(key_node, yaml.ScalarNode):  # a class folder is called so
-                key = key_node.value
-            if not isinstance(key, str):
-                raise_yaml_error("a key must be text", key_node.start_mark, fix="write the key in quotes")
-            key_path = (*path, key)
-            if key in values:
-                what = f"{'.'.join(key_path)} is written twice, first on line {self.lines[key_path]}"
-                raise_yaml_error(what, key_node.start_mark, fix="remove one of the two")
-            self.lines[key_path] = key_node.start_mark.line + 1
-            values[key] = self.value(value_node, key_path)
-        return values
+TOO_MANY_VALUES: Final = "more values or levels than a configuration has"
+TOO_MANY_VALUES_FIX: Final = f"keep to at most {MAX_VALUES} values and {MAX_DEPTH} levels"
 
 
-def construct_scalar(node: yaml.ScalarNode) -> Any:
+def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
+    """The value of a node at a key path. `lines` gets the line of each path below it."""
+    lines.setdefault(path, node.start_mark.line + 1)
+    if len(lines) > MAX_VALUES or len(path) > MAX_DEPTH:
+        raise _yaml_failure(TOO_MANY_VALUES, node.start_mark, TOO_MANY_VALUES_FIX)
+    if isinstance(node, yaml.ScalarNode):
+        return _construct_scalar(node)
+    _refuse_other_tag(node, "map" if isinstance(node, yaml.MappingNode) else "seq")
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(child, (*path, str(index)), lines) for index, child in enumerate(node.value)]
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = _construct(key_node, path, lines)
+        key = key_node.value if type(key) is int else key  # a class folder may be called so
+        if not isinstance(key, str):
+            raise _yaml_failure("a key must be text", key_node.start_mark, "write the key in quotes")
+        key_path = (*path, key)
+        if key in values:
+            what = f"{'.'.join(key_path)} is written twice, first on line {lines[key_path]}"
+            raise _yaml_failure(what, key_node.start_mark, "remove one of the two")
+        lines[key_path] = key_node.start_mark.line + 1
+        values[key] = _construct(value_node, key_path, lines)
+    return values
+
+
+def _construct_scalar(node: yaml.ScalarNode) -> Any:
     """The value of a scalar. An explicit tag must be `!!str`, or the type that the text has without it."""
-    tag_name = node.tag.removeprefix(YAML_TAG_PREFIX)
-    if tag_name not in SCALAR_TYPES or not re.fullmatch(SCALAR_TYPES[tag_name][0], node.value):
-        check_tag(node, "str")
-        return node.value
-    return SCALAR_TYPES[tag_name][2](node.value)
+    pattern, _, convert = SCALAR_TYPES.get(node.tag.removeprefix(YAML_TAG_PREFIX), ("(?!)", "", str))
+    if re.fullmatch(pattern, node.value):
+        return convert(node.value)
+    _refuse_other_tag(node, "str")
+    return node.value
 
 
 def resolve_scalar(text: str) -> Any:
@@ -213,48 +186,45 @@ def resolve_scalar(text: str) -> Any:
     return next((convert(text) for pattern, _, convert in SCALAR_TYPES.values() if re.fullmatch(pattern, text)), text)
 
 
-def check_tag(node: yaml.Node, tag_name: str) -> None:
+def _refuse_other_tag(node: yaml.Node, tag_name: str) -> None:
     """Refuse an explicit tag unless it is `tag_name`, the one that the node has without it."""
-    if "python" in node.tag:
+    tag = node.tag.replace(YAML_TAG_PREFIX, "!!")
+    if "python" in tag:
+        what = f"the tag {tag} would build a Python object; nothing was run"
         fix = "write plain values; do not use this file if you did not write it"
-        mark = node.start_mark
-        tag = node.tag.replace(YAML_TAG_PREFIX, "!!")
-        what = f"{describe_mark(mark)}: the tag {tag} would build a Python object; nothing was run"
-        raise Failure(what, fix=fix, code=ExitCode.SECURITY)
-    if node.tag != YAML_TAG_PREFIX + tag_name:
-        raise_yaml_error(
-            f"the tag {node.tag.replace(YAML_TAG_PREFIX, '!!')} is not used in this file",
-            node.start_mark,
-            fix="remove the tag",
-        )
+        raise _yaml_failure(what, node.start_mark, fix, ExitCode.SECURITY)
+    if tag != f"!!{tag_name}":
+        raise _yaml_failure(f"the tag {tag} is not used in this file", node.start_mark, "remove the tag")
 
 
-def raise_yaml_limit(mark: yaml.Mark) -> NoReturn:
-    """Refuse an anchor bomb, deep nesting, or a file that is not a configuration."""
-    limits = f"at most {MAX_NODES} values, {MAX_ALIASES} aliases and {MAX_DEPTH} levels"
-    raise_yaml_error("more values, aliases or levels than a configuration has", mark, fix=f"keep to {limits}")
+def _yaml_failure(what: str, mark: yaml.Mark, fix: str, code: ExitCode = ExitCode.USAGE) -> Failure:
+    """The failure for the text at `mark`."""
+    return Failure(f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {what}", fix=fix, code=code)
 
 
-def raise_yaml_error(what: str, mark: Any, fix: str | None = None) -> NoReturn:
-    """Raise Failure (USAGE) for the text at `mark`."""
-    fix = fix or f"mend {f'line {mark.line + 1}' if mark else 'the file'}: {YAML_SYNTAX_HINT}"
-    raise Failure(f"{describe_mark(mark)}: {what}", fix=fix, code=ExitCode.USAGE)
+def _syntax_failure(error: yaml.MarkedYAMLError, text: str, name: str) -> Failure:
+    """The failure for text that is no YAML."""
+    marks = [mark for mark in (error.context_mark, error.problem_mark) if mark]
+    number = marks[-1].line + 1
+    # The parser notices an open bracket only on a later line.
+    before = ", or the one before it (a bracket, brace or quote that is not closed)" if number > 1 else ""
+    fix = next(filter(None, (_quote_text_on_line(text, mark.line) for mark in marks)), None)
+    if name.startswith("`") and "\n" not in name:  # `model.args.mode=@x` on the command line
+        key, _, value = name.strip("`").partition("=")
+        fix = f"close brackets and quotes; or for text write {shlex.quote(f'{key}={_quote_yaml(value)}')}"
+    fix = fix or f"mend line {number}{before}: {YAML_SYNTAX_HINT}"
+    return _yaml_failure(f"not valid YAML: {error.problem}", marks[-1], fix)
 
 
 def _quote_text_on_line(text: str, number: int) -> str | None:
     """The fix that puts the text of a key on this line in quotes, if that mends the line."""
-    lines = text.split("\n")
-    match = (
-        re.fullmatch(r"([\s-]*(\w+):\s+)([^{].{,500}?)(\s+#.*)?", lines[number].rstrip())
-        if number < len(lines)
-        else None
-    )
-    if match is None or match[2] not in {key.rpartition(".")[2] for key in text_keys()}:
+    lines = [*text.split("\n"), ""]
+    match = re.fullmatch(r"([\s-]*(\w+):\s+)([^{].{,500}?)(\s+#.*)?", lines[min(number, len(lines) - 1)].rstrip())
+    if match is None or match[2] not in {path.rpartition(".")[2] for path in TEXT_KEYS}:
         return None
     quoted = f"{match[1]}{_quote_yaml(match[3])}"
-    if not _is_yaml([*lines[:number], quoted]) or _is_yaml(lines[: number + 1]):
-        return None
-    return f"write line {number + 1} as `{quoted.strip()}`"
+    mends = _is_yaml([*lines[:number], quoted]) and not _is_yaml(lines[: number + 1])
+    return f"write line {number + 1} as `{quoted.strip()}`" if mends else None
 
 
 def _quote_yaml(text: str) -> str:
@@ -269,29 +239,13 @@ def _is_yaml(lines: Sequence[str]) -> bool:
     return True
 
 
-def _describe_error_lines(mark: yaml.Mark | None) -> str:
-    """The lines that may hold the mistake. The parser notices an unclosed bracket only on a later line."""
-    if mark is None:
-        return "the file"
-    before = ", or the one before it (a bracket, brace or quote that is not closed)" if mark.line else ""
-    return f"line {mark.line + 1}{before}"
-
-
-def describe_mark(mark: Any) -> str:
-    """File, line and column of a mark."""
-    return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """One override of the command line.
-
-    keys: its key path. value: as YAML reads it. text: the argument itself.
-    """
+    """One override of the command line."""
 
     keys: KeyPath
-    value: Any
-    text: str
+    value: Any  # as YAML reads it
+    text: str  # the argument itself
 
 
 def parse_override(text: str, following: Sequence[str] = ()) -> Override:
@@ -306,21 +260,16 @@ def parse_override(text: str, following: Sequence[str] = ()) -> Override:
     if not equals or not all(keys) or left[0] in "+~" or is_split:
         fix = suggest_config_option(text) or suggest_setting(text, following) or "write e.g. optim.lr=0.1"
         raise Failure(f"`{text}` is not section.key=value", fix=fix, code=ExitCode.USAGE)
-    if left in text_keys():
-        return Override(keys=keys, value=_read_text(right.strip(), text), text=text)
-    return Override(keys=keys, value=parse_yaml(right, f"`{text}`").value, text=text)
+    value = _read_text(right.strip()) if left in TEXT_KEYS else parse_yaml(right, f"`{text}`").value
+    return Override(keys=keys, value=value, text=text)
 
 
-@cache
-def text_keys() -> frozenset[str]:
-    """The keys whose value is text, which is taken as it is typed: YAML would read `a: b` as a mapping."""
-    return frozenset(key for key, hint in key_paths(RunConfig).items() if hint in (str, str | None))
+# The keys whose value is text, which is taken as it is typed: YAML would read `a: b` as a mapping.
+TEXT_KEYS: Final = frozenset(path for path, key in KEYS.items() if key.hint in (str, str | None))
 
 
-def _read_text(raw: str, override: str) -> str | None:
+def _read_text(raw: str) -> str | None:
     """Text as it is, also where YAML would read more in it; in quotes, what is in them."""
-    if raw.startswith("!!"):  # a tag, which may ask for a Python object
-        return parse_yaml(raw, f"`{override}`").value  # type: ignore[no-any-return]
     if raw[:1] in ("'", '"'):
         with suppress(Failure):
             value = parse_yaml(raw, raw).value
@@ -332,7 +281,7 @@ def suggest_setting(text: str, following: Sequence[str]) -> str | None:
     """The fix for `train.epochs 5`, `train.epochs: 5`, `train.epochs = 5` and Hydra's `+train.epochs=5`."""
     name, rest = re.fullmatch(r"[+~-]*([\w.-]*)[:=\s]*(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     above, _, leaf = name.replace("-", "_").rpartition(".")
-    key = f"{above}.{leaf}" if f"{above}.{leaf}" in key_paths(RunConfig) else nearest_key(leaf, above, ())
+    key = nearest_key(leaf, above, ())
     if key is None:
         return None
     if text.startswith("~"):
@@ -392,9 +341,8 @@ def keep_last_overrides(texts: Iterable[str]) -> list[str]:
 
 def suggest_config_option(text: str) -> str | None:
     """The fix for an argument that is the name of a config file; None for any other argument."""
-    if text.endswith((".yaml", ".yml")) or os.path.isfile(text):
-        return f"write --config {shlex.quote(text)}"
-    return None
+    is_file = text.endswith((".yaml", ".yml")) or os.path.isfile(text)
+    return f"write --config {shlex.quote(text)}" if is_file else None
 
 
 def overridden_keys(words: Iterable[str], keys: Iterable[str]) -> set[str]:
@@ -429,6 +377,7 @@ TYPE_NAMES = {
     float: "a number",
     str: "text",
     bool: "true or false",
+    dict: "a mapping",
     NoneType: "null",
     Any: "any value",
 }
@@ -537,9 +486,6 @@ VALUES_OF_OTHER_TOOLS: Final[Mapping[str, Mapping[Any, Any]]] = {
     "train.precision": {16: "fp16", 32: "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "no": "fp32",
                         "float32": "fp32", "amp": "auto", "mixed": "auto", "16-mixed": "fp16", "bf16-mixed": "bf16"},
 }  # fmt: skip
-PLATEAU_FIX: Final = (
-    "write optim.schedule: cosine, which needs no validation; eval.early_stop ends a run that no longer improves"
-)
 # What to do -> the keys of other tools that have no single key of ours.
 KEYS_BY_FIX: Final[Mapping[str, Sequence[str]]] = {
     "write train.precision: bf16, fp16 or fp32; auto takes bf16 on GPUs that have it": (
@@ -603,24 +549,17 @@ KEYS_BY_FIX: Final[Mapping[str, Sequence[str]]] = {
 }
 FIXES_FOR_OTHER_TOOLS: Final = {key: fix for fix, keys in KEYS_BY_FIX.items() for key in keys}
 DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
-TWO_NUMBERS: Final = re.compile(r"\(?(\d+)\s*[x,]\s*(\d+)\)?")  # 224x224 or (224, 224), meant as a list
 
 
 def describe_type(hint: Any) -> str:
     """Describe a type hint: `int | Literal["auto"]` is "a whole number or auto"."""
-    arguments = get_args(hint)
-    if get_origin(hint) is Literal:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
         return arguments[0] if len(arguments) == 1 else f"one of {', '.join(arguments)}"
-    if get_origin(hint) is list and get_origin(arguments[0]) is Literal:
-        return f"a list of {', '.join(get_args(arguments[0]))}"
-    if get_origin(hint) is list and get_origin(arguments[0]) is UnionType:
-        members = [f"{describe_type(member).removeprefix('a ')}s" for member in get_args(arguments[0])]
-        return f"a list of {' or '.join(members)}"
-    if get_origin(hint) is list:
-        return f"a list of {describe_type(arguments[0]).removeprefix('a ')}s"
-    if get_origin(hint) is dict:
-        return "a mapping"
-    return TYPE_NAMES[hint] if hint in TYPE_NAMES else " or ".join(describe_type(argument) for argument in arguments)
+    if origin is list:
+        members = map(describe_type, get_args(arguments[0]) or arguments)
+        return f"a list of {' or '.join(member.removeprefix('a ') + 's' for member in members)}"
+    return TYPE_NAMES.get(origin or hint) or " or ".join(map(describe_type, arguments))
 
 
 def suggest_fix(hint: Any, value: Any, default: Any) -> str:
@@ -629,8 +568,6 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
     if isinstance(value, str):
         if bool in members and value.lower() in YAML_1_1_BOOLS:
             return f"write {YAML_1_1_BOOLS[value.lower()]}: YAML 1.2 reads {value} as text"
-        if list[int] in members and (pair := TWO_NUMBERS.fullmatch(value)):
-            return f"write [{pair[1]}, {pair[2]}]"
         if members & {int, float}:
             return _suggest_number(value, default, is_integer=float not in members)
         if close := nearest_name(value, [member for member in members if isinstance(member, str)]):
@@ -658,24 +595,14 @@ def nearest_key(key: str, section: str, siblings: Iterable[str]) -> str | None:
 
     It may be another tool's name, a key of another section, or a misspelled key.
     """
-    for name in (f"{section}.{key}", key):
-        if name in KEYS_OF_OTHER_TOOLS:
-            return KEYS_OF_OTHER_TOOLS[name]
-    elsewhere = {path.rpartition(".")[2]: path for path in reversed(key_paths(RunConfig))}
-    if key in elsewhere:
-        return elsewhere[key]
+    paths = {path.rpartition(".")[2]: path for path in reversed(KEYS)}
+    names = paths | KEYS_OF_OTHER_TOOLS | {path: path for path in KEYS}
+    if exact := names.get(f"{section}.{key}") or names.get(key):
+        return exact
     if close := nearest_name(key, siblings):
         return f"{section}.{close}".removeprefix(".")
-    close = nearest_name(key, elsewhere, 0.75)
-    return elsewhere[close] if close else None
-
-
-def key_paths(section_type: Any, above: str = "") -> dict[str, Any]:
-    """The type of every `section.key` below a dataclass."""
-    hints: dict[str, Any] = {}
-    for name, hint in get_type_hints(section_type).items():
-        hints |= key_paths(hint, f"{above}{name}.") if dataclasses.is_dataclass(hint) else {above + name: hint}
-    return hints
+    close = nearest_name(key, paths, 0.75)
+    return paths[close] if close else None
 
 
 def format_value(value: Any) -> str:
@@ -691,60 +618,50 @@ def _flow_yaml(value: Any) -> str:
 
 
 NAME_KEY: Final = "name"
-
-
-def infer_name_from_section(section: str, value: Any) -> str | None:
-    """The `section.name` that a user means who writes `model: resnet18`; None if it is not a name."""
-    value = value[0] if isinstance(value, list) and len(value) == 1 else value
-    key = f"{section}.{NAME_KEY}"
-    if not isinstance(value, str) or key not in schema.RULES:
-        return None
-    if schema.rule_violation(key, value) is None:
-        return value
-    suggested: str | None = None if section == "run" else schema.suggest_value(key, value)
-    return suggested or nearest_name(value, schema.KNOWN_NAMES.get(key, ()))
-
-
-def infer_name_from_key(section: str, key: str, value: Any) -> str | None:
-    """The `section.name` that a user means who writes `resnet18:` or `arch: resnet18` in the section."""
-    names = schema.KNOWN_NAMES.get(f"{section}.{NAME_KEY}", ())
-    candidate = key if value is None or value == {} else value
-    right = isinstance(candidate, str) and (
-        candidate in names or (f"{section}.{NAME_KEY}" in schema.FACTORY_KEYS and schema.is_factory(candidate))
-    )
-    return candidate if right else None
-
-
-def unwrap_value(value: Any, fits: Callable[[Any], bool]) -> Any:
-    """The value inside a mapping or list with one entry, if it `fits`; otherwise None."""
-    return next((candidate for candidate in _unwrap_candidates(value) if fits(candidate)), None)
-
-
-def _unwrap_candidates(value: Any) -> Iterator[Any]:
-    """Yield x for `{any: x}`, `{x: }` and `[x]`; nothing for several entries, so that none is lost."""
-    if isinstance(value, Mapping) and len(value) == 1:
-        ((key, only),) = value.items()
-        yield key if only in (None, {}) else only
-    if isinstance(value, list) and len(value) == 1:
-        yield value[0]
-
-
 TYPE_MISMATCH = object()
 # Wrong keys that are reported for a section: a file for another program may have thousands.
 MAX_REPORTED_KEYS: Final = 10
 
 
+def find_meant_value(path: str, value: Any) -> Any:
+    """The value of a key that a user most likely means by one that does not fit; None if it is not known."""
+    if (key := KEYS.get(path)) is None:
+        return None
+    fits = (match_type(key.hint, reading) for reading in _readings(path, key, value) if reading is not None)
+    return next((fitted for fitted in fits if fitted is not TYPE_MISMATCH and not key.violation(fitted)), None)
+
+
+def _readings(path: str, key: Key, value: Any) -> Iterator[Any]:
+    """Yield what may be meant by a value, the closest to what is written first."""
+    yield value
+    if isinstance(value, Mapping) and len(value) == 1:  # {any: x} and {x: }; of several entries none may be lost
+        ((name, inside),) = value.items()
+        yield name if inside in (None, {}) else inside
+    if isinstance(value, list):
+        yield format_value(value) if key.rule is schema.REGEX else None  # `[a-z]` is a list to YAML
+        yield from value if len(value) == 1 else ()
+    if isinstance(value, (bool, int, str)):
+        yield VALUES_OF_OTHER_TOOLS.get(path, {}).get(value.lower() if isinstance(value, str) else value)
+    if match_type(key.hint, value) is not TYPE_MISMATCH:
+        yield None if key.rule.holds(value) else key.rule.suggest(value)
+    elif isinstance(value, str) and value.endswith("%"):
+        share = resolve_scalar(value[:-1])
+        yield key.rule.suggest(share) if isinstance(share, (int, float)) else None
+    if isinstance(value, str):
+        yield nearest_name(value, key.rule.names)
+        yield [resolve_scalar(item) for item in LIST_SEPARATOR.split(value.strip("() "))]
+
+
+LIST_SEPARATOR: Final = re.compile(r"\s*,\s*|(?<=\d)\s*x\s*(?=\d)")  # `wandb, mlflow` and 224x224, meant as lists
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLocation:
-    """The key path of a value, and where each key was written.
-
-    name: the name of the file. lines: the line of every key path in the file. overrides: those of
-    the command line.
-    """
+    """The key path of a value, and where each key was written."""
 
     keys: KeyPath
-    name: str
-    lines: Mapping[KeyPath, int]
+    name: str  # of the file
+    lines: Mapping[KeyPath, int]  # in the file
     overrides: Mapping[KeyPath, Override]
 
     def __str__(self) -> str:
@@ -755,11 +672,14 @@ class KeyLocation:
 
     def wants(self, value: Any) -> str:
         """The fix that writes `value` for this key, in the syntax of its source."""
-        return (
-            f"write {shlex.quote(f'{self}={value if str(self) in text_keys() else format_value(value)}')}"
-            if self.source.startswith("`")
-            else f"write {self}: {format_value(value)}"
-        )
+        if not self.is_typed:
+            return f"write {self}: {format_value(value)}"
+        return f"write {shlex.quote(f'{self}={value if str(self) in TEXT_KEYS else format_value(value)}')}"
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the key is of the command line."""
+        return self.source.startswith("`")
 
     @property
     def source(self) -> str:
@@ -777,143 +697,97 @@ class KeyLocation:
 def load_config(path: str | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Load the configuration of a file (None: the quickstart) and apply the overrides.
 
-    A run that neither names is called as its file.
+    A run without a name gets that of its file, without the suffix.
 
     Raises:
         Failure: USAGE, NO_INPUT or SECURITY, naming the key, its line, its value and the most similar
             allowed name.
     """
-    if path is not None and re.match(r"-$|[a-z][a-z0-9+]+://", path):
+    if path is None:
+        return build_config(YamlDocument(value=None, lines={}), "the quickstart", overrides)
+    if re.match(r"-$|[a-z][a-z0-9+]+://", path):
         fix = "write it into a file first (curl -o cfg.yaml ADDRESS): each process reads it once more"
         raise Failure(f"--config {path} is no file", fix=fix, code=ExitCode.USAGE)
-    document = read_yaml_file(Path(path)) if path is not None else YamlDocument(value=None, lines={})
-    config = build_config(document, path or "the quickstart", overrides)
-    if path is None or _is_run_named(apply_overrides(document.value, parse_overrides(overrides))):
-        return config
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, name=_run_name_of_file(path)))
+    document = read_yaml_file(Path(path))
+    named = dataclasses.replace(document, value=_with_run_name(document.value, Path(path).stem))
+    return build_config(named, path, overrides)
 
 
-def _is_run_named(value: Any) -> bool:
-    section = value.get("run") if isinstance(value, dict) else None
-    return isinstance(section, dict) and NAME_KEY in section
-
-
-def _run_name_of_file(path: str) -> str:
-    """The file's name without its suffix, if a run can have this name; otherwise the default."""
-    stem = Path(path).stem
-    return schema.RunSection().name if schema.rule_violation("run.name", stem) else stem
+def _with_run_name(value: Any, name: str) -> Any:
+    """The content of a file with this name of the run, unless it has one, or no run can be called so."""
+    sections = {} if value is None else value
+    run = (sections.get("run") or {}) if isinstance(sections, dict) else None
+    if not isinstance(run, dict) or KEYS["run.name"].violation(name):
+        return value
+    return sections | {"run": {NAME_KEY: name} | run}
 
 
 def build_config(document: YamlDocument, name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Build the configuration from a parsed document. `name` is the source that errors name."""
     parsed = parse_overrides(overrides)
-    at = KeyLocation(
-        keys=(), name=name, lines=document.lines, overrides={override.keys: override for override in parsed}
-    )
+    by_keys = {override.keys: override for override in parsed}
+    at = KeyLocation(keys=(), name=name, lines=document.lines, overrides=by_keys)
     config: RunConfig = parse_section(RunConfig, apply_overrides(document.value, parsed), at)
     return config
 
 
 def dump_config(config: RunConfig) -> str:
     """The configuration as YAML that loads back to the same configuration."""
-    return yaml.dump(as_mapping(config), Dumper=Yaml12Dumper, sort_keys=False, allow_unicode=True, width=120)
-
-
-def as_mapping(config: RunConfig) -> dict[str, Any]:
-    """The configuration as nested dicts."""
-    return dataclasses.asdict(config)
+    values = dataclasses.asdict(config)
+    return yaml.dump(values, Dumper=Yaml12Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def parse_section(section_type: Any, value: Any, at: KeyLocation) -> Any:
     """Parse a mapping into the dataclass `section_type`; an empty section gives its defaults."""
     value = {} if value is None else value
     if not isinstance(value, dict):
-        raise_invalid_value(at, value, "a mapping of keys to values", _section_fix(value, at))
-    hints, default = get_type_hints(section_type), section_type()
-    taken, refused = {}, []
+        raise _invalid_value_failure(at, value, "a mapping of keys to values", _section_fix(value, at))
+    hints, taken, refused = get_type_hints(section_type), {}, list[Failure]()
     for key in value:
         try:
             if key not in hints:
-                raise_unknown_key(key, value[key], hints, at)
-            taken[key] = parse_value(hints[key], value[key], getattr(default, key), at.below(key))
+                raise _unknown_key_failure(key, value[key], hints, at)
+            is_section = dataclasses.is_dataclass(hints[key])
+            below = at.below(key)
+            taken[key] = parse_section(hints[key], value[key], below) if is_section else parse_value(value[key], below)
         except Failure as failure:
             refused.append(failure)
             if len(refused) == MAX_REPORTED_KEYS:
                 break
     if refused:  # the first failure lists the others, so that a user fixes them all at once
         first, *others = refused
-        first.also = (*first.also, *(line for other in others for line in summarize_failure(other)))
+        for other in others:
+            first.also = (*first.also, f"{other.found or other.what}, fix: {other.fix}", *other.also)
         raise first
     return section_type(**taken)
 
 
-def summarize_failure(failure: Failure) -> Sequence[str]:
-    """The failure in one line, and its lines about other failures."""
-    return f"{failure.found or failure.what}, fix: {failure.fix}", *failure.also
-
-
 def _section_fix(value: Any, at: KeyLocation) -> str:
     """The fix for a plain value instead of a section: its `name`, or `key: value` lines."""
-    typed = at.source.startswith("`")
-    if name := infer_name_from_section(str(at), value):
-        return at.below(NAME_KEY).wants(name) if typed else at.wants({NAME_KEY: name})
-    if typed:
+    if name := find_meant_value(f"{at}.{NAME_KEY}", value):
+        return at.below(NAME_KEY).wants(name) if at.is_typed else at.wants({NAME_KEY: name})
+    if at.is_typed:
         return f"write {at}.KEY=VALUE"
     return f"write `key: value` lines{f' below `{at}:`' if at.keys else ''}"
 
 
-def parse_value(hint: Any, value: Any, default: Any, at: KeyLocation) -> Any:
-    """Parse the value of one key: a section, or a value with the right type and range."""
-    if dataclasses.is_dataclass(hint):
-        return parse_section(hint, value, at)
-    fitted = match_type(hint, value)
-    if fitted is TYPE_MISMATCH:
-        plain = unwrap_value(
-            value,
-            lambda candidate: (
-                match_type(hint, candidate) is not TYPE_MISMATCH and not schema.rule_violation(str(at), candidate)
-            ),
-        )
-        if schema.RULES.get(str(at)) is schema.REGEX and isinstance(value, list):
-            plain = format_value(value)  # `[a-z]` is a list to YAML: at.wants puts it in quotes
-        if plain is None and isinstance(value, (bool, int, str)):
-            plain = _value_of_other_tool(str(at), value)
-        plain = _read_list(hint, value, str(at)) if plain is None else plain
-        if (
-            isinstance(value, str)
-            and value.endswith("%")
-            and isinstance(percent := resolve_scalar(value[:-1]), (int, float))
-        ):
-            plain = schema.suggest_value(str(at), percent)  # a share, where the key is one
-        fix = FIXES_FOR_OTHER_TOOLS["pretrained"] if str(at) == "model.weights" else suggest_fix(hint, value, default)
-        raise_invalid_value(at, value, describe_type(hint), fix if plain is None else at.wants(plain))
-    if expected := schema.rule_violation(str(at), fitted):
-        if problem := schema.find_problem(str(at), fitted):
-            raise_invalid_value(at, value, problem.expected, problem.fix)
-        names, better = schema.KNOWN_NAMES.get(str(at)), schema.suggest_value(str(at), fitted)
-        better = _value_of_other_tool(str(at), fitted) if better is None else better
-        if str(at) == "optim.schedule" and "plateau" in str(fitted).lower():
-            raise_invalid_value(at, value, expected, PLATEAU_FIX)
-        fix = suggest_fix(Literal[names] if names else None, value, default) if better is None else at.wants(better)
-        raise_invalid_value(at, value, expected, fix)
-    return fitted
-
-
-def _read_list(hint: Any, value: Any, key: str) -> list[Any] | None:
-    """The list that is meant by `wandb` or `1, 2`, where the key takes one; None if it takes none of these."""
-    members = {hint} if get_origin(hint) is list else {hint, *get_args(hint)}
-    items = [resolve_scalar(item.strip()) for item in str(value).split(",")]
-    fits = any(get_origin(member) is list and match_type(member, items) is not TYPE_MISMATCH for member in members)
-    fits = fits and not isinstance(value, (list, dict)) and not schema.rule_violation(key, items)
-    return items if fits and (len(items) > 1 or not members & {int, float, str}) else None
-
-
-def _value_of_other_tool(key: str, value: Any) -> Any:
-    """What `value` is called here, if other tools use it for this key; None if they do not."""
-    names = VALUES_OF_OTHER_TOOLS.get(key, {})
-    return (
-        names.get(value.lower() if isinstance(value, str) else value) if isinstance(value, (bool, int, str)) else None
-    )
+def parse_value(value: Any, at: KeyLocation) -> Any:
+    """Parse the value of one key, which has the right type and keeps the key's rule."""
+    key = KEYS[str(at)]
+    fitted = match_type(key.hint, value)
+    is_of_type = fitted is not TYPE_MISMATCH
+    expected = key.violation(fitted) if is_of_type else describe_type(key.hint)
+    if expected is None:
+        return fitted
+    if is_of_type and (problem := key.rule.find_problem(fitted)):
+        raise _invalid_value_failure(at, value, problem.expected, problem.fix)
+    if (meant := find_meant_value(str(at), value)) is not None:
+        fix = at.wants(meant)
+    elif str(at) == "model.weights" and not is_of_type:
+        fix = FIXES_FOR_OTHER_TOOLS["pretrained"]
+    else:
+        fix = suggest_fix(key.hint, value, key.default)
+    raise _invalid_value_failure(at, value, expected, fix)
 
 
 def match_type(hint: Any, value: Any) -> Any:
@@ -936,22 +810,20 @@ def match_type(hint: Any, value: Any) -> Any:
     return value if type(value) is hint else TYPE_MISMATCH
 
 
-def raise_invalid_value(at: KeyLocation, value: Any, expected: str, fix: str) -> NoReturn:
-    """Refuse a value of the wrong type or range."""
+def _invalid_value_failure(at: KeyLocation, value: Any, expected: str, fix: str) -> Failure:
+    """The failure for a value of the wrong type or range."""
     what = f"{at} has a value that cannot be used"
-    raise Failure(what, found=describe_entry(at, value), expected=expected, fix=fix, code=ExitCode.USAGE)
+    return Failure(what, found=describe_entry(at, value), expected=expected, fix=fix, code=ExitCode.USAGE)
 
 
-def raise_unknown_key(key: str, value: Any, siblings: Mapping[str, Any], at: KeyLocation) -> NoReturn:
-    """Refuse an unknown key, naming the most similar allowed one."""
+def _unknown_key_failure(key: str, value: Any, siblings: Mapping[str, Any], at: KeyLocation) -> Failure:
+    """The failure for an unknown key, with the most similar allowed one."""
     location = at.below(key if key.isprintable() else format_value(key))
-    fix = _unknown_key_fix(key, value, siblings, at, location)
-    expected = f"one of {', '.join(siblings)}"
-    raise Failure(
+    return Failure(
         f"unknown key {location}",
         found=describe_entry(location, value),
-        expected=expected,
-        fix=fix,
+        expected=f"one of {', '.join(siblings)}",
+        fix=_unknown_key_fix(key, value, siblings, at, location),
         code=ExitCode.USAGE,
     )
 
@@ -963,22 +835,21 @@ def _unknown_key_fix(key: str, value: Any, siblings: Mapping[str, Any], at: KeyL
     if key == "<<":
         inside = format_value(value)[1:-1] if isinstance(value, dict) else "its keys"
         return f"write {inside} below `{at}:` instead: YAML 1.2 has no `<<`"
-    above, _, leaf = f"{'.'.join(at.keys)}.{key}".lstrip(".").rpartition(".")
-    if "." in key and (
-        full := f"{above}.{leaf}" if f"{above}.{leaf}" in key_paths(RunConfig) else nearest_key(leaf, above, ())
-    ):
+    section = ".".join(at.keys)
+    above, _, leaf = f"{section}.{key}".lstrip(".").rpartition(".")
+    if "." in key and (full := nearest_key(leaf, above, ())):
         above, _, leaf = full.rpartition(".")
         return (
             f"write `{leaf}: {format_value(value)}` below `{above.replace('.', ': ')}:`; a key in a file has no points"
         )
     if key in ARGUMENTS_WRITTEN_AS_KEYS:
-        arguments = dataclasses.replace(location, keys=tuple(ARGUMENTS_WRITTEN_AS_KEYS[key].split(".")))
-        if location.source.startswith("`"):
-            return f"write {arguments.below(key)}={format_value(value)}"
-        return f"write {arguments}: {format_value({key: value})}"
-    if close := nearest_key(key, ".".join(at.keys), siblings):
+        arguments = ARGUMENTS_WRITTEN_AS_KEYS[key]
+        typed = f"write {arguments}.{key}={format_value(value)}"
+        return typed if location.is_typed else f"write {arguments}: {format_value({key: value})}"
+    if close := nearest_key(key, section, siblings):
         return f"write {close} instead of {location}"
-    if name := infer_name_from_key(str(at), key, value):
+    name_key = KEYS.get(f"{section}.{NAME_KEY}")
+    if name_key and name_key.rule.names and (name := find_meant_value(f"{section}.{NAME_KEY}", {key: value})):
         return at.below(NAME_KEY).wants(name)
     return f"remove {location}"
 

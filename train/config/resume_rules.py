@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
-from fnmatch import fnmatchcase
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,43 +13,12 @@ from entrypoint import ExitCode, Failure
 from train.config import checks
 from train.config.load import format_value
 from train.config.optimizers import usual_learning_rate
-from train.config.schema import RunConfig
+from train.config.schema import KEYS, RunConfig
 from train.names import normalize_name
 from train.tasks import AUTO, CLASSIFICATION
 
-# The keys that may differ between two starts of one run, and why. Any other change makes it a different
-# training.
-KEYS_THAT_MAY_DIFFER: dict[str, str] = {
-    "run.name": "what the folder is called",
-    "run.output_dir": "where the folder is: scratch file systems are moved and mounted elsewhere",
-    "launch.*": "which processes compute: the global batch and all randomness do not depend on them",
-    "data.root": "where the same images are: another node, another mount",
-    "data.images": "where the images of a table are",
-    "data.download": "how the images were fetched",
-    "data.mirror": "where they were fetched from",
-    "data.max_bad_images": "how many broken files are tolerated, not which",
-    "data.cache": "a faster copy of the same images",
-    "data.stage": "so is this",
-    "data.loader": "who reads the images: randomness belongs to the sample, not to the reader",
-    "data.workers": "how many read the images",
-    "train.epochs": "more epochs continue a run",
-    "train.max_steps": "so do more steps",
-    "train.micro_batch_size": "a part of the global batch: smaller after running out of memory, derived when auto",
-    "train.compile": "the same mathematics with other rounding, as on another number of ranks",
-    "train.activation_checkpointing": "the same numbers, computed again instead of kept",
-    "train.bucket_cap_mb": "the size of a gradient exchange: with three or more ranks it changes the rounding",
-    "train.spike": "what happens if the loss jumps",
-    "train.check_replicas_every_steps": "comparing replicas does not change the training",
-    "eval.every_epochs": "evaluating does not change the training",
-    "eval.batch_size": "nor does the batch size of an evaluation: the result is exact",
-    "eval.target": "each evaluation decides again whether the run ends",
-    "eval.threshold": "from which probability on a label counts changes no weight",
-    "eval.patience": "so is this",
-    "eval.early_stop": "and this: the evaluations without improvement are counted in any case",
-    "checkpoint.*": "how often the run is saved",
-    "log.*": "what is written about it",
-    "profile.*": "what is measured about it",
-}
+# The sections whose keys may all differ, also those that this version does not know.
+FREE_SECTIONS: Final = frozenset(section.name for section in fields(RunConfig) if section.metadata["may_differ"])
 # These keys may not differ in bitwise mode: they decide the leaves of the tree that adds up gradients.
 KEYS_FIXED_BY_BITWISE: Final = ("train.micro_batch_size",)
 DIGESTS_KEY: Final = "digests"
@@ -107,7 +75,8 @@ def _with_learning_rate(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _may_differ(key: str) -> bool:
-    return any(fnmatchcase(key, pattern) for pattern in KEYS_THAT_MAY_DIFFER)
+    is_free = key in KEYS and KEYS[key].may_differ is not None
+    return is_free or key.partition(".")[0] in FREE_SECTIONS
 
 
 def refuse_config_changes(saved: Mapping[str, Any], current: Mapping[str, Any], run: Path) -> None:
@@ -130,8 +99,7 @@ def refuse_config_changes(saved: Mapping[str, Any], current: Mapping[str, Any], 
 
 def _describe_ways_on(differences: Mapping[str, tuple[Any, Any]], run: Path) -> str:
     """The settings to type: for this run, for a new one from its weights unless the network is another, or none."""
-    defaults = flatten_config(asdict(RunConfig()))
-    settings = [f"{key}={format_value(old)}" for key, (old, _) in differences.items() if key in defaults]
+    settings = [f"{key}={format_value(old)}" for key, (old, _) in differences.items() if key in KEYS]
     is_complete = len(settings) == len(differences) and not any(setting.endswith("...") for setting in settings)
     undo = f"write {shlex.join(settings)}" if is_complete else "undo the change"
     sections = {key.partition(".")[0] for key in differences}

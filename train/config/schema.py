@@ -1,9 +1,11 @@
-"""The schema lists every key of the configuration with its type, default and allowed values.
+"""Every key of the configuration is a field that carries its default, its rule, its meaning and whether a resumed run
+may differ in it.
 
-`RunConfig()` is the quickstart. The schema also lists the names of data sources, models and
+`RunConfig()` is the quickstart. `KEYS` lists all keys. The schema also lists the names of data sources, models and
 schedules, because the command line checks them without torch.
 """
 
+# ruff: noqa: RUF009 - `key` and `section` make fields
 from __future__ import annotations
 
 import difflib
@@ -11,8 +13,8 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Final, Literal, get_type_hints
 
 from entrypoint import expand_path, has_variable, list_some
 from train.config import augmentations, models
@@ -22,230 +24,6 @@ from train.metrics import METRICS
 from train.tasks import AUTO, TASKS, UNSUPPORTED_TASKS
 
 Auto = Literal["auto"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSection:
-    """The run's name, folder (`output_dir/name`) and seed."""
-
-    name: str = "quickstart"
-    output_dir: str = "runs"
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
-    """Seconds without a sign of life after which a run counts as hanging.
-
-    start: until the end of the first step.
-    """
-
-    start: float = 600.0
-    step: float | Auto = "auto"
-    save: float = 600.0
-    evaluation: float = 600.0
-    data: float = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchConfig:
-    """Which processes to start, if the scheduler does not decide it."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    procs_per_node: int | Auto = "auto"
-    max_restarts: int = 0
-    timeouts: Timeouts = field(default_factory=Timeouts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
-    """The data source and its settings. image_size: in pixels, of a square or [height, width].
-
-    val_fraction, test_fraction: the shares of the images that become the validation and the test split.
-    fold: instead of val_fraction, such as 2/5: the second of five parts validates. sampling: how often
-    an epoch draws the images of each class. repeats: how often a global batch holds each of its images. imbalance: how
-    many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
-    (synthetic). images: the folder of the images that a table lists; columns: what the table calls
-    its columns; task: what the labels are. progressive_size: {start: pixels, epochs: number}, in which
-    images grow to image_size; empty: they do not. mirror: the address from which data.download fetches
-    published files. readers: the parts into which an epoch of shards is cut, a power of two. stage:
-    a folder on a disk of each node, to which shards are copied. fit, decode, crop_ratio,
-    interpolation, normalize: the `Preprocessing` of images; auto: that of the weights, or the
-    default. color: the channels that image files get.
-    """
-
-    name: str = "synthetic"
-    root: str = "data"
-    images: str | None = None
-    columns: dict[str, Any] = field(default_factory=dict)
-    task: str = AUTO
-    download: bool = False
-    mirror: str | None = None
-    image_size: int | list[int] = 32
-    progressive_size: dict[str, Any] = field(default_factory=dict)
-    frames: int | None = None
-    classes: int = 10
-    samples: int = 10_000
-    imbalance: float = 1.0
-    val_fraction: float = 0.2
-    test_fraction: float = 0.0
-    fold: str | None = None
-    sampling: Literal["uniform", "balanced"] = "uniform"
-    repeats: int = 1
-    group: str | None = None
-    loader: Literal["auto", "memory", "workers"] = "auto"
-    workers: int | Auto = "auto"
-    readers: int | Auto = "auto"
-    stage: str | None = None
-    cache: str | None = None
-    fit: Literal["auto", "crop", "pad", "stretch"] = "auto"
-    color: Literal["rgb", "gray"] = "rgb"
-    decode: Literal["auto", "exact", "fast", "gpu"] = "auto"
-    crop_ratio: float | Auto = "auto"
-    interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
-    normalize: Auto | dict[str, Any] = "auto"
-    augment: str | list[str | dict[str, Any]] = "standard"
-    max_bad_images: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """The network; `args` are the arguments of its constructor.
-
-    freeze: keep all layers but the last as they are, for the whole run or for so many epochs.
-    """
-
-    name: str = "small_cnn"
-    args: dict[str, Any] = field(default_factory=dict)
-    weights: str | None = None
-    freeze: Literal["none", "backbone"] | int = "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimConfig:
-    """The optimizer and its learning rate schedule.
-
-    name: a class of torch.optim, a short name, or package.module:Class. weight_decay_on: all
-    parameters, or only weights (not biases, norms, tokens, position embeddings). args, schedule_args: arguments of the
-    optimizer and of the schedule. loss: of numbers, or bce of classes. target_threshold: targets of
-    bce above it are 1, and 0 otherwise. layer_decay: each layer's learning rate is so many times that of the layer
-    after it.
-    """
-
-    name: str = "sgd"
-    lr: float | Auto = "auto"
-    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    base_batch_size: int = 256
-    args: dict[str, Any] = field(default_factory=dict)
-    momentum: float = 0.9
-    weight_decay: float = 5.0e-4
-    weight_decay_on: Literal["all", "weights"] = "all"
-    layer_decay: float | None = None
-    schedule: str = "cosine"
-    schedule_args: dict[str, Any] = field(default_factory=dict)
-    warmup_epochs: float = 1.0
-    label_smoothing: float = 0.0
-    class_weights: Literal["none", "balanced"] | list[float] | dict[str, Any] = "none"
-    loss: Literal["auto", "bce", "l1", "l2", "huber"] = "auto"
-    target_threshold: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
-    """The length, batch sizes and numerics of the training. Accumulation is global / (micro x world).
-
-    compile: the mode of torch.compile. gradient_exchange, bucket_cap_mb: the dtype and the bucket
-    size of DDP's all-reduce. ema_decay: evaluate and save an EMA of the weights too, which is
-    updated every ema_every_steps. tf32: let fp32
-    round factors to 11 bits. activation_checkpointing: compute each block twice instead of keeping its
-    activations. spike: what to do if the loss jumps. check_replicas_every_steps: also
-    before every save; null: never.
-    """
-
-    epochs: int = 5
-    max_steps: int | None = None
-    global_batch_size: int = 256
-    micro_batch_size: int | Auto = "auto"
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    tf32: bool = False
-    clip_grad_norm: float | None = None
-    compile: Literal["default", "reduce-overhead"] | bool = False
-    parallel: Literal["ddp", "dp", "none"] = "ddp"
-    gradient_exchange: Literal["fp32", "bf16"] = "fp32"
-    bucket_cap_mb: int = 25
-    sync_batchnorm: bool = False
-    activation_checkpointing: bool = False
-    ema_decay: float | None = None
-    ema_every_steps: int = 1
-    reproducible: Literal["none", "fast", "bitwise"] = "fast"
-    nan: Literal["stop"] = "stop"
-    spike: Literal["none", "warn", "rollback"] = "warn"
-    check_replicas_every_steps: int | None = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalConfig:
-    """When and how the validation split is evaluated.
-
-    The run ends when the metric has reached `target` in `patience` evaluations in a row, or was not
-    better than its best value in `early_stop` evaluations in a row. threshold: of the probability
-    from which on an image has a label, where it may have several. image_size: of evaluated images; null: as
-    data.image_size. flip: average the outputs for each image and its mirror image.
-    """
-
-    every_epochs: int = 1
-    batch_size: int | Auto = "auto"
-    image_size: int | list[int] | None = None
-    flip: bool = False
-    metric: str = "accuracy"
-    target: float | None = None
-    patience: int = 1
-    threshold: float | Auto = 0.5
-    early_stop: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointConfig:
-    """When checkpoints are committed, how many are kept, and whether an unfinished run resumes."""
-
-    every_steps: int | None = None
-    every_minutes: float | None = 10.0
-    keep: int = 2
-    resume: Literal["auto", "never"] = "auto"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig:
-    """What is logged during the training."""
-
-    every_steps: int = 10
-    tensorboard: bool = True
-    gpu_every_seconds: float | None = 5.0
-    trackers: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileConfig:
-    """The steps that the profiler records: the first and the last, counted from 1."""
-
-    steps: list[int] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """The configuration of a run. `RunConfig()` is the quickstart."""
-
-    run: RunSection = field(default_factory=RunSection)
-    launch: LaunchConfig = field(default_factory=LaunchConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-    profile: ProfileConfig = field(default_factory=ProfileConfig)
-
 
 # data.name -> MODULE:ENTRY in train/data/sources. That entry describes the source. The names are listed
 # here because config/ checks them and does not import data/. The first is the quickstart's.
@@ -277,22 +55,27 @@ def is_factory(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A test of one value, and its description in words. `auto` and null always pass.
-
-    suggest: the value that a user means by one that fails; None if that is not known. find_problem:
-    says more exactly what is wrong with a value that does not hold.
-    """
+    """A test of one value, and its description in words."""
 
     holds: Callable[[Any], bool]
     expected: str
+    # The value that a user means by one that fails; None if that is not known.
     suggest: Callable[[Any], Any] = lambda value: None
-    find_problem: Callable[[Any], augmentations.Problem | None] | None = None
+    # What is wrong with a value that fails, where the rule can say it more exactly than `expected`.
+    find_problem: Callable[[Any], augmentations.Problem | None] = lambda value: None
+    names: tuple[str, ...] = ()  # those that this version supports; the first is the quickstart's
+    factory: str | None = None  # the form of the user's own code, where it is allowed
 
 
 def one_of(*names: str, factory: str | None = None) -> Rule:
-    """A rule that allows these names. factory: the form of the user's own code, if it is allowed."""
+    """A rule that allows these names, and the user's own code in the form `factory`."""
     expected = f"one of {list_some(names, MAX_NAMES_IN_MESSAGE)}" + (f", or {factory}" if factory else "")
-    return Rule(holds=lambda value: value in names or (factory is not None and is_factory(value)), expected=expected)
+    return Rule(
+        holds=lambda value: value in names or (factory is not None and is_factory(value)),
+        expected=expected,
+        names=names,
+        factory=factory,
+    )
 
 
 def at_least(minimum: int) -> Rule:
@@ -305,9 +88,8 @@ def between(minimum: int, maximum: int) -> Rule:
 
 READERS = tuple(2**power for power in range(11))
 MAX_NAMES_IN_MESSAGE = 12  # names in one message
+ANYTHING = Rule(holds=lambda value: True, expected="")
 POSITIVE = Rule(holds=lambda value: value > 0, expected="more than 0")
-# The limit keeps products of the learning rate finite.
-LEARNING_RATE = Rule(holds=lambda value: 0 < value <= 1e6, expected="more than 0, up to 1000000")
 FRACTION = Rule(
     holds=lambda value: 0 <= value < 1,
     expected="0 or more, and less than 1",
@@ -343,17 +125,7 @@ FOLDER_NAME = replace(
         PATH.holds(name) and name == name.strip() and name not in (".", "..") and "/" not in name and len(name) < 200
     ),
     expected="a plain folder name: no slash, no $, not `..`, no space at its ends, shorter than 200 characters",
-    suggest=lambda name: _expand(name) or (re.sub(r"[/\s]+", "-", name.strip().strip("./"))[:199] or "my-run"),
-)
-# config.yaml and logs contain the address, so it must hold no password. File names are appended to it,
-# so it cannot have a query string.
-URL = Rule(
-    holds=lambda url: (
-        url.startswith(("http://", "https://", "file:///"))
-        and not set(" ?#$") & set(url)
-        and "@" not in url.partition("://")[2].partition("/")[0]
-    ),
-    expected="an address that begins with http://, https:// or file:///, without user, password and query string",
+    suggest=lambda name: re.sub(r"[/\s]+", "-", (_expand(name) or name).strip().strip("./"))[:199] or "my-run",
 )
 
 
@@ -375,10 +147,6 @@ def parse_fold(fold: str) -> tuple[int, int] | None:
     return (number, parts) if 1 <= number <= parts and 2 <= parts <= MAX_FOLDS else None
 
 
-FOLD = Rule(
-    holds=lambda fold: parse_fold(fold) is not None,
-    expected=f"NUMBER/PARTS, such as 2/5 for the second of five parts (2 to {MAX_FOLDS} parts)",
-)
 REGEX = Rule(holds=is_regex, expected="a regular expression of Python's")
 
 
@@ -391,20 +159,21 @@ def are_column_names(names: dict[str, Any]) -> bool:
     return all(isinstance(name, str) and name.strip() == name != "" for name in all_names)
 
 
-COLUMN_NAMES = Rule(
-    holds=are_column_names,
-    expected="the table's own names of the columns path, label, split, group, weight: {label: diagnosis}; for label "
-    "also a list of columns that hold 0 or 1",
+_KNOWN_SCHEDULE = one_of(*SCHEDULES)
+SCHEDULE = replace(
+    _KNOWN_SCHEDULE,
+    find_problem=lambda name: (
+        augmentations.Problem(expected=_KNOWN_SCHEDULE.expected, fix=PLATEAU_FIX) if "plateau" in name.lower() else None
+    ),
+)
+PLATEAU_FIX: Final = (
+    "write optim.schedule: cosine, which needs no validation; eval.early_stop ends a run that no longer improves"
 )
 # A task that is not there passes here, so that `registry.refuse_inapplicable_keys` names what to do instead.
 TASK_NAMES = Rule(
     holds=lambda name: name in (*TASKS, *UNSUPPORTED_TASKS),
     expected=f"one of {', '.join((AUTO, *TASKS))}",
     suggest=lambda name: next(iter(difflib.get_close_matches(name.lower(), TASKS, 1)), None),
-)
-FREEZE = Rule(
-    holds=lambda value: value in ("none", "backbone") or 1 <= value <= 1_000_000,
-    expected="none, backbone, or a number of epochs: 1 or more",
 )
 
 
@@ -414,12 +183,6 @@ def are_class_weights(value: Any) -> bool:
     return value in ("none", "balanced") or (
         all(type(weight) in (int, float) and 0 <= weight <= 1e6 for weight in weights) and any(weights)
     )
-
-
-CLASS_WEIGHTS = Rule(
-    holds=are_class_weights,
-    expected="none, balanced, or one number for each class, by name or in a list: from 0 to 1000000, not all 0",
-)
 
 
 MIN_IMAGE_SIZE, MAX_IMAGE_SIZE = 8, 4096
@@ -437,13 +200,6 @@ IMAGE_SIZE = Rule(
 )
 
 
-AUGMENTATIONS = Rule(
-    holds=lambda value: augmentations.find_problem(value) is None,
-    expected=augmentations.EXPECTED,
-    find_problem=augmentations.find_problem,
-)
-
-
 def is_normalization(value: Any) -> bool:
     """Whether it is {mean: [...], std: [...]} with one number for all channels, or one for each."""
     if not isinstance(value, dict) or set(value) != {"mean", "std"}:
@@ -453,13 +209,6 @@ def is_normalization(value: Any) -> bool:
         return False
     numbers = all(type(number) in (int, float) for number in (*mean, *std))
     return numbers and all(0 <= number <= 1 for number in mean) and all(0.001 <= number <= 10 for number in std)
-
-
-NORMALIZATION = Rule(
-    holds=lambda value: is_normalization(value),
-    expected="auto, or {mean: [...], std: [...]} of pixels from 0 to 1: one number, or one for each channel; mean from "
-    "0 to 1, std from 0.001 to 10",
-)
 
 
 def is_progressive_size(value: Any) -> bool:
@@ -473,154 +222,577 @@ def is_progressive_size(value: Any) -> bool:
     )
 
 
-PROGRESSIVE_SIZE = Rule(
-    holds=is_progressive_size,
-    expected="{start: PIXELS, epochs: NUMBER}: 8 pixels or more, 1 epoch or more",
-)
 MAX_PROFILE_STEPS = 200  # a longer timeline needs too much memory to write, and no browser opens it
-PROFILE_STEPS = Rule(
-    holds=lambda value: len(value) == 2 and 1 <= value[0] <= value[1] < value[0] + MAX_PROFILE_STEPS,
-    expected=f"[first, last], counted from 1, both recorded: at most {MAX_PROFILE_STEPS} steps",
-)
 
 # Those that are tested with their packages, which have the same names: logging.trackers, a test compares.
 TRACKERS = ("mlflow", "tensorboard", "wandb")
-TRACKER_LIST = Rule(
-    holds=lambda names: len(set(names)) == len(names) and all(name in TRACKERS or is_factory(name) for name in names),
-    expected=f"a list of {', '.join(TRACKERS)} or package.module:Class, each once; no other is tried here: name "
-    "Accelerate's class, such as accelerate.tracking:AimTracker, or your own",
-)
-
-# The names that this version supports. The first of each is the quickstart's.
-KNOWN_NAMES: dict[str, tuple[str, ...]] = {
-    "data.name": tuple(DATA_SOURCES),
-    "model.name": MODELS,
-    "optim.name": tuple(OPTIMIZERS),
-    "optim.schedule": SCHEDULES,
-    "eval.metric": tuple(METRICS),
-}
-# The keys that also accept the user's own code, or that of an installed package.
-FACTORY_KEYS = {
-    "data.name": "package.module:factory",
-    "model.name": "package.module:factory",
-    "optim.name": "package.module:Class",
-}
-
-MODEL_NAME = Rule(
-    holds=lambda name: name in MODELS or is_factory(name) or models.is_timm_model(name),
-    expected=one_of(*MODELS, factory="timm/NAME (timm's models), or package.module:factory").expected,
-    suggest=models.suggest_model,
-)
-
-RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for key, some in KNOWN_NAMES.items()} | {
-    "model.name": MODEL_NAME,
-    "run.name": FOLDER_NAME,
-    "run.output_dir": PATH,
-    "run.seed": between(0, 2**32 - 1),  # the range that the generators of numpy and torch both accept
-    "launch.procs_per_node": between(1, 1024),
-    "launch.timeouts.start": POSITIVE,
-    "launch.timeouts.step": POSITIVE,
-    "launch.timeouts.save": POSITIVE,
-    "launch.timeouts.evaluation": POSITIVE,
-    "launch.timeouts.data": POSITIVE,
-    "launch.max_restarts": between(0, 1000),
-    "data.root": INPUT_PATH,
-    "data.images": INPUT_PATH,
-    "data.columns": COLUMN_NAMES,
-    "data.task": TASK_NAMES,
-    "data.image_size": IMAGE_SIZE,
-    "data.progressive_size": PROGRESSIVE_SIZE,
-    "data.classes": between(2, 1_000_000),
-    "data.samples": between(1, 10**9),
-    "data.mirror": URL,
-    "data.frames": between(2, 4096),
-    "data.imbalance": between(1, 1_000_000),
-    "data.val_fraction": FRACTION,
-    "data.test_fraction": FRACTION,
-    "data.fold": FOLD,
-    "data.repeats": between(1, 64),
-    "data.readers": Rule(holds=lambda number: number in READERS, expected=f"1, 2, 4, ... {READERS[-1]}"),
-    "data.stage": PATH,
-    "data.group": REGEX,
-    "data.crop_ratio": Rule(holds=lambda value: 0.1 <= value <= 1, expected="from 0.1 to 1"),
-    "data.normalize": NORMALIZATION,
-    "data.augment": AUGMENTATIONS,
-    "data.max_bad_images": at_least(0),
-    "data.workers": between(0, 1024),
-    "data.cache": PATH,
-    "model.weights": INPUT_PATH,
-    "model.freeze": FREEZE,
-    "optim.lr": LEARNING_RATE,
-    "optim.base_batch_size": at_least(1),
-    "optim.momentum": FRACTION,
-    "optim.weight_decay": between(0, 1_000_000),
-    "optim.layer_decay": Rule(holds=lambda value: 0 < value <= 1, expected="more than 0, up to 1"),
-    "optim.warmup_epochs": between(0, 1_000_000),
-    "optim.label_smoothing": FRACTION,
-    "optim.class_weights": CLASS_WEIGHTS,
-    "optim.target_threshold": FRACTION,
-    "train.epochs": between(1, 1_000_000),
-    "train.max_steps": at_least(1),
-    "train.global_batch_size": between(1, 10**6),
-    "train.micro_batch_size": between(1, 10**6),
-    "train.clip_grad_norm": POSITIVE,
-    "train.compile": Rule(holds=lambda value: value is not True, expected="false, default or reduce-overhead"),
-    "train.bucket_cap_mb": between(1, 1024),
-    "train.ema_decay": FRACTION,
-    "train.ema_every_steps": between(1, 1_000_000),
-    "train.check_replicas_every_steps": at_least(1),
-    "eval.every_epochs": at_least(1),
-    "eval.batch_size": at_least(1),
-    "eval.image_size": IMAGE_SIZE,
-    "eval.patience": at_least(1),
-    "eval.threshold": replace(FRACTION, holds=lambda value: 0 < value < 1, expected="more than 0, and less than 1"),
-    "eval.early_stop": at_least(1),
-    "checkpoint.every_steps": at_least(1),
-    "checkpoint.every_minutes": POSITIVE,
-    "checkpoint.keep": at_least(1),
-    "log.every_steps": at_least(1),
-    "log.gpu_every_seconds": POSITIVE,
-    "log.trackers": TRACKER_LIST,
-    "profile.steps": PROFILE_STEPS,
-}
 
 
-def rule_violation(key: str, value: Any) -> str | None:
-    """The description of what `key` allows, if `value` violates it; otherwise None."""
-    if not is_finite(value):
-        return "finite numbers"
-    if not is_printable(value):
-        return "text without control characters"
-    rule = RULES.get(key)
-    return None if rule is None or value in (None, "auto") or rule.holds(value) else rule.expected
+def key(default: Any, *, meaning: str, rule: Rule = ANYTHING, may_differ: str | None = None) -> Any:
+    """A field of a section, with all that is known of the key.
+
+    Args:
+        meaning: what docs/reference.md and configs/quickstart.yaml say of it. rule: which values of its type are
+            allowed; `auto` and null always are. may_differ: why a resumed run may have another value than before; None:
+            it would be another training.
+    """
+    metadata = {"meaning": meaning, "rule": rule, "may_differ": may_differ}
+    if default in ({}, []):
+        return field(default_factory=type(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
-def suggest_value(key: str, value: Any) -> Any:
-    """The value that a user means who wrote `value`, which violates the rule of `key`; None if it is not known."""
-    rule = RULES.get(key)
-    return None if rule is None or rule.holds(value) else rule.suggest(value)
+def section(section_type: type, *, may_differ: str | None = None) -> Any:
+    """A field that holds a section. may_differ: of all its keys, as in `key`."""
+    return field(default_factory=section_type, metadata={"may_differ": may_differ})
 
 
-def find_problem(key: str, value: Any) -> augmentations.Problem | None:
-    """What is wrong with a value that violates the rule of `key`, if the rule can say it."""
-    rule = RULES.get(key)
-    return None if rule is None or rule.find_problem is None else rule.find_problem(value)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSection:
+    """The run's name, folder (`output_dir/name`) and seed."""
+
+    name: str = key(
+        "quickstart",
+        rule=FOLDER_NAME,
+        meaning="the run's folder is output_dir/name; the same name again continues the run. A file without "
+        "this key gives its own name to the run: runs/photos for photos.yaml",
+        may_differ="what the folder is called",
+    )
+    output_dir: str = key(
+        "runs",
+        rule=PATH,
+        meaning="relative to the working directory",
+        may_differ="where the folder is: scratch file systems are moved and mounted elsewhere",
+    )
+    # The range that the generators of numpy and torch both accept.
+    seed: int = key(
+        0,
+        rule=between(0, 2**32 - 1),
+        meaning="sets the initial weights, the order of samples, augmentation and dropout",
+    )
 
 
-def is_finite(value: Any) -> bool:
-    """Whether no number inside is infinite or NaN; no setting needs them, and JSON cannot hold them."""
-    return all(math.isfinite(leaf) for leaf in collect_scalars(value) if isinstance(leaf, float))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds without a sign of life after which a run counts as hanging."""
+
+    start: float = key(600.0, rule=POSITIVE, meaning="until all ranks have met, and until the end of the first step")
+    step: float | Auto = key(
+        "auto", rule=POSITIVE, meaning="during a step; auto: 10 times the usual slow step, 30 to 1800"
+    )
+    save: float = key(600.0, rule=POSITIVE, meaning="while a rank waits for a checkpoint")
+    evaluation: float = key(600.0, rule=POSITIVE, meaning="during an evaluation")
+    data: float = key(600.0, rule=POSITIVE, meaning="while data is prepared")
 
 
-def is_printable(value: Any) -> bool:
-    """Whether all text inside can be shown on one line and written as UTF-8."""
-    return all(leaf.isprintable() for leaf in collect_scalars(value) if isinstance(leaf, str))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """Which processes to start, if the scheduler does not decide it."""
+
+    device: Literal["auto", "cpu", "cuda"] = key(
+        "auto", meaning="cpu, cuda, or auto: GPUs; the CPU if there is no NVIDIA driver"
+    )
+    procs_per_node: int | Auto = key(
+        "auto", rule=between(1, 1024), meaning="processes (ranks) on each node; auto: one per GPU, or one on a CPU"
+    )
+    max_restarts: int = key(
+        0, rule=between(0, 1000), meaning="how often a run that lost a rank or hung starts again; on one machine only"
+    )
+    timeouts: Timeouts = section(Timeouts)
 
 
-def collect_scalars(value: Any) -> list[Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """The data source and its settings."""
+
+    name: str = key(
+        "synthetic",
+        rule=one_of(*DATA_SOURCES, factory="package.module:factory"),
+        meaning="where the samples come from: docs/data.md; synthetic images are drawn, nothing is downloaded",
+    )
+    root: str = key(
+        "data",
+        rule=INPUT_PATH,
+        meaning="a folder; for table a file; for npz and tensor either",
+        may_differ="where the same images are: another node, another mount",
+    )
+    images: str | None = key(
+        None,
+        rule=INPUT_PATH,
+        meaning="for table: the folder that its paths are relative to; null: the folder of the table",
+        may_differ="where the images of a table are",
+    )
+    columns: dict[str, Any] = key(
+        {},
+        rule=Rule(
+            holds=are_column_names,
+            expected="the table's own names of the columns path, label, split, group, weight: {label: diagnosis}; for "
+            "label also a list of columns that hold 0 or 1",
+        ),
+        meaning="for table: its own names of path, label, split, group, weight, such as {label: diagnosis}",
+    )
+    task: str = key(
+        AUTO,
+        rule=TASK_NAMES,
+        meaning="what the labels are: classification, multi_label, regression; auto: the source says",
+    )
+    download: bool = key(
+        False,
+        meaning="true: download a published data set into root, once, and verify its hash",
+        may_differ="how the images were fetched",
+    )
+    # config.yaml and logs contain the address, so it must hold no password. File names are appended to it,
+    # so it cannot have a query string.
+    mirror: str | None = key(
+        None,
+        rule=Rule(
+            holds=lambda url: (
+                url.startswith(("http://", "https://", "file:///"))
+                and not set(" ?#$") & set(url)
+                and "@" not in url.partition("://")[2].partition("/")[0]
+            ),
+            expected="an address that begins with http://, https:// or file:///, without user, password and query "
+            "string",
+        ),
+        meaning="download from this address instead of the published one",
+        may_differ="where they were fetched from",
+    )
+    image_size: int | list[int] = key(
+        32,
+        rule=IMAGE_SIZE,
+        meaning="pixels: a square, or [height, width]; images of another size are fitted (not npz and tensor)",
+    )
+    progressive_size: dict[str, Any] = key(
+        {},
+        rule=Rule(
+            holds=is_progressive_size,
+            expected="{start: PIXELS, epochs: NUMBER}: 8 pixels or more, 1 epoch or more",
+        ),
+        meaning="{start: 96, epochs: 20}: images grow from 96 pixels to image_size in the first 20 epochs",
+    )
+    frames: int | None = key(
+        None, rule=between(2, 4096), meaning="for synthetic: clips of so many frames; the class is how an outline turns"
+    )
+    classes: int = key(10, rule=between(2, 1_000_000), meaning="for synthetic; other data tells its number of classes")
+    samples: int = key(
+        10_000, rule=between(1, 10**9), meaning="for synthetic: images, training and validation together"
+    )
+    imbalance: float = key(
+        1.0,
+        rule=between(1, 1_000_000),
+        meaning="for synthetic: the most frequent class has so many times the images of the rarest",
+    )
+    val_fraction: float = key(
+        0.2, rule=FRACTION, meaning="the share of each class for validation, if the data has no validation split"
+    )
+    test_fraction: float = key(
+        0.0, rule=FRACTION, meaning="the share of each class that is measured once, at the end, and chooses nothing"
+    )
+    fold: str | None = key(
+        None,
+        rule=Rule(
+            holds=lambda fold: parse_fold(fold) is not None,
+            expected=f"NUMBER/PARTS, such as 2/5 for the second of five parts (2 to {MAX_FOLDS} parts)",
+        ),
+        meaning="2/5: validate on the second of five parts, instead of val_fraction (cross-validation)",
+    )
+    sampling: Literal["uniform", "balanced"] = key(
+        "uniform", meaning="balanced: an epoch draws each class equally often, and images of rare classes repeatedly"
+    )
+    repeats: int = key(
+        1,
+        rule=between(1, 64),
+        meaning="4: a global batch has each of its images 4 times, augmented otherwise (docs/data.md)",
+    )
+    group: str | None = key(
+        None, rule=REGEX, meaning="for folder and table: files in whose path it finds the same text stay in one split"
+    )
+    loader: Literal["auto", "memory", "workers"] = key(
+        "auto",
+        meaning="memory: decode all images once; workers: read them in each epoch; auto: by their size",
+        may_differ="who reads the images: randomness belongs to the sample, not to the reader",
+    )
+    workers: int | Auto = key(
+        "auto", rule=between(0, 1024), meaning="reading processes per rank", may_differ="how many read the images"
+    )
+    readers: int | Auto = key(
+        "auto",
+        rule=Rule(holds=lambda number: number in READERS, expected=f"1, 2, 4, ... {READERS[-1]}"),
+        meaning="for shards: an epoch is cut into so many parts, read side by side; auto: up to 64",
+    )
+    stage: str | None = key(
+        None,
+        rule=PATH,
+        meaning="for shards: a folder on a disk of each node, to which they are copied while training runs",
+        may_differ="copies of the same shards on a disk of each node",
+    )
+    cache: str | None = key(
+        None,
+        rule=PATH,
+        meaning="a folder for the decoded pixels of an image folder",
+        may_differ="a faster copy of the same images",
+    )
+    fit: Literal["auto", "crop", "pad", "stretch"] = key(
+        "auto", meaning="images of another shape: crop (auto) their central part, pad (a border), or stretch them"
+    )
+    color: Literal["rgb", "gray"] = key("rgb", meaning="for image files: rgb, or gray for networks of one channel")
+    decode: Literal["auto", "exact", "fast", "gpu"] = key(
+        "auto",
+        meaning="exact: decode JPEGs in full; fast: at a reduced size; auto: in full for random crops and "
+        "published weights; gpu: random crops by the GPU",
+    )
+    crop_ratio: float | Auto = key(
+        "auto",
+        rule=Rule(holds=lambda value: 0.1 <= value <= 1, expected="from 0.1 to 1"),
+        meaning="the side of the central square that is cut / the shorter side; auto: as the weights need it, or 1",
+    )
+    interpolation: Literal["auto", "bilinear", "bicubic"] = key(
+        "auto", meaning="how images are scaled: bilinear or bicubic; auto: as the weights need it, or bilinear"
+    )
+    normalize: Auto | dict[str, Any] = key(
+        "auto",
+        rule=Rule(
+            holds=is_normalization,
+            expected="auto, or {mean: [...], std: [...]} of pixels from 0 to 1: one number, or one for each channel; "
+            "mean from 0 to 1, std from 0.001 to 10",
+        ),
+        meaning="{mean: [0.5], std: [0.25]} of pixels from 0 to 1, or a number for each channel; auto: as the "
+        "weights need it, or so",
+    )
+    augment: str | list[str | dict[str, Any]] = key(
+        "standard",
+        rule=Rule(
+            holds=lambda value: augmentations.find_problem(value) is None,
+            expected=augmentations.EXPECTED,
+            find_problem=augmentations.find_problem,
+        ),
+        meaning="what changes the training images: none, a preset, or a list of operations (docs/data.md)",
+    )
+    max_bad_images: int = key(
+        0,
+        rule=at_least(0),
+        meaning="how many broken image files to skip; one more ends the run",
+        may_differ="how many broken files are tolerated, not which",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The network, and the weights that it starts from."""
+
+    name: str = key(
+        "small_cnn",
+        rule=replace(
+            one_of(*MODELS, factory="timm/NAME (timm's models), or package.module:factory"),
+            holds=lambda name: name in MODELS or is_factory(name) or models.is_timm_model(name),
+            suggest=models.suggest_model,
+        ),
+        meaning="the network, such as resnet18 or timm/resnet18: docs/models.md",
+    )
+    args: dict[str, Any] = key({}, meaning="arguments of the network's constructor")
+    weights: str | None = key(
+        None,
+        rule=INPUT_PATH,
+        meaning="a file, a run folder, or the name of fetched weights (train weights fetch) to start from",
+    )
+    freeze: Literal["none", "backbone"] | int = key(
+        "none",
+        rule=Rule(
+            holds=lambda value: value in ("none", "backbone") or 1 <= value <= 1_000_000,
+            expected="none, backbone, or a number of epochs: 1 or more",
+        ),
+        meaning="backbone: train only the last layer; or a number of epochs in which the others are frozen",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig:
+    """The optimizer, its learning rate schedule, and the loss."""
+
+    name: str = key(
+        "sgd", rule=one_of(*OPTIMIZERS, factory="package.module:Class"), meaning="the optimizer: docs/training.md"
+    )
+    # The limit keeps products of the learning rate finite.
+    lr: float | Auto = key(
+        "auto",
+        rule=Rule(holds=lambda value: 0 < value <= 1e6, expected="more than 0, up to 1000000"),
+        meaning="the highest learning rate, for train.global_batch_size; auto: by optimizer, batch, task, weights",
+    )
+    lr_scaling: Literal["none", "linear", "sqrt"] = key(
+        "none", meaning="linear or sqrt: lr is for base_batch_size, and grows with global_batch_size"
+    )
+    base_batch_size: int = key(256, rule=at_least(1), meaning="for lr_scaling")
+    args: dict[str, Any] = key({}, meaning="arguments of the optimizer's constructor")
+    momentum: float = key(0.9, rule=FRACTION, meaning="for sgd, and for your own class that takes it")
+    weight_decay: float = key(
+        5.0e-4, rule=between(0, 1_000_000), meaning="part of the gradient with SGD and Adam, apart from it with AdamW"
+    )
+    weight_decay_on: Literal["all", "weights"] = key(
+        "all", meaning="weights: not biases, norms, class tokens and position embeddings"
+    )
+    layer_decay: float | None = key(
+        None,
+        rule=Rule(holds=lambda value: 0 < value <= 1, expected="more than 0, up to 1"),
+        meaning="such as 0.75: each layer learns at so many times the rate of the layer after it",
+    )
+    schedule: str = key("cosine", rule=SCHEDULE, meaning="how the learning rate changes: docs/training.md")
+    schedule_args: dict[str, Any] = key({}, meaning="arguments of the schedule")
+    warmup_epochs: float = key(
+        1.0, rule=between(0, 1_000_000), meaning="epochs in which the learning rate rises; may be a fraction"
+    )
+    label_smoothing: float = key(
+        0.0, rule=FRACTION, meaning="the share of the target that all classes get; not in evaluations"
+    )
+    class_weights: Literal["none", "balanced"] | list[float] | dict[str, Any] = key(
+        "none",
+        rule=Rule(
+            holds=are_class_weights,
+            expected="none, balanced, or one number for each class, by name or in a list: from 0 to 1000000, not all 0",
+        ),
+        meaning="balanced: rare classes count more; or one number per class, which multiplies the smoothed loss",
+    )
+    loss: Literal["auto", "bce", "l1", "l2", "huber"] = key(
+        "auto", meaning="bce: binary cross-entropy for classes; for regression: l1, l2 (auto) or huber"
+    )
+    target_threshold: float | None = key(
+        None, rule=FRACTION, meaning="for bce, such as 0.2: a mixed image has each label with a larger share"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """The length, batch sizes and numerics of the training. Accumulation is global / (micro x world)."""
+
+    epochs: int = key(
+        5,
+        rule=between(1, 1_000_000),
+        meaning="passes over the training samples",
+        may_differ="more epochs continue a run",
+    )
+    max_steps: int | None = key(
+        None,
+        rule=at_least(1),
+        meaning="stop earlier, after so many optimizer steps",
+        may_differ="more steps continue a run",
+    )
+    global_batch_size: int = key(
+        256, rule=between(1, 10**6), meaning="samples per optimizer step, on any number of GPUs"
+    )
+    micro_batch_size: int | Auto = key(
+        "auto",
+        rule=between(1, 10**6),
+        meaning="samples that a rank computes at once; auto: all that fit on a GPU, about 64 on a CPU",
+        may_differ="a part of the global batch: smaller after running out of memory, derived when auto",
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = key(
+        "auto", meaning="fp32, bf16, fp16, or auto: bf16 on GPUs that have it, otherwise fp32"
+    )
+    tf32: bool = key(False, meaning="true: fp32 on GPUs multiplies faster, with factors rounded to 11 bits")
+    clip_grad_norm: float | None = key(None, rule=POSITIVE, meaning="the largest norm of the gradient")
+    compile: Literal["default", "reduce-overhead"] | bool = key(
+        False,
+        rule=Rule(holds=lambda value: value is not True, expected="false, default or reduce-overhead"),
+        meaning="default or reduce-overhead (CUDA graphs, for short steps): a mode of torch.compile",
+        may_differ="the same mathematics with other rounding, as on another number of ranks",
+    )
+    parallel: Literal["ddp", "dp", "none"] = key(
+        "ddp", meaning="ddp, none (one process), or dp (DataParallel, to compare with)"
+    )
+    gradient_exchange: Literal["fp32", "bf16"] = key(
+        "fp32", meaning="bf16: DDP sends half as many bytes, with gradients rounded to 8 bits"
+    )
+    bucket_cap_mb: int = key(
+        25,
+        rule=between(1, 1024),
+        meaning="MB of gradients that DDP sends at once, during the backward pass",
+        may_differ="the size of a gradient exchange: with three or more ranks it changes the rounding",
+    )
+    sync_batchnorm: bool = key(False, meaning="true: BatchNorm over the micro batches of all ranks")
+    activation_checkpointing: bool = key(
+        False,
+        meaning="true: compute each block twice, in less memory",
+        may_differ="the same numbers, computed again instead of kept",
+    )
+    ema_decay: float | None = key(
+        None, rule=FRACTION, meaning="such as 0.999: evaluate a running average of the weights"
+    )
+    ema_every_steps: int = key(1, rule=between(1, 1_000_000), meaning="update the average after every so many steps")
+    reproducible: Literal["none", "fast", "bitwise"] = key(
+        "fast", meaning="none: fastest on GPUs; bitwise: the same bits on 1, 2, 4, ... ranks (docs/training.md)"
+    )
+    nan: Literal["stop"] = key("stop", meaning="a loss that is not finite ends the run with exit code 90")
+    spike: Literal["none", "warn", "rollback"] = key(
+        "warn",
+        meaning="if the loss jumps: none, warn, or rollback to the last checkpoint (once)",
+        may_differ="what happens if the loss jumps",
+    )
+    check_replicas_every_steps: int | None = key(
+        500,
+        rule=at_least(1),
+        meaning="compare parameters and optimizer state of all ranks bit by bit, also before each save; null: never",
+        may_differ="comparing replicas does not change the training",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """When and how the validation split is evaluated.
+
+    The run ends when the metric has reached `target` in `patience` evaluations in a row, or was not
+    better than its best value in `early_stop` evaluations in a row.
+    """
+
+    every_epochs: int = key(
+        1,
+        rule=at_least(1),
+        meaning="epochs between two evaluations; one is at the end, too",
+        may_differ="evaluating does not change the training",
+    )
+    batch_size: int | Auto = key(
+        "auto",
+        rule=at_least(1),
+        meaning="images that a rank evaluates at once; auto: 256; the result does not depend on it",
+        may_differ="the result of an evaluation does not depend on it",
+    )
+    image_size: int | list[int] | None = key(
+        None,
+        rule=IMAGE_SIZE,
+        meaning="pixels of evaluated images, if other than data.image_size (folder, table, shards)",
+    )
+    flip: bool = key(False, meaning="true: average the outputs for each image and its mirror image")
+    metric: str = key(
+        "accuracy", rule=one_of(*METRICS), meaning="decides which checkpoint is the best: docs/evaluation.md"
+    )
+    target: float | None = key(
+        None,
+        meaning="end the run when metric is as good as this",
+        may_differ="each evaluation decides again whether the run ends",
+    )
+    patience: int = key(
+        1,
+        rule=at_least(1),
+        meaning="how many evaluations in a row must reach target",
+        may_differ="each evaluation decides again whether the run ends",
+    )
+    threshold: float | Auto = key(
+        0.5,
+        rule=replace(FRACTION, holds=lambda value: 0 < value < 1, expected="more than 0, and less than 1"),
+        meaning="for multi_label: an image has the labels of this probability; auto: the best F1 of each",
+        may_differ="from which probability on a label counts changes no weight",
+    )
+    early_stop: int | None = key(
+        None,
+        rule=at_least(1),
+        meaning="end the run after so many evaluations in a row without a better metric",
+        may_differ="the evaluations without improvement are counted in any case",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are committed, how many are kept, and whether an unfinished run resumes."""
+
+    every_steps: int | None = key(None, rule=at_least(1), meaning="also after so many steps")
+    every_minutes: float | None = key(10.0, rule=POSITIVE, meaning="null: not by the clock")
+    keep: int = key(2, rule=at_least(1), meaning="how many of the newest to keep; the best one stays too")
+    resume: Literal["auto", "never"] = key(
+        "auto", meaning="auto: continue an unfinished run of this name; never: start over"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """What is logged during the training."""
+
+    every_steps: int = key(10, rule=at_least(1), meaning="steps between two lines of metrics.jsonl")
+    tensorboard: bool = key(True, meaning="write TensorBoard's files too")
+    gpu_every_seconds: float | None = key(
+        5.0, rule=POSITIVE, meaning="how often to measure GPUs and ranks; null: never"
+    )
+    trackers: list[str] = key(
+        [],
+        rule=Rule(
+            holds=lambda names: (
+                len(set(names)) == len(names) and all(name in TRACKERS or is_factory(name) for name in names)
+            ),
+            expected=f"a list of {', '.join(TRACKERS)} or package.module:Class, each once; no other is tried here: "
+            "name Accelerate's class, such as accelerate.tracking:AimTracker, or your own",
+        ),
+        meaning="such as [wandb, mlflow]: send the values there too (docs/monitoring.md)",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileConfig:
+    """The steps that the profiler records: the first and the last, counted from 1."""
+
+    steps: list[int] | None = key(
+        None,
+        rule=Rule(
+            holds=lambda value: len(value) == 2 and 1 <= value[0] <= value[1] < value[0] + MAX_PROFILE_STEPS,
+            expected=f"[first, last], counted from 1, both recorded: at most {MAX_PROFILE_STEPS} steps",
+        ),
+        meaning="[10, 20]: rank 0 records these steps (docs/profiling.md)",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """The configuration of a run. `RunConfig()` is the quickstart."""
+
+    run: RunSection = section(RunSection)
+    launch: LaunchConfig = section(
+        LaunchConfig,
+        may_differ="which processes compute: the global batch and all randomness do not depend on them",
+    )
+    data: DataConfig = section(DataConfig)
+    model: ModelConfig = section(ModelConfig)
+    optim: OptimConfig = section(OptimConfig)
+    train: TrainConfig = section(TrainConfig)
+    eval: EvalConfig = section(EvalConfig)
+    checkpoint: CheckpointConfig = section(CheckpointConfig, may_differ="how often the run is saved")
+    log: LogConfig = section(LogConfig, may_differ="what is written about it")
+    profile: ProfileConfig = section(ProfileConfig, may_differ="what is measured about it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A key of the configuration: its type, its default, and what its field says of it."""
+
+    hint: Any
+    default: Any
+    meaning: str
+    rule: Rule
+    may_differ: str | None
+
+    def violation(self, value: Any) -> str | None:
+        """The description of what is allowed, if `value` violates it; otherwise None."""
+        scalars = _collect_scalars(value)
+        if not all(math.isfinite(scalar) for scalar in scalars if isinstance(scalar, float)):
+            return "finite numbers"  # no setting needs others, and JSON cannot hold them
+        if not all(scalar.isprintable() for scalar in scalars if isinstance(scalar, str)):
+            return "text without control characters"  # it is shown on one line, and written as UTF-8
+        return None if value in (None, "auto") or self.rule.holds(value) else self.rule.expected
+
+
+def _collect_scalars(value: Any) -> list[Any]:
     """All scalars inside lists and dicts, keys included."""
-    if isinstance(value, dict):
-        return [leaf for key, inner in value.items() for leaf in (key, *collect_scalars(inner))]
-    if isinstance(value, list):
-        return [leaf for inner in value for leaf in collect_scalars(inner)]
-    return [value]
+    inside = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else None
+    return [value] if inside is None else [scalar for each in inside for scalar in _collect_scalars(each)]
+
+
+def _collect_keys(section_type: Any, above: str = "", may_differ: str | None = None) -> dict[str, Key]:
+    """The keys of a section and those below it, by their paths. may_differ: that of the section above."""
+    keys, hints, defaults = dict[str, Key](), get_type_hints(section_type), section_type()
+    for each in fields(section_type):
+        path, hint = f"{above}{each.name}", hints[each.name]
+        metadata = {**each.metadata, "may_differ": each.metadata["may_differ"] or may_differ}
+        if is_dataclass(hint):
+            keys |= _collect_keys(hint, f"{path}.", metadata["may_differ"])
+        else:
+            keys[path] = Key(hint=hint, default=getattr(defaults, each.name), **metadata)
+    return keys
+
+
+# All keys by `section.key`, in the order of the code.
+KEYS: Final = _collect_keys(RunConfig)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 from entrypoint import ExitCode, Failure
-from train.config.schema import RULES, DataConfig, Rule, one_of
+from train.config.schema import KEYS, DataConfig, Rule, one_of
 from train.fields import FINITE, check_fields
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -15,10 +15,10 @@ FitName = Literal["crop", "pad", "stretch"]
 DecodeName = Literal["auto", "exact", "fast", "gpu"]
 INTERPOLATIONS: Final = get_args(Interpolation)
 FIELDS: Final = {  # of the data section
-    "normalize": RULES["data.normalize"],
+    "normalize": KEYS["data.normalize"].rule,
     "crop_ratio": Rule(
-        holds=lambda ratio: FINITE.holds(ratio) and RULES["data.crop_ratio"].holds(ratio),
-        expected=RULES["data.crop_ratio"].expected,
+        holds=lambda ratio: FINITE.holds(ratio) and KEYS["data.crop_ratio"].rule.holds(ratio),
+        expected=KEYS["data.crop_ratio"].rule.expected,
     ),
     "interpolation": one_of(*INTERPOLATIONS),
     "fit": one_of(*get_args(FitName)),

@@ -58,7 +58,12 @@ LINES: dict[str, Row] = {
         ("optim.lr is written twice on the command line",),
         "remove `optim.lr=1` or `optim.lr=2`",
     ),
-    "override-with-a-tag": ("check run.name=!!python/name:os.system", 77, ("python/name", "nothing was run"), "plain"),
+    "override-with-a-tag": (
+        "check model.args=!!python/name:os.system",
+        77,
+        ("python/name", "nothing was run"),
+        "plain",
+    ),
     "override-with-a-bomb": (
         "check model.args=[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]",
         64,

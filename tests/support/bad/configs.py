@@ -26,8 +26,7 @@ TEXTS: dict[str, tuple[str, str | bytes, tuple[str, ...], str]] = {
     "nul": ("", "run: {name: 'a\0b'}\n", ("cfg.yaml, line 1", "'\\x00'", "not allowed"), "remove it"),
     "escape": ("", "run:\n  name: \x1b[2Jx\n", ("cfg.yaml, line 2", "'\\x1b'", "not allowed"), "remove it"),
     "ten-megabytes": ("49", "a: " + "x" * 10_000_000, ("cfg.yaml", "larger than 1024 KiB"), "not a data file"),
-    "anchor-bomb": ("49", BOMB, ("cfg.yaml, line", "more values, aliases or levels"), "at most 50000 values"),
-    "hundred-aliases": ("49", "a: &a 1\nb: [" + "*a, " * 101 + "]\n", ("more values, aliases",), "100 aliases"),
+    "anchor-bomb": ("49", BOMB, ("cfg.yaml, line", "more values or levels"), "at most 50000 values"),
     "deep-indents": ("49", "".join(" " * n + f"k{n}:\n" for n in range(40)), ("cfg.yaml, line", "levels"), "20 levels"),
     "expanded-values": (
         "49",
@@ -93,9 +92,14 @@ TEXTS: dict[str, tuple[str, str | bytes, tuple[str, ...], str]] = {
         ("model.name",),
         "model.name: timm/efficientvit_",
     ),
-    "one-side": ("46", "data: {image_size: [64]}\n", ("data.image_size: [64]", "or [height, width]"), "default is 32"),
+    "one-side": ("46", "data: {image_size: [64]}\n", ("data.image_size: [64]", "or [height, width]"), "image_size: 64"),
     "a-tiny-side": ("46", "data: {image_size: [64, 4]}\n", ("data.image_size: [64, 4]", "from 8 to 4096"), "default"),
-    "sides-with-an-x": ("46", "data: {image_size: 64x32}\n", ("data.image_size: 64x32",), "write [64, 32]"),
+    "sides-with-an-x": (
+        "46",
+        "data: {image_size: 64x32}\n",
+        ("data.image_size: 64x32",),
+        "write data.image_size: [64, 32]",
+    ),
     "sides-with-a-comma": (
         "46",
         'data: {image_size: "64, 32"}\n',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -22,7 +23,7 @@ CPU = ("--device", "cpu")
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A checkpoint whose training was on two ranks of the CPU; without tensors."""
-    config = load.as_mapping(load.load_config(None, ["launch.device=cpu", "launch.procs_per_node=2"]))
+    config = dataclasses.asdict(load.load_config(None, ["launch.device=cpu", "launch.procs_per_node=2"]))
     state = json.dumps({"config": config}).encode()
     path = tmp_path / "run" / "checkpoints" / "step-00000007"
     path.mkdir(parents=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from entrypoint import ExitCode, Failure
-from train.config.resume_rules import KEYS_THAT_MAY_DIFFER, changed_keys, refuse_config_changes, refuse_data_changes
+from train.config.resume_rules import changed_keys, refuse_config_changes, refuse_data_changes
 from train.config.schema import RunConfig
 
 
@@ -197,6 +196,5 @@ def test_a_key_that_this_version_no_longer_knows_is_a_difference() -> None:
     assert changed_keys(config(optim__lookahead=5), config()) == {"optim.lookahead": (5, None)}
 
 
-def test_every_pattern_names_a_key_of_the_configuration() -> None:
-    keys = [f"{section}.{key}" for section, values in asdict(RunConfig()).items() for key in values]
-    assert [pattern for pattern in KEYS_THAT_MAY_DIFFER if not any(fnmatchcase(key, pattern) for key in keys)] == []
+def test_a_key_of_a_section_that_may_differ_may_be_one_that_this_version_does_not_know() -> None:
+    assert changed_keys(config(log__colors=True), config()) == {}

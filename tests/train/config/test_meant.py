@@ -1,4 +1,4 @@
-"""What was meant by a value of the wrong shape."""
+"""What was meant by a value that does not fit."""
 
 from __future__ import annotations
 
@@ -10,42 +10,38 @@ from train.config import load
 
 
 @pytest.mark.parametrize(
-    ("section", "value", "name"),
+    ("path", "value", "meant"),
     [
-        ("model", "resnet18", "resnet18"),
-        ("model", "resnet_18", "resnet18"),
-        ("model", ["resnet18"], "resnet18"),
-        ("model", "mine:make", "mine:make"),
-        ("run", "photos", "photos"),
-        ("run", "../photos", None),
-        ("data", "photos", None),
-        ("eval", "accuracy", None),
-        ("model", 3, None),
-        ("model", ["resnet18", "resnet50"], None),
+        ("model.name", "resnet18", "resnet18"),
+        ("model.name", "resnet_18", "resnet18"),
+        ("model.name", ["resnet18"], "resnet18"),
+        ("model.name", "mine:make", "mine:make"),
+        ("model.name", {"arch": "resnet18"}, "resnet18"),
+        ("model.name", {"arch": "mine:make"}, "mine:make"),
+        ("model.name", {"resnet18": None}, "resnet18"),
+        ("model.name", {"resnet18": {}}, "resnet18"),
+        ("model.name", {"resnet18": {"width": 3}}, None),
+        ("model.name", {"arch": "unheard"}, None),
+        ("model.name", 3, None),
+        ("model.name", ["resnet18", "resnet50"], None),
+        ("run.name", "photos", "photos"),
+        ("run.name", "../photos", "photos"),
+        ("data.name", "photos", None),
+        ("eval.name", "accuracy", None),  # there is no such key
+        ("train.epochs", {"n": 3}, 3),
+        ("train.epochs", [3], 3),
+        ("train.epochs", {3: None}, 3),
+        ("train.epochs", {"n": 3, "m": 4}, None),
+        ("train.epochs", {"n": "x"}, None),
+        ("train.epochs", [], None),
+        ("train.epochs", [0], None),
+        ("data.image_size", "224x224", [224, 224]),
+        ("data.image_size", "(224, 192)", [224, 192]),
+        ("log.trackers", "mybox:Tracker", ["mybox:Tracker"]),
+        ("data.val_fraction", "20%", 0.2),
+        ("data.task", "5%", None),
+        ("train.precision", 16, "fp16"),
     ],
 )
-def test_a_plain_section_may_mean_a_name(section: str, value: Any, name: str | None) -> None:
-    assert load.infer_name_from_section(section, value) == name
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "name"),
-    [
-        ("resnet18", None, "resnet18"),
-        ("resnet18", {}, "resnet18"),
-        ("arch", "resnet18", "resnet18"),
-        ("arch", "mine:make", "mine:make"),
-        ("arch", "unheard", None),
-        ("resnet18", {"width": 3}, None),
-    ],
-)
-def test_an_unknown_key_may_mean_one_that_is_known(key: str, value: Any, name: str | None) -> None:
-    assert load.infer_name_from_key("model", key, value) == name
-
-
-@pytest.mark.parametrize(
-    ("value", "plain"),
-    [({"n": 3}, 3), ([3], 3), ({3: None}, 3), ({"n": 3, "m": 4}, None), ({"n": "x"}, None), ([], None)],
-)
-def test_the_one_plain_value_inside_is_found_where_it_fits(value: Any, plain: int | None) -> None:
-    assert load.unwrap_value(value, lambda one: type(one) is int) == plain
+def test_the_one_value_that_is_meant_is_found_where_it_fits(path: str, value: Any, meant: Any) -> None:
+    assert load.find_meant_value(path, value) == meant

@@ -30,7 +30,8 @@ def test_a_variable_in_a_file_is_refused_with_the_path_to_write(
     key: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCRATCH", "/scratch/me")
-    assert refusal(key, path, tmp_path).fix == f"write {key}: /scratch/me/runs"
+    name = "scratch-me-runs" if key == "run.name" else "/scratch/me/runs"  # a plain folder name
+    assert refusal(key, path, tmp_path).fix == f"write {key}: {name}"
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -71,7 +72,7 @@ def test_what_is_there_by_such_a_name_may_be_read_but_not_made(tmp_path: Path, m
 
 
 def test_every_key_with_a_folder_or_file_has_the_rule() -> None:
-    with_rule = {key for key, rule in schema.RULES.items() if rule.find_problem is schema.PATH.find_problem}
+    with_rule = {path for path, key in schema.KEYS.items() if key.rule.find_problem is schema.PATH.find_problem}
     assert with_rule == set(PATH_KEYS)
 
 

@@ -129,7 +129,7 @@ def test_whole_numbers_are_names_of_classes() -> None:
 
 
 def test_more_values_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "MAX_NODES", 100)
+    monkeypatch.setattr(load, "MAX_VALUES", 100)
     with pytest.raises(Failure, match="more values"):
         load.parse_yaml("[" + "1," * 101 + "]", "my.yaml")
 
