@@ -45,14 +45,17 @@ from entrypoint.options import (
 from entrypoint.plan import NO_DRIVER_SOURCE, Plan, find_device, make_plan
 from entrypoint.preload import preload_mapped_files
 from entrypoint.redaction import redact, redact_value, redact_words
+from entrypoint.run_errors import DEADLINE_CAUSE, ExitRecord, RunError, RunErrors
 from entrypoint.threads import start_daemon_thread
 from entrypoint.world import World, world_from_environ
 
 __all__ = [
+    "DEADLINE_CAUSE",
     "NO_DRIVER_SOURCE",
     "SIGNAL_REPEAT_WINDOW_S",
     "TRACE_SIGNAL",
     "ExitCode",
+    "ExitRecord",
     "Failure",
     "HangTimeouts",
     "Heartbeat",
@@ -61,6 +64,8 @@ __all__ = [
     "Plan",
     "PrintableText",
     "ProcessMeter",
+    "RunError",
+    "RunErrors",
     "StrictArgumentParser",
     "SupervisionPolicy",
     "World",

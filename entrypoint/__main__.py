@@ -23,8 +23,8 @@ from entrypoint import (
     parse_launch_options,
     print_message,
     protect_output_streams,
-    requeue,
     resource_limit_failure,
+    run_errors,
     run_plan,
 )
 from entrypoint.console import (
@@ -189,7 +189,7 @@ def _job_functions_command(arguments: argparse.Namespace, environ: Mapping[str, 
 
 
 def _requeue_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    print(requeue.decide_requeue(arguments.srun_code, [Path(path) for path in arguments.error_files]))
+    print(run_errors.decide_requeue(arguments.srun_code, [Path(path) for path in arguments.error_files]))
     return 0
 
 

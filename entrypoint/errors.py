@@ -18,11 +18,14 @@ from typing import Any, Final, Self
 from entrypoint.console import join_lines
 from entrypoint.redaction import redact
 
-REQUEUE: Final = True
+# What an exit code does.
+REQUEUE: Final = "requeue"
+SYMPTOM: Final = "symptom"
+RESTART: Final = "restart"
 
 
 class ExitCode(IntEnum):
-    """Why a run ended, as its exit status: number, meaning, and whether batch scripts requeue it.
+    """Why a run ended, as its exit status: number, meaning, and what it does.
 
     This is the only definition of a code. 64-78 follow BSD's sysexits where one fits; 90-93 are
     ours. docs/reference.md is written from it, and a test compares it with the job scripts.
@@ -30,34 +33,39 @@ class ExitCode(IntEnum):
     Attributes:
         meaning: one line for people.
         requeue: whether a batch script puts its job back into the queue: the next start may succeed.
+        symptom: whether a rank usually ends so because of another one, which knows the cause.
+        restart: whether all ranks may be started again in place: an accident, while other failures would recur.
     """
 
     meaning: str
     requeue: bool
+    symptom: bool
+    restart: bool
 
     OK = 0, "done"
     USAGE = 64, "the config or the command line is wrong"
     DATA = 65, "bad data or checkpoint, or a changed config"
     NO_INPUT = 66, "an input is missing"
-    PEER = 69, "a rank died, or the network failed", REQUEUE
+    PEER = 69, "a rank died, or the network failed", REQUEUE, SYMPTOM, RESTART
     BUG = 70, "a bug in this program, the only code with a traceback"
     RESOURCE = 71, "out of memory (host or GPU), shared memory, processes or open files"
     IMAGE_MISMATCH = 72, "the driver, its libraries or the type of GPU do not fit this image"
     OUTPUT = 73, "the output folder cannot be used, or another start uses it"
     IO = 74, "disk full, quota, input/output error"
-    STOPPED = 75, "stopped cleanly after a signal or before the deadline", REQUEUE
+    STOPPED = 75, "stopped cleanly after a signal or before the deadline", REQUEUE, SYMPTOM
     LAUNCH_CONFLICT = 76, "the variables of Slurm, torchrun or MPI contradict each other"
     SECURITY = 77, "refused for security"
     NODE = 78, "a GPU or a node cannot be used, or ranks have different parameters", REQUEUE
     DIVERGED = 90, "training diverged: the loss is not finite"
-    HANG = 91, "a hang: alive but silent", REQUEUE
+    HANG = 91, "a hang: alive but silent", REQUEUE, RESTART
     NO_PROGRESS = 93, "no progress over the last starts of this job"
 
     # A default, so that type checkers accept `ExitCode(75)`. A test refuses a member without one.
-    def __new__(cls, number: int, meaning: str = "", requeue: bool = False) -> Self:
+    def __new__(cls, number: int, meaning: str = "", *effects: str) -> Self:
         code = int.__new__(cls, number)
         code._value_ = number
-        code.meaning, code.requeue = meaning, requeue
+        code.meaning = meaning
+        code.requeue, code.symptom, code.restart = (effect in effects for effect in (REQUEUE, SYMPTOM, RESTART))
         return code
 
 

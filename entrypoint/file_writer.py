@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 TEMPORARY_PREFIX: Final = ".tmp-"
+MAX_WRITE_S: Final = 3600.0  # a temporary file that is older is a killed writer's
 MAX_STEM_BYTES: Final = 100  # of the final name: 255 bytes are the most of a name, and some file systems allow 143
 
 # NFS reports these once or twice after a file server has restarted, or has answered twice.
@@ -50,14 +51,15 @@ def open_new_file(path: Path) -> int:
 
 
 @contextmanager
-def replace_file(path: Path, *, durable: bool = True, label: str = "") -> Iterator[BinaryIO]:
+def replace_file(path: Path, *, durable: bool = True, label: str = "", replace: bool = True) -> Iterator[BinaryIO]:
     """Yield a stream for the new content of `path`, which appears there if the block ends without an error.
 
     Until then the old content is untouched; after an error nothing is left. durable: call fsync on the file and on the
-    folder, so that the new content survives a power cut. label: as in `temporary_path`.
+    folder, so that the new content survives a power cut. label: as in `temporary_path`. replace: with False a file
+    that is there already stays, also if another host wrote it and this one does not see it yet.
 
     Raises:
-        OSError: the system refuses.
+        OSError: the system refuses; FileExistsError without `replace`.
     """
     temporary = temporary_path(path, label)
     try:
@@ -69,13 +71,31 @@ def replace_file(path: Path, *, durable: bool = True, label: str = "") -> Iterat
                 os.fsync(handle)
         finally:
             os.close(handle)  # NFS and quotas may report an error only at close: let it raise
-        retry_transient_errors(lambda: os.rename(temporary, path))
+        rename = os.rename if replace else _rename_to_new
+        retry_transient_errors(lambda: rename(temporary, path))
         if durable:
             fsync_folder(path.parent)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _rename_to_new(temporary: Path, path: Path) -> None:
+    """Rename it unless `path` exists. A link is refused by the file server, which knows what other hosts have written.
+
+    Raises:
+        OSError: `path` exists, or the system refuses.
+    """
+    try:
+        os.link(temporary, path)
+        os.unlink(temporary)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links: what this host sees must do
+        if os.path.lexists(path):
+            raise
+        os.rename(temporary, path)
 
 
 def fsync_folder(folder: Path) -> None:

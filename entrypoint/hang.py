@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -17,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from entrypoint import file_writer, stacks
+from entrypoint import stacks
 from entrypoint.children import Child
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.files import read_json
 from entrypoint.heartbeat import POINTS, HeartbeatRecord, Phase, Point
+from entrypoint.run_errors import RunError, RunErrors
 from entrypoint.threads import call_with_timeout
 
 # launch.timeouts.step=auto: this factor times the 99th percentile of the steps, within these
@@ -239,32 +239,20 @@ DEFAULT_STOP_MESSAGES: Final = ("the step is finished and saved first", "not sav
 class SupervisionPolicy:
     """How our own workers are supervised; a foreign command has no heartbeat.
 
-    errors: the run's errors/ folder. blame: writes a failure to it, with the rank, host and last
-    finished step. kept: returns the last good checkpoint. restarts: how often a run that lost a
-    rank or hung is restarted in place. failed: called with the exit code of each failed start
-    before a restart. gauges_every_s: the interval between measurements of each rank's resources,
-    None for no measurement. promise: two messages, for a request to stop and for ranks that a
-    second request ended at once.
+    kept: returns the last good checkpoint. restarts: how often a run that lost a rank or hung is
+    restarted in place. failed: called with the exit code of each failed start before a restart.
+    gauges_every_s: the interval between measurements of each rank's resources, None for no
+    measurement. promise: two messages, for a request to stop and for ranks that a second request
+    ended at once.
     """
 
     limits: HangTimeouts
-    errors: Path
-    blame: Callable[[Failure, int, str, int | None], object]
+    errors: RunErrors
     kept: Callable[[], str | None] = lambda: None
     restarts: int = 0
     failed: Callable[[int], object] = lambda code: None
     gauges_every_s: float | None = None
     promise: tuple[str, str] = DEFAULT_STOP_MESSAGES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFailure:
-    """A Failure with the rank, host and last finished step that it belongs to."""
-
-    failure: Failure
-    rank: int
-    host: str
-    step: int | None
 
 
 @dataclass(slots=True)
@@ -289,7 +277,8 @@ class HangWatch:
     def __post_init__(self) -> None:
         self._silences = {child.world.rank: SilenceTimer(self.policy.limits) for child in self.children}
         self.withdraw()  # the file of an earlier start
-        self._remove_stale_files()
+        if self.children[0].world.rank == 0:
+            self.policy.errors.clear_status(self.launch_id)
 
     @property
     def alone(self) -> bool:
@@ -299,17 +288,9 @@ class HangWatch:
     @property
     def status_path(self) -> Path:
         """The file with the status of this task's ranks."""
-        return self.policy.errors / f"{self._file_prefix}{self.host}-{self.children[0].world.rank:04d}.json"
+        return self.policy.errors.status_path(self.launch_id, self.host, self.children[0].world.rank)
 
-    @property
-    def _file_prefix(self) -> str:
-        """The prefix of this start's file names.
-
-        An earlier start on a lost node could not remove its file.
-        """
-        return f"hang-{re.sub(r'[^A-Za-z0-9]', '-', self.launch_id)}-" if self.launch_id else "hang-"
-
-    def poll(self, alive: Iterable[Child], time_s: float) -> RankFailure | None:
+    def poll(self, alive: Iterable[Child], time_s: float) -> RunError | None:
         """Check the heartbeats once per POLL_INTERVAL_S.
 
         Return a failure if the run hangs and has to be ended.
@@ -334,16 +315,6 @@ class HangWatch:
         with suppress(OSError):
             self.status_path.unlink()
 
-    def _remove_stale_files(self) -> None:
-        """In the task of rank 0, remove the status files of earlier starts.
-
-        A lost node cannot do that itself.
-        """
-        for path in self.policy.errors.glob("hang-*.json") if self.children[0].world.rank == 0 else ():
-            if not path.name.startswith(self._file_prefix):
-                with suppress(OSError):
-                    path.unlink()
-
     def _is_stalled(self, living: Sequence[Child]) -> bool:
         return bool(living) and find_blocking_rank([self._status_of(child) for child in living]) is not None
 
@@ -357,12 +328,16 @@ class HangWatch:
     def _publish(self, living: Sequence[Child]) -> None:
         self._own_statuses = [self._examine(child) for child in living]
         if not self.alone:
-            _write_atomically(self.status_path, json.dumps([asdict(status) for status in self._own_statuses]))
+            self._write(self.status_path, json.dumps([asdict(status) for status in self._own_statuses]))
+
+    def _write(self, path: Path, text: str) -> None:
+        """Write a file of errors/; never block: the disk may hang."""
+        call_with_timeout(partial(self.policy.errors.write_file, path, text, durable=False))
 
     def _examine(self, child: Child) -> RankStatus:
         assert child.heartbeat is not None  # our own workers have one
         status, collected = self._status_of(child), stacks.collect_stacks(child.process.pid, child.heartbeat.stacks)
-        _write_atomically(self.policy.errors / f"stacks-rank-{child.world.rank:04d}.txt", collected.text)
+        self._write(self.policy.errors.stacks_path(child.world.rank), collected.text)
         return replace(
             status,
             state=collected.state,
@@ -372,7 +347,7 @@ class HangWatch:
             unfinished=collected.unfinished,
         )
 
-    def _decide(self, time_s: float) -> RankFailure | None:
+    def _decide(self, time_s: float) -> RunError | None:
         statuses = [*self._own_statuses, *([] if self.alone else self._read_peer_statuses())]
         size = self.children[0].world.world_size
         if len(statuses) < size and time_s < (self._answer_deadline or 0):
@@ -389,7 +364,7 @@ class HangWatch:
             if self.alone or not missing
             else self._lost_ranks_failure(missing, size)
         )
-        return RankFailure(failure=failure, rank=culprit.rank, host=culprit.host, step=culprit.step)
+        return RunError(failure=failure, rank=culprit.rank, host=culprit.host, step=culprit.step)
 
     def _republish(self, time_s: float) -> None:
         """Write the file again.
@@ -398,7 +373,7 @@ class HangWatch:
         """
         if time_s >= self._next_peer_poll:
             self._next_peer_poll = time_s + PEER_POLL_INTERVAL_S
-            _write_atomically(self.status_path, json.dumps([asdict(status) for status in self._own_statuses]))
+            self._write(self.status_path, json.dumps([asdict(status) for status in self._own_statuses]))
 
     def _status_of(self, child: Child) -> RankStatus:
         silence, world = self._silences[child.world.rank], child.world
@@ -418,7 +393,7 @@ class HangWatch:
 
     def _read_peer_statuses(self) -> list[RankStatus]:
         statuses: list[RankStatus] = []
-        for path in call_with_timeout(lambda: sorted(self.policy.errors.glob(f"{self._file_prefix}*.json"))) or ():
+        for path in call_with_timeout(partial(self.policy.errors.status_paths, self.launch_id)) or ():
             if path != self.status_path:
                 statuses += call_with_timeout(partial(_read_statuses, path)) or ()
         return statuses
@@ -427,7 +402,7 @@ class HangWatch:
         return Failure(
             describe_hang(culprit, statuses, size),
             found=f"silent for {culprit.silent_s:.0f} s; "
-            f"stacks: {self.policy.errors}/stacks-rank-{culprit.rank:04d}.txt"
+            f"stacks: {self.policy.errors.stacks_path(culprit.rank)}"
             + (f"; not ended in NCCL: {culprit.unfinished}" if culprit.unfinished else ""),
             expected=f"a heartbeat within {culprit.limit_s:.0f} s",
             fix=f"start the same command again; if it is only slow: {_longer_timeout_setting(culprit)}",
@@ -461,19 +436,3 @@ def _read_statuses(path: Path) -> list[RankStatus]:
         return statuses if all(map(math.isfinite, sums)) and all(type(each.host) is str for each in statuses) else []
     except (OSError, ValueError, TypeError):
         return []
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """Write the file completely or not at all; never raise or block.
-
-    The disk may be full or hang.
-    """
-
-    def write() -> None:
-        if path.parent.is_symlink():  # it points outside the run's folder
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with file_writer.replace_file(path, durable=False) as stream:
-            stream.write(text.encode(errors="replace"))
-
-    call_with_timeout(write)

@@ -171,11 +171,10 @@ def _create_monitor(
 
 
 def _may_restart(planned: Plan, policy: SupervisionPolicy, attempt: int, code: int) -> bool:
-    """Whether to restart in place.
-
-    A lost rank or a hang may be an accident, every other failure would recur.
-    """
-    return _starts_all_ranks(planned) and attempt < policy.restarts and code in (ExitCode.PEER, ExitCode.HANG)
+    """Whether to restart in place."""
+    return (
+        _starts_all_ranks(planned) and attempt < policy.restarts and code in {each for each in ExitCode if each.restart}
+    )
 
 
 def _restart_notes(planned: Plan, policy: SupervisionPolicy | None) -> list[str]:
@@ -233,7 +232,7 @@ def _flight_recorder_variables(
         return {}
     if any(environ.get(name) for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")):
         return {}  # set by the user, the second by its older name, which ours would override
-    return {"TORCH_FR_DUMP_TEMP_FILE": str(policy.errors.absolute() / "nccl-rank-")}  # torch appends the rank
+    return {"TORCH_FR_DUMP_TEMP_FILE": str(policy.errors.collectives_prefix)}
 
 
 def _start_all_ranks(
@@ -248,7 +247,7 @@ def _start_all_ranks(
     if policy:
         refuse_few_threads(MIN_RANK_THREADS * planned.spawn)
         with suppress(OSError):  # a rank reports a bad folder itself; torch's flight recorder creates none
-            policy.errors.mkdir(parents=True, exist_ok=True)
+            policy.errors.folder.mkdir(parents=True, exist_ok=True)
     children: list[Child] = []
     try:
         for world, cores in itertools.zip_longest(planned.worlds(), planned.cores):

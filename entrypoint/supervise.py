@@ -13,21 +13,20 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from entrypoint import network
 from entrypoint.children import Child
 from entrypoint.console import join_lines
 from entrypoint.errors import ExitCode, Failure, resource_limit_failure
-from entrypoint.files import read_json_object
-from entrypoint.hang import DEFAULT_STOP_MESSAGES, HangWatch, RankFailure
+from entrypoint.hang import DEFAULT_STOP_MESSAGES, HangWatch
 from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S
+from entrypoint.run_errors import RunError, RunErrors, blame_order, cause
 from entrypoint.tee import Console
 from entrypoint.threads import call_with_timeout
 
@@ -98,46 +97,28 @@ def early_exit_failure(who: str, code: int) -> Failure:
     )
 
 
-def describe_remote_cause(errors: Path, own_ranks: Collection[int]) -> str | None:
+def describe_remote_cause(errors: RunErrors, own_ranks: Collection[int]) -> str | None:
     """One line about the root cause from the error files of other tasks' ranks.
 
     None if none has a root cause.
     """
-    causes = [facts for facts in _read_error_files(errors) if facts["rank"] not in own_ranks and _is_root_cause(facts)]
-    return f"the cause is on {causes[0]['host']}, rank {causes[0]['rank']}: {causes[0]['what']}" if causes else None
+    blamed = cause(error for error in errors.read() if error.rank not in own_ranks)
+    if blamed is None or blamed.symptom:
+        return None
+    return f"the cause is on {blamed.host}, rank {blamed.rank}: {blamed.failure.what}"
 
 
 def describe_lost_host(
-    errors: Path, own_ranks: Iterable[int], hosts: Iterable[str], address_of: Callable[[str], str]
+    errors: RunErrors, own_ranks: Iterable[int], hosts: Iterable[str], address_of: Callable[[str], str]
 ) -> str | None:
     """One line about a host to which a rank of this task lost its connection."""
-    texts = " ".join(
-        str(facts.get("found", "")) for facts in _read_error_files(errors) if facts["rank"] in set(own_ranks)
-    )
+    texts = " ".join(error.failure.found or "" for error in errors.read() if error.rank in set(own_ranks))
     lost = set(re.findall(r"\[([0-9a-fA-F.:]+)\]:\d+", texts))
     for host in hosts:
         with suppress(Failure):
             if address_of(host) in lost:
                 return f"the lost rank is on {host}, which reported nothing"
     return None
-
-
-def _is_root_cause(facts: Mapping[str, Any]) -> bool:
-    """Whether a rank failed by itself, not because it lost a peer or stopped with it."""
-    own_endings = (" was killed by ", " left with exit code ", "sys.exit was called ")
-    return facts["code"] not in (ExitCode.PEER, ExitCode.STOPPED) or any(text in facts["what"] for text in own_endings)
-
-
-REPORT_TYPES = {"rank": int, "host": str, "code": int, "what": str}
-
-
-def _read_error_files(errors: Path) -> list[dict[str, Any]]:
-    reports = []
-    for path in sorted(errors.glob("rank-*.json")):
-        facts = read_json_object(path)
-        if all(type(facts.get(name)) is each for name, each in REPORT_TYPES.items()):
-            reports.append(facts)
-    return reports
 
 
 # What a scheduler or a person sends to stop a run. HUP (a closed terminal) reaches a foreign command as TERM.
@@ -151,7 +132,6 @@ HANG_KILL_TIMEOUT_S = 20.0  # after a hang: for killed ranks to end; one that wa
 PEER_REPORT_WAIT_S = 1.5  # after a lost peer: for its parent, on another node, to report why
 POLL_INTERVAL_S = 0.25
 SAVE_TIMEOUT_S = 600.0  # after a request to stop: for the ranks to finish their step and commit a checkpoint
-RankT = TypeVar("RankT")
 
 
 class SignalInbox:
@@ -218,8 +198,8 @@ class Supervision:
     stop_signal: int | None = None
     kill_at: float | None = None
     overdue: bool = False
-    hang_failure: RankFailure | None = None
-    death: RankFailure | None = None
+    hang_failure: RunError | None = None
+    death: RunError | None = None
     cause_reported: bool = False
     peer_report_deadline: float = 0.0
 
@@ -246,7 +226,7 @@ class Supervision:
             and self.first_failed is None
             and self.hang_failure is None
         ):
-            self.first_failed = first_to_blame(sorted(failed, key=lambda pair: not pair[0].ended_early))
+            self.first_failed = min(failed, key=_blame_order)
             self._report_first_failure()
             stopped = self.first_failed[1] == ExitCode.STOPPED
             self.kill_at = time.monotonic() + (self.save_timeout_s if stopped else FAILURE_GRACE_S)
@@ -262,7 +242,13 @@ class Supervision:
         self.cause_reported, child = True, self.first_failed[0]
         if self.hang:
             failure.kept = call_with_timeout(self.hang.policy.kept)
-            self.death = RankFailure(failure=failure, rank=child.world.rank, host=self.hostname, step=child.step)
+            self.death = RunError(
+                failure=failure,
+                rank=child.world.rank,
+                host=self.hostname,
+                step=child.step,
+                killed=self.first_failed[1] < 0,
+            )
         self.console.say(str(failure))
         self._record_failure()
 
@@ -310,7 +296,7 @@ class Supervision:
         """
         failed = self.hang_failure or self.death
         if failed and self.hang:
-            call_with_timeout(partial(self.hang.policy.blame, failed.failure, failed.rank, failed.host, failed.step))
+            call_with_timeout(partial(self.hang.policy.errors.write_cause, failed))
 
     def _report_remote_cause(self, *, last: bool = False) -> None:
         """Repeat on the console what the task of a lost rank has reported about it."""
@@ -460,9 +446,8 @@ def _rank_exit_code(child: Child) -> int:
     return int(ExitCode.PEER) if child.ended_early else int(child.process.returncode)
 
 
-def first_to_blame(failed: Iterable[tuple[RankT, int]]) -> tuple[RankT, int]:
-    """Choose the rank to blame among ranks that ended together.
-
-    A killed rank comes first, then a rank with its own error, then a rank that lost a peer.
-    """
-    return min(failed, key=lambda pair: 0 if pair[1] < 0 else 2 if pair[1] in (ExitCode.PEER, ExitCode.STOPPED) else 1)
+def _blame_order(ended: tuple[Child, int]) -> tuple[bool, bool, int]:
+    """The order of ranks that ended together. Whoever left its work early has an error of its own."""
+    child, code = ended
+    symptom = not child.ended_early and code in {each for each in ExitCode if each.symptom}
+    return blame_order(child.world.rank, killed=code < 0, symptom=symptom)

@@ -16,11 +16,12 @@ import pytest
 from checkpoints import plant, saved
 
 from entrypoint import Failure
+from entrypoint.run_errors import RunErrors
 from train import file_lock
 from train.checkpoint import format, manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError
 from train.config.schema import CheckpointConfig
-from train.run import exit_file, record
+from train.run import record
 
 NUMBER = 60
 LAST = "checkpoints/step-00000008"
@@ -53,8 +54,8 @@ def pruned(folder: Path) -> None:
 
 READERS: dict[str, tuple[Reader, ...]] = {
     "run.json": (record.read_run, begun),
-    "errors/exit.json": (exit_file.read_exit,),
-    "errors/stopping.json": (exit_file.describe_unfinished_save,),
+    "errors/exit.json": (lambda folder: RunErrors.in_run(folder).read_exit(),),
+    "errors/stopping.json": (lambda folder: RunErrors.in_run(folder).describe_unfinished_save(),),
     ".lease.1": (held,),
     f"{LAST}/manifest.json": (loaded, pruned),
     f"{LAST}/state.json": (loaded, pruned),
@@ -66,8 +67,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forged") / "run"
     saved(folder / "checkpoints", 4, 8)
     begun(folder)
-    exit_file.write_exit(folder, code=75, step=8, cause="SIGTERM")
-    exit_file.write_stopping(folder, by="SIGTERM", save_s=2.0)
+    RunErrors.in_run(folder).write_exit(code=75, step=8, cause="SIGTERM")
+    RunErrors.in_run(folder).write_stopping(by="SIGTERM", save_s=2.0)
     file_lock.acquire_lock(folder / ".lease")
     return folder
 

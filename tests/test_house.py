@@ -29,7 +29,7 @@ LAYERS = {
         "console",
         "errors",
         "files",
-        "requeue",
+        "run_errors",
         "job_templates",
         "job_script",
         "threads",

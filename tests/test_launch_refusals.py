@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import ExitCode
-from train.run import exit_file
+from entrypoint.run_errors import RunErrors
 
 LAUNCH = Path(__file__).parents[1] / "launch"
 IN_A_JOB = {"SLURM_JOB_ID": "7"}
@@ -225,7 +225,7 @@ def writes(text: str, name: str = "exit.json") -> str:
 
 
 def test_a_job_ends_with_the_code_that_the_run_wrote_and_not_with_one_that_it_quotes(folder: Path) -> None:
-    exit_file.write_exit(folder, code=65, step=3, cause='the log says "code": 70')
+    RunErrors.in_run(folder).write_exit(code=65, step=3, cause='the log says "code": 70')
     written = (folder / "errors" / "exit.json").read_text()
     assert ends(folder, writes(written)).returncode == 65
 
@@ -236,9 +236,9 @@ def test_a_job_finds_the_code_whatever_the_run_is_called(folder: Path, name: str
 
 
 def test_what_an_earlier_start_said_is_neither_believed_nor_removed(folder: Path) -> None:
-    exit_file.write_exit(folder / "run", code=75, step=3, cause="SIGTERM")
+    RunErrors.in_run(folder / "run").write_exit(code=75, step=3, cause="SIGTERM")
     assert ends(folder, "exit 9").returncode == 9
-    assert exit_file.read_exit(folder / "run") is not None
+    assert RunErrors.in_run(folder / "run").read_exit() is not None
 
 
 def test_the_name_of_a_file_in_a_run_is_no_option(folder: Path) -> None:

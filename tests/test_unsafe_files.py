@@ -18,8 +18,8 @@ from checkpoints import plant, reseal, saved
 from label_tables import rows, write_table
 from safetensors.torch import save_file
 
-from entrypoint import Failure, exchange, files, hang, supervise
-from entrypoint.requeue import decide_requeue
+from entrypoint import Failure, exchange, files, hang
+from entrypoint.run_errors import RunErrors, decide_requeue
 from train import batch_size, file_lock
 from train.checkpoint import format, manifest
 from train.checkpoint.manifest import DamagedCheckpointError
@@ -32,7 +32,7 @@ from train.inference import checkpoints, export
 from train.logging.trackers import RunIds
 from train.models import pretrained, weights
 from train.report import page, saved_evaluation
-from train.run import exit_file, record
+from train.run import record
 
 OLDER = Path(__file__).parent / "support" / "version-0.1.0"
 pytestmark = pytest.mark.timeout(120)
@@ -75,9 +75,9 @@ READERS: dict[str, Reader] = {
     ),
     "run.json": lambda path: record.read_run(path.parent),
     "test.json": lambda path: results.read_final_score(path.parent),
-    "errors/exit.json": lambda path: exit_file.read_exit(path.parents[1]),
-    "errors/stopping.json": lambda path: exit_file.describe_unfinished_save(path.parents[1]),
-    "errors/rank-0001.json": lambda path: supervise._read_error_files(path.parent),
+    "errors/exit.json": lambda path: RunErrors.in_run(path.parents[1]).read_exit(),
+    "errors/stopping.json": lambda path: RunErrors.in_run(path.parents[1]).describe_unfinished_save(),
+    "errors/rank-0001.json": lambda path: RunErrors(path.parent).read(),
     "errors/node-a.json": lambda path: decide_requeue(1, [path]),
     "errors/hang-a.json": hang._read_statuses,
     "evaluation.json": saved_evaluation.read,

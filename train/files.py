@@ -129,9 +129,6 @@ def private_cache_folder(environ: Mapping[str, str], name: str) -> Path | None:
     return folder if own and os.access(folder, os.W_OK) else None
 
 
-MAX_WRITE_S: Final = 3600.0  # a temporary file that is older is a killed writer's
-
-
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace the content of the file `path` by `data`, as `file_writer.replace_file` does; remove what a kill left.
 
@@ -141,7 +138,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     with translate_os_errors(path), file_writer.replace_file(path) as stream:
         _write_all(stream.fileno(), memoryview(data))
     with suppress(OSError):
-        for left in file_writer.left_files(path.parent, [path.name], min_age_s=MAX_WRITE_S):
+        for left in file_writer.left_files(path.parent, [path.name], min_age_s=file_writer.MAX_WRITE_S):
             remove(left)
 
 

@@ -7,15 +7,12 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure
-from train import files
+from entrypoint import ExitCode, Failure, RunErrors
 from train.data.sampler import BatchSampler
-from train.run import exit_file
 
 JUMP_FACTOR: Final = 10.0  # two log points of a training that goes well differ by a few per cent
 NUM_RECENT: Final = 20  # the usual loss is the median of so many log points
@@ -121,11 +118,7 @@ class DivergenceRecord:
             "files": self._files(first_bad),
             "batches": batches,
         }
-        with suppress(OSError, Failure):
-            errors = folder / exit_file.ERRORS_FOLDER
-            errors.mkdir(exist_ok=True)
-            text = json.dumps(record, ensure_ascii=False) + "\n"
-            files.write_atomic(errors / exit_file.DIVERGED_FILE, text.encode(errors="backslashreplace"))
+        RunErrors.in_run(folder).write_diverged(json.dumps(record, ensure_ascii=False) + "\n")
 
     def _batch(self, step: int, losses: Sequence[float | None]) -> dict[str, Any]:
         """One global batch. Its step counts from 1, as in metrics.jsonl; `ranks`: whose loss was not finite."""

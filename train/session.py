@@ -12,7 +12,17 @@ from typing import Any
 
 import torch
 
-from entrypoint import TRACE_SIGNAL, ExitCode, gauges, join_lines, pluralize, preload_mapped_files, shell_command
+from entrypoint import (
+    DEADLINE_CAUSE,
+    TRACE_SIGNAL,
+    ExitCode,
+    RunErrors,
+    gauges,
+    join_lines,
+    pluralize,
+    preload_mapped_files,
+    shell_command,
+)
 from train import files
 from train.batch_size import MicroBatchCache
 from train.build import build_trainer
@@ -31,7 +41,7 @@ from train.logging.trackers import load_tracker_classes, start_trackers
 from train.models import registry
 from train.optim.schedule import describe_schedule
 from train.rank_context import RankContext
-from train.run import deadline, exit_file, record, resume
+from train.run import deadline, record, resume
 from train.run.continue_command import TYPED_COMMAND_VARIABLE, FinishedRun, continue_command, words_for_own_code
 from train.trainer import IMAGES_TO_NAME, Trainer
 
@@ -211,7 +221,7 @@ def _finish(trainer: Trainer, *, typed: str) -> int:
     is_locked_out = trainer.lock is not None and trainer.lock.is_lost()  # the folder is another start's by now
     if trainer.runtime.is_main and not is_locked_out:
         cause = trainer.loop.stop.cause if is_stopped else "finished"
-        exit_file.write_exit(trainer.folder, code=code, step=trainer.state.step, cause=cause)
+        RunErrors.in_run(trainer.folder).write_exit(code=code, step=trainer.state.step, cause=cause)
     summary = stopped_summary(trainer, typed) if is_stopped else finished_summary(trainer, typed)
     trainer.progress.say(join_lines(["", summary]))
     trainer.runtime.barrier()
@@ -223,7 +233,7 @@ def stopped_summary(trainer: Trainer, typed: str) -> str:
     stop, step = trainer.loop.stop, trainer.state.step
     saved = trainer.loop.checkpoint or "nothing was saved: no step was done"
     lines = [f"stopped by {stop} at step {step} of {trainer.steps.total}: {saved}"]
-    if stop.cause == exit_file.DEADLINE_CAUSE and step == trainer.start_step:
+    if stop.cause == DEADLINE_CAUSE and step == trainer.start_step:
         lines.append("note: this start had no time for a step: give it more")
     if usage := trainer.usage.summary_rows(trainer.images_trained):
         lines.append(format_rows(usage))

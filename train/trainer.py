@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from entrypoint import Failure, Heartbeat, pluralize
+from entrypoint import Failure, Heartbeat, RunErrors, pluralize
 from train import compilation, files, rng
 from train.batch_size import MicroBatchFit
 from train.checkpoint import format, store
@@ -64,7 +64,7 @@ from train.optim.optimizer import set_learning_rate
 from train.optim.schedule import Schedule
 from train.parallel.base import Parallel, StepLoss
 from train.profiler import StepProfiler, steps_to_profile
-from train.run import exit_file, resume
+from train.run import resume
 from train.run.deadline import Durations, estimate_first_save
 from train.run.lock import RunLock
 from train.run.record import BEST_CONFUSION_FILE, BEST_FILE, CONFUSION_FILE
@@ -916,7 +916,7 @@ class Trainer:
         is_locked_out = self.lock is not None and self.lock.is_lost()
         if self.runtime.is_main and self.has_unsaved_progress and not is_locked_out:
             save_s = self.loop.durations.longest("save")
-            exit_file.write_stopping(self.folder, by=self.loop.stop.cause, save_s=save_s)
+            RunErrors.in_run(self.folder).write_stopping(by=self.loop.stop.cause, save_s=save_s)
         self.loop.stop_noted = True
 
     def _note_stop_while_waiting(self) -> None:

@@ -26,6 +26,8 @@ from typing import Final, NoReturn
 from entrypoint import (
     ExitCode,
     Failure,
+    RunError,
+    RunErrors,
     attach_heartbeat,
     print_message,
     protect_output_streams,
@@ -39,7 +41,6 @@ from train.config.schema import RunConfig
 from train.inference import checkpoints
 from train.inference.checkpoints import ChosenCheckpoint
 from train.rank_context import RankContext
-from train.run import exit_file
 from train.run.continue_command import TYPED_COMMAND_VARIABLE
 from train.run.folder import run_folder
 from train.run.lock import RunLock
@@ -95,8 +96,8 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
         context = RankContext(world=world, folder=folder, heartbeat=heartbeat, signals=signals)
         if arguments.lock_number is not None and world.rank == 0:
             context.lock = RunLock(folder=folder, number=arguments.lock_number)
-        context.previous_stop = exit_file.describe_unfinished_save(folder)
-        exit_file.clear_rank(folder, rank=world.rank, world_size=world.world_size)
+        context.previous_stop = RunErrors.in_run(folder).describe_unfinished_save()
+        RunErrors.in_run(folder).clear_rank(rank=world.rank, world_size=world.world_size)
         if checkpoint:
             signals.when = "before the evaluation was over"
         signals.exit_on_signal(partial(exit_from_other_thread, context))
@@ -126,7 +127,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
     except (Exception, SystemExit) as error:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises for every data worker that ends, here too
         signals.record_only()
-        code = write_exit_files(show_error(error, context), context)
+        code = write_exit_files(show_error(error, context), context, own=isinstance(error, SystemExit))
     heartbeat.beat("end")
     return code
 
@@ -315,19 +316,20 @@ def last_checkpoint(context: RankContext | None) -> str | None:
     return None
 
 
-def write_exit_files(failure: Failure, context: RankContext | None) -> int:
+def write_exit_files(failure: Failure, context: RankContext | None, *, own: bool = False) -> int:
     """Write the reason into errors/, tell the trackers, and return the code.
 
-    Not into a folder that another start has locked by now.
+    Not into a folder that another start has locked by now. own: this rank's own error, whatever its code usually means.
     """
-    if context is not None and not (context.lock and context.lock.is_lost()):
-        folder = context.folder
-        exit_file.write_rank_failure(folder, failure, rank=context.world.rank, host=socket.gethostname())
-        # A rank that lost a peer, or was stopped because of it, does not know the cause; who does may have written it.
-        if failure.code not in (ExitCode.PEER, ExitCode.STOPPED) or exit_file.read_exit(folder) is None:
-            exit_file.write_exit(folder, code=failure.code, step=context.step, cause=failure.what)
     if context is not None:
-        exit_record = exit_file.read_exit(context.folder)
+        errors = RunErrors.in_run(context.folder)
+        if not (context.lock and context.lock.is_lost()):
+            # A rank that lost a peer, or was stopped because of it, does not know the cause.
+            symptom, rank = failure.code.symptom and not own, context.world.rank
+            errors.write_cause(
+                RunError(failure=failure, host=socket.gethostname(), rank=rank, step=context.step, symptom=symptom)
+            )
+        exit_record = errors.read_exit()
         context.end_trackers(exit_record.code if exit_record else failure.code)
     return int(failure.code)
 

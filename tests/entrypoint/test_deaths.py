@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from entrypoint import supervise
+from entrypoint.run_errors import RunErrors
 
 LOST = {"code": 69, "what": "another rank is gone", "found": "Connection closed by peer [10.0.0.2]:4117"}
-KILLED = {"code": 69, "what": "rank 3 of 4 (node02, pid 7) was killed by SIGKILL"}
+KILLED = {"code": 69, "what": "rank 3 of 4 (node02, pid 7) was killed by SIGKILL", "killed": True, "symptom": False}
 
 
 def leave(errors: Path, rank: int, facts: dict[str, object]) -> None:
@@ -64,21 +65,24 @@ def test_a_rank_that_a_library_ended_for_a_limit_is_a_want_of_resources(line: st
 def test_the_cause_that_another_task_has_left_is_named_with_its_host(tmp_path: Path) -> None:
     leave(tmp_path, 0, LOST)
     leave(tmp_path, 3, KILLED)
-    assert supervise.describe_remote_cause(tmp_path, {0, 1}) == f"the cause is on node02, rank 3: {KILLED['what']}"
+    assert (
+        supervise.describe_remote_cause(RunErrors(tmp_path), {0, 1})
+        == f"the cause is on node02, rank 3: {KILLED['what']}"
+    )
 
 
 def test_who_only_lost_a_peer_is_no_cause(tmp_path: Path) -> None:
     leave(tmp_path, 2, LOST)
-    assert supervise.describe_remote_cause(tmp_path, {0, 1}) is None
+    assert supervise.describe_remote_cause(RunErrors(tmp_path), {0, 1}) is None
 
 
 def test_a_file_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "rank-0002.json").write_text('{"code": 6')
-    assert supervise.describe_remote_cause(tmp_path, {0, 1}) is None
+    assert supervise.describe_remote_cause(RunErrors(tmp_path), {0, 1}) is None
 
 
 def test_a_silent_host_is_named_by_the_address_that_was_lost(tmp_path: Path) -> None:
     leave(tmp_path, 0, LOST)
     addresses = {"node01": "10.0.0.1", "node02": "10.0.0.2"}
-    told = supervise.describe_lost_host(tmp_path, [0, 1], addresses, addresses.__getitem__)
+    told = supervise.describe_lost_host(RunErrors(tmp_path), [0, 1], addresses, addresses.__getitem__)
     assert told == "the lost rank is on node02, which reported nothing"

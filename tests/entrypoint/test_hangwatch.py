@@ -13,8 +13,9 @@ from typing import Any
 import worlds
 
 from entrypoint.children import Child
-from entrypoint.hang import PEER_ANSWER_TIMEOUT_S, HangTimeouts, HangWatch, RankFailure, RankStatus, SupervisionPolicy
+from entrypoint.hang import PEER_ANSWER_TIMEOUT_S, HangTimeouts, HangWatch, RankStatus, SupervisionPolicy
 from entrypoint.heartbeat import PAGE_SIZE_BYTES, Heartbeat, HeartbeatChannel, Phase
+from entrypoint.run_errors import RunError, RunErrors
 
 LIMITS = HangTimeouts(start=60, step=5, evaluation=60, save=60, data=60)
 ELSEWHERE = RankStatus(
@@ -30,14 +31,14 @@ class Task:
         process: Any = SimpleNamespace(pid=os.getpid())
         self.child = Child(world=world, process=process, tee=None, heartbeat=HeartbeatChannel())  # type: ignore[arg-type]
         self.pulse = Heartbeat(mmap.mmap(self.child.heartbeat.page, PAGE_SIZE_BYTES))  # type: ignore[union-attr]
-        self.care = SupervisionPolicy(limits=LIMITS, errors=errors, blame=lambda *_: None, **facts)
+        self.care = SupervisionPolicy(limits=LIMITS, errors=RunErrors(errors), **facts)
         self.watch, self.now = HangWatch(self.care, [self.child], "node01", False), 0.0
 
     def beat(self, phase: Phase, *steps: int) -> None:
         for step in steps:
             self.pulse.beat(phase, step=step)
 
-    def wait(self, seconds: float) -> RankFailure | None:
+    def wait(self, seconds: float) -> RunError | None:
         verdict, end = None, self.now + seconds
         while verdict is None and self.now < end:
             self.now += 0.5

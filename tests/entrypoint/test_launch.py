@@ -20,6 +20,7 @@ from entrypoint.launchers import detect_allocation
 from entrypoint.machine import num_usable_cores
 from entrypoint.options import LaunchOptions
 from entrypoint.plan import Plan, plan_allocation
+from entrypoint.run_errors import ExitRecord, RunErrors
 from entrypoint.world import TORCHRUN_VARIABLES
 
 FIRST_POD = {"PET_NNODES": "2", "PET_NODE_RANK": "0"}
@@ -299,13 +300,9 @@ FIRST = 'os.environ["ENTRYPOINT_ATTEMPT"] == "0" and '
 
 
 def care(tmp_path: Path, restarts: int = 0, step: float = 60) -> SupervisionPolicy:
-    """Keeps what it is told in blamed.json."""
+    """Keeps failures in the test's folder."""
     limits = HangTimeouts(start=60, step=step, evaluation=60, save=60, data=60)
-
-    def blame(failure: Failure, rank: int, host: str, step: int | None) -> None:
-        (tmp_path / "blamed.json").write_text(json.dumps([failure.what, int(failure.code), rank, step]))
-
-    return SupervisionPolicy(limits=limits, errors=tmp_path, blame=blame, restarts=restarts)
+    return SupervisionPolicy(limits=limits, errors=RunErrors(tmp_path), restarts=restarts)
 
 
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, restarts: int = 0, step: float = 60) -> int:
@@ -323,16 +320,18 @@ def test_success_that_a_rank_has_said_is_success(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("code", [0, 75])
 def test_success_before_the_end_of_the_work_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     assert ours(tmp_path, monkeypatch, f"os._exit({code})") == 69
-    what, *rest = json.loads((tmp_path / "blamed.json").read_text())
-    assert f"left with exit code {code} before its work was done" in what
-    assert rest == [69, 0, 2]
+    (error,), exit_record = RunErrors(tmp_path).read(), RunErrors(tmp_path).read_exit()
+    assert f"left with exit code {code} before its work was done" in error.failure.what
+    assert (error.rank, error.killed, error.symptom) == (0, False, False)
+    assert exit_record == ExitRecord(code=69, step=2, cause=error.failure.what)
 
 
 def test_a_silent_rank_ends_the_run_with_91(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ours(tmp_path, monkeypatch, "time.sleep(600)", step=1) == 91
-    what, *rest = json.loads((tmp_path / "blamed.json").read_text())
-    assert "last finished step 2 and sits in the step" in what
-    assert rest == [91, 0, 2]
+    exit_record = RunErrors(tmp_path).read_exit()
+    assert exit_record is not None
+    assert "last finished step 2 and sits in the step" in exit_record.cause
+    assert (exit_record.code, exit_record.step) == (91, 2)
 
 
 def test_a_lost_rank_is_started_again_in_place_as_a_start_of_its_own(
@@ -377,7 +376,7 @@ def test_the_folder_of_the_flight_recorder_is_there_before_a_rank_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    watched = replace(care(tmp_path), errors=tmp_path / "run" / "errors")
+    watched = replace(care(tmp_path), errors=RunErrors.in_run(tmp_path / "run"))
     command = [sys.executable, "-c", RANK + "os.rmdir('run/errors')\n" + END]  # 1 where it is not there
     assert run_plan(planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, care=watched) == 0
 

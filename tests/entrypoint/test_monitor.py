@@ -25,6 +25,7 @@ from entrypoint.launchers import detect_allocation
 from entrypoint.monitor import MonitoredRank, ResourceMonitor
 from entrypoint.options import LaunchOptions
 from entrypoint.plan import plan_allocation
+from entrypoint.run_errors import RunErrors
 
 BUSY = FakeGpu(uuid="GPU-made-up-0", busy=40, used=2**30)
 # A rank that asks for one GPU, and ends once it has read of so many seconds, or is told that the driver hangs.
@@ -151,7 +152,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml: Any, wanted:
     monkeypatch.setattr(monitor, "import_pynvml", nvml)
     monkeypatch.chdir(tmp_path)
     limits = HangTimeouts(start=60, step=60, evaluation=60, save=60, data=60)
-    care = SupervisionPolicy(limits=limits, errors=tmp_path, blame=lambda *_: None, gauges_every_s=0.05)
+    care = SupervisionPolicy(limits=limits, errors=RunErrors(tmp_path), gauges_every_s=0.05)
     options, here = LaunchOptions(device="cpu"), machine()
     found, command = (
         plan_allocation(detect_allocation({}, options, here), options, here, {}),

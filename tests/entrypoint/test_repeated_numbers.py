@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from machines import captured, fake_gpus, machine
 from synthetic import PER_NODE, PER_RANK
 
 from entrypoint.errors import Failure
-from entrypoint.launchers import detect_allocation
+from entrypoint.launchers import detect_allocation, slurm
+from entrypoint.launchers.allocation import Allocation
 from entrypoint.launchers.per_rank import LAUNCHERS_BY_NAME
 from entrypoint.options import LaunchOptions
 from entrypoint.plan import Plan, plan_allocation
@@ -141,3 +144,38 @@ def test_numbers_that_do_not_show_who_shares_a_node_are_refused(changes: dict[st
         planned(BY_HAND | changes, gpus=8)
     assert caught.value.code == 76
     assert "set LOCAL_WORLD_SIZE" in caught.value.fix
+
+
+HOOK = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"]
+SITUATIONS = ["per-node/task-1@node02", "per-gpu/task-3@node02", "cyclic/task-1@node02", "uneven/task-5@node02"]
+SITUATIONS += ["one-task/task-0@node01", "sub-step/task-1@node02", "gpu-bind-none/task-1@node01"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_variable_that_is_missing_in_a_step_that_knows_it_changes_no_world(seed: int) -> None:
+    """One of torchrun's set, or one more than NVIDIA's enroot hook leaves out."""
+    draw = random.Random(seed)
+    step, gpus = captured(draw.choice(SITUATIONS), "slurm-22.05"), draw.choice([1, 2, 4, 8])
+    one_rank_per_task = in_torchruns_words(slurm.read_step_allocation(step))
+    names = draw.choice([sorted(one_rank_per_task), HOOK])
+    missing = draw.choice([*names, "LOCAL_WORLD_SIZE"])
+    present = {name: one_rank_per_task[name] for name in names if name != missing}
+    # Without LOCAL_WORLD_SIZE nothing says that a task alone on its node is one rank: it starts one for each GPU.
+    repeats_step = "LOCAL_WORLD_SIZE" not in present
+    expected = layout(planned(step if repeats_step else step | one_rank_per_task, gpus))
+    assert layout_or_code(step | present, gpus) in (expected, 76)
+
+
+def layout_or_code(environ: dict[str, str], gpus: int) -> tuple[int, ...] | int:
+    try:
+        return layout(planned(environ, gpus))
+    except Failure as failure:
+        return failure.code
+
+
+def in_torchruns_words(tasks: Allocation) -> dict[str, str]:
+    """The numbers of a step's task as scripts export them: each task is a rank."""
+    numbers = {"RANK": tasks.task, "WORLD_SIZE": tasks.num_tasks, "LOCAL_RANK": tasks.local_task}
+    numbers |= {"LOCAL_WORLD_SIZE": tasks.tasks_on_node, "GROUP_RANK": tasks.node_rank}
+    texts = {name: str(number) for name, number in (numbers | {"GROUP_WORLD_SIZE": tasks.num_nodes}).items()}
+    return texts | {"MASTER_ADDR": tasks.master_addr, "MASTER_PORT": "29500"}

@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import worlds
@@ -15,7 +17,8 @@ from processes import alive, python, start_python, wait_until
 from entrypoint.children import Child
 from entrypoint.hang import HangTimeouts, HangWatch, SupervisionPolicy
 from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S
-from entrypoint.supervise import SignalInbox, Supervision, first_to_blame
+from entrypoint.run_errors import RunErrors
+from entrypoint.supervise import SignalInbox, Supervision, _blame_order
 from entrypoint.tee import Console
 
 RUN = ("-m", "entrypoint", "run", "--device", "cpu")
@@ -116,7 +119,11 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("codes", "blamed"), [((69, 65), 65), ((69, -9, 65), -9), ((75, 66), 66), ((66, 65), 66)])
 def test_of_ranks_that_end_together_the_one_with_the_cause_is_blamed(codes: tuple[int, ...], blamed: int) -> None:
-    assert first_to_blame((None, code) for code in codes)[1] == blamed
+    ended = [
+        (SimpleNamespace(world=replace(worlds.ALONE, rank=rank), ended_early=False), code)
+        for rank, code in enumerate(codes)
+    ]
+    assert min(ended, key=_blame_order)[1] == blamed  # type: ignore[arg-type, type-var]
 
 
 def test_a_request_to_stop_reaches_every_rank_and_their_code_is_kept(tmp_path: Path) -> None:
@@ -245,7 +252,7 @@ def test_a_rank_without_a_handler_yet_is_said_to_be_stopped(capfd: pytest.Captur
 def test_a_save_that_may_take_longer_is_waited_for(tmp_path: Path) -> None:
     limits = HangTimeouts(start=60, step=None, evaluation=60, save=7200, data=60)
     child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
-    care = SupervisionPolicy(limits=limits, errors=tmp_path, blame=lambda *_: None)
+    care = SupervisionPolicy(limits=limits, errors=RunErrors(tmp_path))
     watch = Supervision(
         [child], "host", False, Console(is_terminal=False), hang=HangWatch(care, [child], "host", False)
     )
@@ -255,7 +262,7 @@ def test_a_save_that_may_take_longer_is_waited_for(tmp_path: Path) -> None:
 def test_on_a_terminal_a_wish_to_stop_is_acknowledged_once(tmp_path: Path) -> None:
     limits = HangTimeouts(start=60, step=None, evaluation=60, save=60, data=60)
     child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
-    hang = HangWatch(SupervisionPolicy(limits=limits, errors=tmp_path, blame=lambda *_: None), [child], "host", False)
+    hang = HangWatch(SupervisionPolicy(limits=limits, errors=RunErrors(tmp_path)), [child], "host", False)
     with (tmp_path / "terminal").open("wb") as terminal:
         watch = Supervision([], "host", False, Console(err=terminal.fileno(), is_terminal=True), hang=hang)
         for _ in range(2):
@@ -266,9 +273,7 @@ def test_on_a_terminal_a_wish_to_stop_is_acknowledged_once(tmp_path: Path) -> No
 def test_what_a_wish_to_stop_leads_to_is_said_as_its_command_words_it(tmp_path: Path) -> None:
     limits = HangTimeouts(start=60, step=None, evaluation=60, save=60, data=60)
     child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
-    care = SupervisionPolicy(
-        limits=limits, errors=tmp_path, blame=lambda *_: None, promise=("nothing is kept", "for nothing")
-    )
+    care = SupervisionPolicy(limits=limits, errors=RunErrors(tmp_path), promise=("nothing is kept", "for nothing"))
     with (tmp_path / "terminal").open("wb") as terminal:
         console = Console(err=terminal.fileno(), is_terminal=True)
         watch = Supervision([], "host", False, console, hang=HangWatch(care, [child], "host", False))

@@ -9,9 +9,9 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
+from entrypoint.run_errors import ExitRecord, RunErrors
 from train.checkpoint import format
 from train.logging.metrics_logger import METRICS_FILE, read_events
-from train.run import exit_file
 
 # Ten steps of the same training for any world of up to six: 48 = 6 ranks x micro batch 4 x accumulation 2.
 TEN_STEPS = """
@@ -40,9 +40,9 @@ class Run:
         return json.loads(path.read_text()) if path.exists() else {}
 
     @property
-    def ending(self) -> exit_file.ExitRecord | None:
+    def ending(self) -> ExitRecord | None:
         """errors/exit.json."""
-        return exit_file.read_exit(self.folder)
+        return RunErrors.in_run(self.folder).read_exit()
 
     def logged(self) -> list[int]:
         """The steps in metrics.jsonl that have a loss, in the order of the file."""

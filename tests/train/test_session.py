@@ -16,6 +16,7 @@ from jobs import ALONE, TINY, after, built, forget_accelerate
 from made_up_usage import rank, row
 
 from entrypoint import ExitCode, Failure, pluralize
+from entrypoint.run_errors import ExitRecord, RunErrors
 from train import build, compilation, files, session
 from train.config import environment, load
 from train.config.environment import CallerVariables
@@ -24,7 +25,7 @@ from train.data import folder_listing
 from train.evaluation import results
 from train.logging.resources import UsageRecorder
 from train.rank_context import RankContext
-from train.run import exit_file, lock, record
+from train.run import lock, record
 from train.trainer import Trainer
 
 
@@ -243,7 +244,7 @@ def test_a_run_leaves_its_record(tmp_path: Path) -> None:
     assert came_to.items() <= found["training"].items()
     assert found["training"]["device"] == f"CPU, {pluralize(torch.get_num_threads(), 'thread')} per rank"
     assert load.load_config(str(tmp_path / "run" / "config.yaml")).train.epochs == 2
-    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=0, step=8, cause="finished")
+    assert RunErrors.in_run(tmp_path / "run").read_exit() == ExitRecord(code=0, step=8, cause="finished")
 
 
 def moved(folder: Path) -> dict[str, Any]:
@@ -298,7 +299,7 @@ def test_a_signal_ends_with_75_and_the_next_start_goes_on(
 ) -> None:
     after(1, lambda trainer: trainer.signals.handle(signal.SIGUSR2), monkeypatch)
     assert run(tmp_path / "run") == ExitCode.STOPPED
-    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=75, step=1, cause="SIGUSR2")
+    assert RunErrors.in_run(tmp_path / "run").read_exit() == ExitRecord(code=75, step=1, cause="SIGUSR2")
     assert "stopped by SIGUSR2 at step 1 of 8" in capsys.readouterr().out
     monkeypatch.undo()
     assert run(tmp_path / "run") == ExitCode.OK
@@ -313,7 +314,7 @@ def test_a_run_whose_time_is_up_ends_with_75_and_names_the_time(
     assert lines(text)["time limit"].startswith("1970-01-01")
     assert "stopped by the deadline 1970-01-01" in text
     assert "this start had no time for a step" in text
-    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=75, step=0, cause="deadline")
+    assert RunErrors.in_run(tmp_path / "run").read_exit() == ExitRecord(code=75, step=0, cause="deadline")
 
 
 def test_what_became_of_the_start_before_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,7 +337,7 @@ def test_a_start_that_has_lost_the_folder_writes_no_exit_file(tmp_path: Path) ->
         trainer.lock = lock.RunLock(folder=trainer.folder, number=1)  # there is no such lock file
         trainer.signals.handle(signal.SIGTERM)
         assert session._finish(trainer, typed="train") == ExitCode.STOPPED
-        assert exit_file.read_exit(trainer.folder) is None
+        assert RunErrors.in_run(trainer.folder).read_exit() is None
 
 
 @pytest.mark.parametrize("summary", [session.stopped_summary, session.finished_summary])

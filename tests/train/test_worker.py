@@ -17,13 +17,13 @@ from processes import python, start_python, wait_until
 from worlds import CONTRACT
 
 from entrypoint import ExitCode, Failure, world_from_environ
+from entrypoint.run_errors import ExitRecord, RunErrors
 from train import session, worker
 from train.checkpoint import format
 from train.config import load
 from train.config.load import keep_last_overrides
 from train.inference import evaluate
 from train.rank_context import RankContext
-from train.run import exit_file
 from train.run.stop import StopSignals
 from train.trainer import Trainer
 
@@ -133,7 +133,7 @@ def test_an_error_that_fails_to_say_what_it_is_is_told_too(tmp_path: Path, monke
 
     raising(monkeypatch, Mute())
     assert run(tmp_path / "run") == ExitCode.BUG
-    assert "Mute" in (exit_file.read_exit(tmp_path / "run") or exit_file.ExitRecord(code=0, step=0, cause="")).cause
+    assert "Mute" in (RunErrors.in_run(tmp_path / "run").read_exit() or ExitRecord(code=0, step=0, cause="")).cause
 
 
 def test_torch_for_which_there_is_no_room_is_told_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_torch_for_which_there_is_no_room_is_told_without_it(tmp_path: Path, mon
     monkeypatch.delattr("train.run.errors")
     monkeypatch.setitem(sys.modules, "train.run.errors", None)
     assert run(tmp_path / "run") == ExitCode.RESOURCE
-    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(
+    assert RunErrors.in_run(tmp_path / "run").read_exit() == ExitRecord(
         code=71, step=None, cause="torch cannot be loaded"
     )
 
@@ -149,23 +149,23 @@ def test_torch_for_which_there_is_no_room_is_told_without_it(tmp_path: Path, mon
 def test_the_reason_is_left_in_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raising(monkeypatch, Failure("no data", fix="bring some", code=ExitCode.NO_INPUT))
     run(tmp_path / "run")
-    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=66, step=None, cause="no data")
+    assert RunErrors.in_run(tmp_path / "run").read_exit() == ExitRecord(code=66, step=None, cause="no data")
     assert json.loads((tmp_path / "run/errors/rank-0000.json").read_text())["rank"] == 0
 
 
 @pytest.mark.parametrize("code", [ExitCode.PEER, ExitCode.STOPPED])
 def test_who_lost_a_peer_or_was_stopped_for_it_does_not_hide_why_the_peer_left(tmp_path: Path, code: ExitCode) -> None:
-    exit_file.write_exit(tmp_path, code=66, step=None, cause="no data")
+    RunErrors.in_run(tmp_path).write_exit(code=66, step=None, cause="no data")
     assert (
         worker.write_exit_files(Failure("gone", fix="look there", code=code), RankContext(world=ALONE, folder=tmp_path))
         == code
     )
-    assert exit_file.read_exit(tmp_path) == exit_file.ExitRecord(code=66, step=None, cause="no data")
+    assert RunErrors.in_run(tmp_path).read_exit() == ExitRecord(code=66, step=None, cause="no data")
 
 
 def test_who_lost_a_peer_says_so_where_nobody_else_did(tmp_path: Path) -> None:
     worker.write_exit_files(peer(), RankContext(world=ALONE, folder=tmp_path))
-    assert exit_file.read_exit(tmp_path) == exit_file.ExitRecord(code=69, step=None, cause="a rank is gone")
+    assert RunErrors.in_run(tmp_path).read_exit() == ExitRecord(code=69, step=None, cause="a rank is gone")
 
 
 def test_the_ending_tells_how_far_the_run_had_come_and_what_was_kept(
@@ -181,7 +181,7 @@ def test_the_ending_tells_how_far_the_run_had_come_and_what_was_kept(
     run(tmp_path / "run")
     forget_accelerate()
     assert f"kept: {tmp_path}/run/checkpoints/step-00000002" in capsys.readouterr().err
-    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=69, step=3, cause="a rank is gone")
+    assert RunErrors.in_run(tmp_path / "run").read_exit() == ExitRecord(code=69, step=3, cause="a rank is gone")
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,9 @@ def test_what_nccl_has_written_is_the_reason_of_its_error(tmp_path: Path, writte
 
 
 def test_an_old_ending_is_gone_as_soon_as_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exit_file.write_exit(tmp_path / "run", code=75, step=3, cause="SIGTERM")
+    RunErrors.in_run(tmp_path / "run").write_exit(code=75, step=3, cause="SIGTERM")
     monkeypatch.setattr(
-        session, "train_on_rank", lambda *_, **__: int(exit_file.read_exit(tmp_path / "run") is not None)
+        session, "train_on_rank", lambda *_, **__: int(RunErrors.in_run(tmp_path / "run").read_exit() is not None)
     )
     assert run(tmp_path / "run") == 0
 
@@ -252,7 +252,7 @@ def test_a_signal_before_the_first_step_ends_with_75_and_saves_nothing(tmp_path:
     assert process.returncode == ExitCode.STOPPED, said
     assert f"stopped by {number.name}" in said
     assert (
-        exit_file.read_exit(tmp_path / "run") or exit_file.ExitRecord(code=0, step=0, cause="")
+        RunErrors.in_run(tmp_path / "run").read_exit() or ExitRecord(code=0, step=0, cause="")
     ).code == ExitCode.STOPPED
     assert not (tmp_path / "run" / "checkpoints").exists()
 
@@ -358,7 +358,7 @@ def test_a_measurement_that_fails_says_why_outside_of_the_run(
     code = worker.run(line, dict(CONTRACT), StopSignals())
     forget_accelerate()
     assert (code, sorted(checkpoint_path.parents[1].rglob("*"))) == (65, before)
-    assert exit_file.read_exit(tmp_path).code == 65  # type: ignore[union-attr]
+    assert RunErrors.in_run(tmp_path).read_exit().code == 65  # type: ignore[union-attr]
     assert "other classes than the model was trained on" in capsys.readouterr().err
 
 

@@ -25,6 +25,7 @@ from entrypoint import (
     Failure,
     HangTimeouts,
     LaunchOptions,
+    RunErrors,
     SupervisionPolicy,
     die_with_parent,
     num_usable_cores,
@@ -127,9 +128,9 @@ def module_command(module: str, *words: str) -> list[str]:
 
 
 def supervision_policy(limit_s: float, logs: Path) -> SupervisionPolicy:
-    """The same limit for each phase, and no exit file for failures."""
+    """The same limit for each phase."""
     limits = HangTimeouts(start=limit_s, step=limit_s, evaluation=limit_s, save=limit_s, data=limit_s)
-    return SupervisionPolicy(limits=limits, errors=logs, blame=lambda failure, rank, host, step: None)
+    return SupervisionPolicy(limits=limits, errors=RunErrors(logs))
 
 
 def parse_counts(text: str) -> list[int]:

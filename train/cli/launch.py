@@ -25,6 +25,7 @@ from entrypoint import (
     HangTimeouts,
     LaunchOptions,
     Plan,
+    RunErrors,
     StrictArgumentParser,
     SupervisionPolicy,
     make_plan,
@@ -45,7 +46,6 @@ from train.data.shards import staging
 from train.metrics import METRICS
 from train.names import nearest_name
 from train.optim import schedule
-from train.run import exit_file
 from train.run.folder import run_folder
 
 
@@ -370,10 +370,6 @@ def supervision_policy(config: RunConfig, folder: Path) -> SupervisionPolicy:
         data=timeouts.data,
     )
 
-    def blame(failure: Failure, rank: int, host: str, step: int | None) -> None:
-        exit_file.write_rank_failure(folder, failure, rank=rank, host=host)
-        exit_file.write_exit(folder, code=failure.code, step=step, cause=failure.what)
-
     def kept() -> str | None:
         with suppress(Failure):
             return next((str(path) for path in reversed(store.list_checkpoints(folder / "checkpoints").values())), None)
@@ -381,8 +377,7 @@ def supervision_policy(config: RunConfig, folder: Path) -> SupervisionPolicy:
 
     return SupervisionPolicy(
         limits=limits,
-        errors=folder / exit_file.ERRORS_FOLDER,
-        blame=blame,
+        errors=RunErrors.in_run(folder),
         kept=kept,
         restarts=config.launch.max_restarts,
         gauges_every_s=config.log.gpu_every_seconds,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint import ExitCode, Failure, Plan, print_message
+from entrypoint import ExitCode, Failure, Plan, RunErrors, print_message
 from train import line_profiling
 from train.cli import launch
 from train.config import load
@@ -20,7 +20,7 @@ from train.config.schema import RunConfig
 from train.data import download
 from train.data.download import StatusLine
 from train.data.shards import staging
-from train.run import deadline, exit_file, lock, record
+from train.run import deadline, lock, record
 from train.run.folder import choose_writable_folder, refuse_symlinks, run_folder
 from train.run.lock import RunLock
 
@@ -65,10 +65,10 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
         def restarting(code: int) -> None:
             ended(code)
             if not run_lock.is_lost():
-                exit_file.clear_exit(output.folder)
+                RunErrors.in_run(output.folder).clear_exit()
 
         try:
-            exit_file.clear_exit(output.folder)
+            RunErrors.in_run(output.folder).clear_exit()
             if output.folder == folder:  # the next start does not look for a replacement folder
                 record.write_job_marker(folder, environ, host=holder.host, written_at=time.time())
             code = _fetch_and_start_ranks(config, plan, words, environ, output.folder, restarting, stop_signals)
@@ -105,8 +105,9 @@ def _fetch_and_start_ranks(
 
 def _write_missing_exit(run_lock: RunLock, code: int, cause: str) -> None:
     """Write errors/exit.json if no rank did and this start still holds the folder."""
-    if exit_file.read_exit(run_lock.folder) is None and not run_lock.is_lost():
-        exit_file.write_exit(run_lock.folder, code=code, step=None, cause=cause)
+    errors = RunErrors.in_run(run_lock.folder)
+    if errors.read_exit() is None and not run_lock.is_lost():
+        errors.write_exit(code=code, step=None, cause=cause)
 
 
 def stop_ranks() -> None:

@@ -21,15 +21,14 @@ from stat import S_ISDIR
 from statistics import median, quantiles
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, redact, redact_words, shell_command
+from entrypoint import ExitCode, ExitRecord, Failure, RunErrors, redact, redact_words, shell_command
 from train import files
 from train.checkpoint import store
 from train.config import checks, load
 from train.data import registry
 from train.logging import metrics_logger, progress
 from train.metrics import DEFAULT_METRIC, NOT_MEASURED, Metric, find_metric, metrics_of
-from train.run import exit_file, record
-from train.run.exit_file import ExitRecord
+from train.run import record
 from train.tasks import CLASSIFICATION, TASKS
 
 MAX_CLASSES: Final = 1000
@@ -162,8 +161,8 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
         events=events,
         gpus=gpus,
         recorded=recorded,
-        ending=record.last_training_exit((facts or {}).get("starts", ()), exit_file.read_exit(folder)),
-        cut_off=exit_file.describe_unfinished_save(folder),
+        ending=record.last_training_exit((facts or {}).get("starts", ()), RunErrors.in_run(folder).read_exit()),
+        cut_off=RunErrors.in_run(folder).describe_unfinished_save(),
         confusion=_read_confusion(folder / record.CONFUSION_FILE),
         confusion_best=_read_confusion(folder / record.BEST_CONFUSION_FILE),
         num_checkpoints=_count_checkpoints(folder / "checkpoints"),

@@ -15,10 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, job_info_from_environ
+from entrypoint import ExitCode, Failure, RunError, RunErrors, job_info_from_environ
 from train import file_lock, files
 from train.file_lock import LockHolder, WaitOutcome
-from train.run import exit_file
 
 LOCK_NAME: Final = ".lease"  # the files' name may not change: starts of other versions look for it
 HOLDER_NAME_TIMEOUT_S: Final = 3.0  # until a new lock file shows its holder's name on NFS
@@ -246,14 +245,14 @@ def record_node_failure(run_folder: Path, environ: Mapping[str, str]) -> Iterato
     except Failure as failure:
         host = _node_of_job(environ)
         if host and failure.code in NODE_FAILURE_CODES and not is_locked_by_another_job(run_folder, environ):
-            exit_file.write_node_failure(run_folder, failure, host=host)
+            RunErrors.in_run(run_folder).write(RunError(failure=failure, host=host))
         raise
 
 
 def forget_node_failure(run_folder: Path, environ: Mapping[str, str]) -> None:
     """Remove the last start's failure of this node, which can be used again."""
     if host := _node_of_job(environ):
-        exit_file.clear_node_failure(run_folder, host=host)
+        RunErrors.in_run(run_folder).clear_node(host)
 
 
 def _node_of_job(environ: Mapping[str, str]) -> str | None:

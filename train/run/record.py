@@ -27,14 +27,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, World, file_writer, job_info_from_environ, redact_words
+from entrypoint import (
+    DEADLINE_CAUSE,
+    ExitCode,
+    ExitRecord,
+    Failure,
+    RunErrors,
+    World,
+    file_writer,
+    job_info_from_environ,
+    redact_words,
+)
 from train import files
 from train.config import load
 from train.config.schema import RunConfig
 from train.evaluation.results import TEST_FILE
 from train.file_lock import LockHolder
-from train.run import exit_file
-from train.run.exit_file import ExitRecord
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 IMAGE_FACTS_FILE = Path("/opt/image.json")  # written when the image is built
@@ -322,7 +330,7 @@ def write_start_exit(run_folder: Path, code: int, me: LockHolder) -> None:
 
     The process that outlives the ranks calls it while it holds the folder.
     """
-    exit_record = exit_file.read_exit(run_folder)
+    exit_record = RunErrors.in_run(run_folder).read_exit()
     cause = exit_record.cause if exit_record and exit_record.code == code else None
     ended = {"code": int(code), "cause": cause}
     before = read_starts(run_folder)
@@ -367,7 +375,7 @@ def last_training_exit(starts: Sequence[StartRecord], exit_record: ExitRecord | 
 def describe_divergence(path: Path) -> str | None:
     """A caution about the weights of a run that diverged; None for others. path: the run, or its checkpoint."""
     run_folder = path.parents[1] if path.parent.name == "checkpoints" else path
-    ending = last_training_exit(read_starts(run_folder), exit_file.read_exit(run_folder))
+    ending = last_training_exit(read_starts(run_folder), RunErrors.in_run(run_folder).read_exit())
     if ending is None or ending.code != ExitCode.DIVERGED:
         return None
     return (
@@ -406,7 +414,7 @@ def _start_exit(start: StartRecord) -> Mapping[str, Any]:
 
 def _exited_normally(ended: Mapping[str, Any]) -> bool:
     """Whether it finished or was stopped. A deadline is not normal: the next start has no more time."""
-    return ended.get("code") in NORMAL_EXIT_CODES and ended.get("cause") != exit_file.DEADLINE_CAUSE
+    return ended.get("code") in NORMAL_EXIT_CODES and ended.get("cause") != DEADLINE_CAUSE
 
 
 def _describe_exit(start: StartRecord) -> str:

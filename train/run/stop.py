@@ -12,8 +12,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Final
 
-from entrypoint import SIGNAL_REPEAT_WINDOW_S, ExitCode, Failure, start_daemon_thread
-from train.run import exit_file
+from entrypoint import DEADLINE_CAUSE, SIGNAL_REPEAT_WINDOW_S, ExitCode, Failure, start_daemon_thread
 from train.run.deadline import Deadline, Durations, seconds_to_exit
 
 # TERM: preemption, time limit, docker stop. INT: Ctrl-C. USR1, USR2: `#SBATCH --signal`, `scancel -s`. HUP: a closed
@@ -145,11 +144,11 @@ class StopRequest:
         """In one word, if this rank knows it; exit.json holds it."""
         if self._signals.received is not None:
             return self._signals.received.name
-        return exit_file.DEADLINE_CAUSE if self._out_of_time else "a signal to another rank"
+        return DEADLINE_CAUSE if self._out_of_time else "a signal to another rank"
 
     def __str__(self) -> str:
         """The cause, for people."""
-        return f"the deadline {self._signals.deadline}" if self.cause == exit_file.DEADLINE_CAUSE else self.cause
+        return f"the deadline {self._signals.deadline}" if self.cause == DEADLINE_CAUSE else self.cause
 
     def _is_out_of_time(self, *, evaluation: bool) -> bool:
         """On rank 0, because one clock must decide. Once true it stays true."""

@@ -13,11 +13,11 @@ from machines import fake_gpus, machine
 from entrypoint import ExitCode, Failure, LaunchOptions, Plan
 from entrypoint.launchers import detect_allocation
 from entrypoint.plan import plan_allocation
+from entrypoint.run_errors import ExitRecord, RunError, RunErrors
 from train import __main__ as front
 from train.checkpoint import format
 from train.cli import launch
 from train.config import load
-from train.run import exit_file
 
 CPU = ("--device", "cpu")
 
@@ -55,9 +55,10 @@ def test_the_files_limits_reach_the_hang_watch(tmp_path: Path) -> None:
 
 def test_what_a_rank_could_not_say_is_kept_in_errors(tmp_path: Path) -> None:
     care = launch.supervision_policy(load.load_config(None, []), tmp_path)
-    care.blame(Failure("rank 1 was killed", fix="start again", code=ExitCode.PEER), 1, "node02", 812)
+    failure = Failure("rank 1 was killed", fix="start again", code=ExitCode.PEER)
+    care.errors.write_cause(RunError(failure=failure, rank=1, host="node02", step=812, killed=True))
     assert json.loads((tmp_path / "errors/rank-0001.json").read_text())["host"] == "node02"
-    assert exit_file.read_exit(tmp_path) == exit_file.ExitRecord(code=69, step=812, cause="rank 1 was killed")
+    assert RunErrors.in_run(tmp_path).read_exit() == ExitRecord(code=69, step=812, cause="rank 1 was killed")
 
 
 def test_under_torchrun_one_worker_is_started_with_the_set_it_was_given(launched: dict[str, Any]) -> None:

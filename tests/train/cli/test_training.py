@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from entrypoint import ExitCode, Failure, SupervisionPolicy
+from entrypoint.run_errors import ExitRecord, RunError, RunErrors
 from train import __main__ as front
 from train.cli import launch
 from train.data import download
-from train.run import exit_file, lock, record
-from train.run.exit_file import ExitRecord
+from train.run import lock, record
 
 CPU = ("--device", "cpu")
 
@@ -112,35 +112,36 @@ def test_a_stop_that_no_rank_could_write_down_is_in_the_runs_folder(
     before: int | None, launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if before:
-        exit_file.write_exit(RUN, code=before, step=3, cause="an earlier start's")
+        RunErrors.in_run(RUN).write_exit(code=before, step=3, cause="an earlier start's")
     monkeypatch.setattr(launch, "run_plan", stopped_at_once)
     assert front.run_command(CPU, {}) == 75
-    assert exit_file.read_exit(RUN) == ASKED
+    assert RunErrors.in_run(RUN).read_exit() == ASKED
 
 
 def test_what_a_rank_wrote_of_a_stop_is_kept(launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     said = ExitRecord(code=75, step=8, cause="SIGTERM")
 
     def saved(*given: object, stop_signals: list[int], **_: object) -> int:
-        exit_file.write_exit(RUN, code=said.code, step=said.step, cause=said.cause)
+        RunErrors.in_run(RUN).write_exit(code=said.code, step=said.step, cause=said.cause)
         return stopped_at_once(*given, stop_signals=stop_signals)
 
     monkeypatch.setattr(launch, "run_plan", saved)
     front.run_command(CPU, {})
-    assert exit_file.read_exit(RUN) == said
+    assert RunErrors.in_run(RUN).read_exit() == said
 
 
 def test_a_stop_after_a_restart_in_place_is_not_taken_for_the_failure_before(
     launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def restarted(*given: object, care: SupervisionPolicy, stop_signals: list[int], **_: object) -> int:
-        care.blame(Failure("rank 1 was killed", fix="start again", code=ExitCode.PEER), 1, "node02", 3)
+        failure = Failure("rank 1 was killed", fix="start again", code=ExitCode.PEER)
+        care.errors.write_cause(RunError(failure=failure, rank=1, host="node02", step=3, killed=True))
         care.failed(ExitCode.PEER)
         return stopped_at_once(*given, stop_signals=stop_signals)
 
     monkeypatch.setattr(launch, "run_plan", restarted)
     front.run_command(CPU, {})
-    assert exit_file.read_exit(RUN) == ASKED
+    assert RunErrors.in_run(RUN).read_exit() == ASKED
 
 
 def test_a_signal_while_data_is_fetched_is_in_the_runs_folder(
@@ -151,7 +152,7 @@ def test_a_signal_while_data_is_fetched_is_in_the_runs_folder(
 
     monkeypatch.setattr(download, "ensure_downloaded", asked)
     assert front.run_command([*CPU, "data.name=cifar10", "data.download=true"], {}) == 75
-    assert exit_file.read_exit(RUN) == ExitRecord(
+    assert RunErrors.in_run(RUN).read_exit() == ExitRecord(
         code=75, step=None, cause="stopped by SIGTERM before the training began"
     )
 
@@ -165,4 +166,4 @@ def test_a_start_that_has_lost_the_folder_leaves_the_other_starts_ending_alone(
 
     monkeypatch.setattr(launch, "run_plan", taken_over)
     assert front.run_command(CPU, {}) == ExitCode.OUTPUT
-    assert exit_file.read_exit(RUN) is None
+    assert RunErrors.in_run(RUN).read_exit() is None

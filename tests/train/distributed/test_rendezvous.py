@@ -19,6 +19,7 @@ from worlds import APART, FIRST, SECOND
 from entrypoint import Failure, HangTimeouts, LaunchOptions, SupervisionPolicy, World, network, run_plan
 from entrypoint.launchers import detect_allocation
 from entrypoint.plan import plan_allocation
+from entrypoint.run_errors import RunErrors
 from train.distributed.rendezvous import connect
 
 
@@ -176,16 +177,18 @@ def test_a_rank_that_is_stopped_before_all_have_met_is_a_hang(tmp_path: Path, mo
     monkeypatch.setattr("entrypoint.hang.START_SLACK_S", 5.0)
     here, options = machine(), LaunchOptions(device="cpu", procs_per_node=2)
     found = plan_allocation(detect_allocation({}, options, here), options, here, {})
-    blamed: list[tuple[str, int, str]] = []
     limits = HangTimeouts(start=0, step=60, evaluation=60, save=60, data=60)
     care = SupervisionPolicy(
-        limits=limits, errors=tmp_path, blame=lambda why, rank, host, _: blamed.append((why.what, rank, host))
+        limits=limits,
+        errors=RunErrors(tmp_path),
     )
     command = [sys.executable, "-c", STOPPED_EARLY]
     assert run_plan(found, command, dict(os.environ), log_dir=tmp_path, foreign=False, care=care) == 91
-    what, rank, host = blamed[0]
-    assert (rank, host) == (1, here.hostname)
-    assert what.startswith(f"rank 1 of 2 ({host}) has finished no step, is stopped and sits in the start")
+    (blamed,) = (error for error in RunErrors(tmp_path).read() if error.failure.code == 91)
+    assert (blamed.rank, blamed.host) == (1, here.hostname)
+    assert blamed.failure.what.startswith(
+        f"rank 1 of 2 ({here.hostname}) has finished no step, is stopped and sits in the start"
+    )
 
 
 def test_a_store_that_never_opens_is_named_with_host_and_ports() -> None:

@@ -11,9 +11,10 @@ from images import write_image
 from jobs import after, built, forget_accelerate, trained
 
 from entrypoint import ExitCode, Failure
+from entrypoint.run_errors import RunErrors
 from train import __main__ as front
 from train.inference import export
-from train.run import exit_file, record
+from train.run import record
 from train.trainer import Trainer
 
 CPU = {"ENTRYPOINT_DEVICE": "cpu"}
@@ -33,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         after(5, spoil, patch)
         with pytest.raises(Failure) as caught:
             trainer.fit()
-    exit_file.write_exit(folder, code=caught.value.code, step=6, cause=caught.value.what)
+    RunErrors.in_run(folder).write_exit(code=caught.value.code, step=6, cause=caught.value.what)
     return folder
 
 
@@ -84,7 +85,7 @@ def test_a_later_start_that_was_refused_does_not_hide_it(tmp_path: Path) -> None
         {"step": 4, "ended": {"code": 65, "cause": "the configuration is not the one that this run began with"}},
     ]
     tmp_path.joinpath("run.json").write_text(json.dumps({"starts": starts}))
-    exit_file.write_exit(tmp_path, code=65, step=None, cause="the configuration is not the one")
+    RunErrors.in_run(tmp_path).write_exit(code=65, step=None, cause="the configuration is not the one")
     assert SAID in str(record.describe_divergence(tmp_path))
 
 
@@ -92,5 +93,5 @@ def test_other_runs_say_nothing(tmp_path: Path) -> None:
     trained(tmp_path)
     assert record.describe_divergence(tmp_path) is None
     for code in (ExitCode.OK, ExitCode.STOPPED, ExitCode.IO):
-        exit_file.write_exit(tmp_path, code=code, step=8, cause="finished")
+        RunErrors.in_run(tmp_path).write_exit(code=code, step=8, cause="finished")
         assert record.describe_divergence(tmp_path / "checkpoints/step-00000008") is None

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from made_up_runs import found_finished, go_on, history, make_run
 
+from entrypoint.run_errors import RunErrors
 from train.metrics import DEFAULT_METRIC
 from train.report import read
 from train.report.read import RecordedRun
-from train.run import exit_file
 
 
 def run(folder: Path, **changes: Any) -> RecordedRun:
@@ -92,7 +92,7 @@ def test_how_it_ended_is_said(tmp_path: Path, ending: dict[str, Any] | None, sai
 
 def test_a_run_that_was_killed_while_it_saved_says_so(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    exit_file.write_stopping(folder, by="SIGUSR1", save_s=100.0)
+    RunErrors.in_run(folder).write_stopping(by="SIGUSR1", save_s=100.0)
     assert "killed before its checkpoint was committed" in read.describe_status(read.load_run(folder))
 
 

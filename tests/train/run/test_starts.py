@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from entrypoint import ExitCode, Failure
+from entrypoint.run_errors import DEADLINE_CAUSE, ExitRecord, RunErrors
 from train import file_lock
-from train.run import exit_file, record
-from train.run.exit_file import ExitRecord
+from train.run import record
 
 JOB = {"SLURM_JOB_ID": "7"}
 
@@ -110,7 +110,7 @@ def test_a_start_that_ended_in_order_is_none_in_vain(tmp_path: Path, code: int) 
 
 
 def test_starts_whose_time_was_up_before_they_came_further_are_in_vain(tmp_path: Path) -> None:
-    exit_file.write_exit(tmp_path, code=75, step=120, cause=exit_file.DEADLINE_CAUSE)
+    RunErrors.in_run(tmp_path).write_exit(code=75, step=120, cause=DEADLINE_CAUSE)
     ended(tmp_path, 75, 75, 75)
     with pytest.raises(Failure, match="no progress"):
         begin(tmp_path)
@@ -130,7 +130,7 @@ def test_a_start_that_was_stopped_before_its_step_was_known_leaves_no_record(tmp
 
 
 def test_the_end_of_a_start_tells_the_code_and_its_cause(tmp_path: Path) -> None:
-    exit_file.write_exit(tmp_path, code=69, step=3, cause="rank 1 was killed")
+    RunErrors.in_run(tmp_path).write_exit(code=69, step=3, cause="rank 1 was killed")
     ended(tmp_path, 69)
     assert recorded(tmp_path)[-1]["ended"] == {"code": 69, "cause": "rank 1 was killed"}
 
@@ -182,7 +182,7 @@ def test_each_restart_in_place_has_its_own_end(tmp_path: Path) -> None:
 
 
 def test_a_cause_that_belongs_to_another_code_is_left_out(tmp_path: Path) -> None:
-    exit_file.write_exit(tmp_path, code=75, step=3, cause="SIGTERM")
+    RunErrors.in_run(tmp_path).write_exit(code=75, step=3, cause="SIGTERM")
     ended(tmp_path, 69)
     assert recorded(tmp_path)[-1]["ended"] == {"code": 69, "cause": None}
 

@@ -11,9 +11,9 @@ import pytest
 from jobs import after, built, steps_of
 from runs import Run
 
+from entrypoint.run_errors import RunErrors
 from train.checkpoint import format
 from train.logging.metrics_logger import METRICS_FILE, read_events
-from train.run import exit_file
 from train.run.deadline import Deadline, Durations
 from train.run.stop import StopRequest, StopSignals
 
@@ -126,10 +126,10 @@ def test_while_the_last_save_is_under_way_a_note_says_why(tmp_path: Path, monkey
 def test_a_run_that_ends_by_itself_leaves_no_such_note(tmp_path: Path) -> None:
     with built(tmp_path) as trainer:
         trainer.fit()
-    assert exit_file.describe_unfinished_save(tmp_path) is None
+    assert RunErrors.in_run(tmp_path).describe_unfinished_save() is None
 
 
 def test_where_all_is_saved_already_there_is_nothing_to_note(tmp_path: Path) -> None:
     with built(tmp_path, signals=watch(received=signal.SIGTERM)) as trainer:
         trainer.fit()
-    assert exit_file.describe_unfinished_save(tmp_path) is None
+    assert RunErrors.in_run(tmp_path).describe_unfinished_save() is None
