@@ -33,11 +33,11 @@ from train.distributed import shared_memory
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
 from train.distributed.shared_memory import HostRanks
-from train.evaluation.evaluate import max_batch_size, rank_batches
 from train.evaluation.results import read_final_score
+from train.evaluation.validator import max_batch_size, rank_batches
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
-from train.logging.resources import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
+from train.logging.resources import start_usage_recorder
 from train.models import weights
 from train.models.initial_weights import load_initial_weights
 from train.network_fit import adapt_for_training, build_for_training
@@ -189,7 +189,7 @@ def build_trainer(
         lock=context.lock,
         heartbeat=heartbeat,
         signals=context.signals,
-        usage=_start_usage_recorder(config, runtime, resources, trained_s=state.seconds),
+        usage=start_usage_recorder(runtime, resources, config.log.gpu_every_seconds, trained_s=state.seconds),
         metrics_logger=MetricsLogger(
             folder, main=runtime.is_main, tensorboard=config.log.tensorboard, warn=progress.say
         ),
@@ -217,14 +217,6 @@ def _test_loader_opener(
     test = with_test_as_validation(without_training(splits))
     uncached = replace(config, data=replace(config.data, cache=None))
     return lambda: _open_loader(uncached, runtime, test, heartbeat, host)
-
-
-def _start_usage_recorder(
-    config: RunConfig, runtime: Runtime, resources: gauges.ResourceReader | None, *, trained_s: float
-) -> UsageRecorder:
-    if resources is None:
-        return NO_USAGE_RECORDER
-    return start_usage_recorder(runtime, resources, config.log.gpu_every_seconds, trained_s=trained_s)
 
 
 def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits, host: HostRanks) -> DatasetInfo:

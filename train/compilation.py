@@ -24,7 +24,7 @@ from entrypoint import ExitCode, Failure, Heartbeat, ProcessMeter, start_daemon_
 from train.data.shape import Shape
 from train.distributed.device import failure_from_error
 from train.distributed.runtime import Runtime
-from train.evaluation import evaluate
+from train.evaluation import validator
 
 BACKEND: Final = "inductor"
 CUDA_GRAPHS_MODE: Final = "reduce-overhead"
@@ -102,7 +102,7 @@ def compile_model(
         for _ in range(CUDA_GRAPH_RUNS if uses_cuda_graphs else 1):
             _explain_errors(partial(runtime.warm_up, model, samples.training, always=True))
             if samples.evaluation is not None:
-                _explain_errors(partial(_evaluate, runtime, network, samples.evaluation))
+                _explain_errors(partial(validator.warm_up, runtime, network, samples.evaluation))
     _stop_compile_workers()
     counts = {name: number - before[name] for name, number in count_compiled().items()}
     if not counts["graphs"]:
@@ -190,11 +190,6 @@ def _code_folder() -> str:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return cache_dir()
-
-
-def _evaluate(runtime: Runtime, network: nn.Module, images: Tensor) -> None:
-    with runtime.accelerator.autocast(), evaluate.explain_out_of_memory(len(images)):
-        evaluate.warm_up(network, images)
 
 
 def _stop_compile_workers() -> None:

@@ -18,7 +18,7 @@ from train.data.preprocessing import configured_preprocessing, refuse_other_chan
 from train.data.shape import COLOR_CHANNELS, Shape
 from train.data.splits import DataSplits, SampleSource
 from train.evaluation import early_stopping
-from train.evaluation.evaluate import refuse_flips
+from train.evaluation.validator import refuse_flips
 from train.optim import loss
 
 

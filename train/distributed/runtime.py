@@ -86,7 +86,7 @@ class Runtime:
             return alone, self.accelerator.prepare_optimizer(optimizer)
         model, wrapped = self.accelerator.prepare(net, optimizer, device_placement=[placed, None])
         if isinstance(model, DistributedDataParallel):
-            # Rank 0's buffers alone count (`evaluate.broadcast_buffers`). Set here: torch 2.15 warns of the argument.
+            # Rank 0's buffers alone count (`validator.broadcast_buffers`). Set here: torch 2.15 warns of the argument.
             model.broadcast_buffers = False
         return model, wrapped
 

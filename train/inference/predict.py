@@ -21,8 +21,8 @@ from train.config.schema import RunConfig
 from train.data.shape import Shape
 from train.distributed import runtime
 from train.distributed.device import allow_tf32, choose_device
-from train.evaluation.evaluate import average_outputs, explain_out_of_memory, max_batch_size
 from train.evaluation.scores import probabilities_of
+from train.evaluation.validator import average_outputs, explain_out_of_memory, max_batch_size
 from train.files import one_line
 from train.inference import checkpoints, csv_table, evaluate, export, inputs
 from train.inference.checkpoints import ChosenCheckpoint

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
@@ -80,31 +80,20 @@ def _parse_rank_usage(number: int, host: str, row: Sequence[float]) -> RankUsage
 
 def rank_events(current: Sequence[RankUsage], before: Sequence[RankUsage] = ()) -> list[UsageEvent]:
     """What each rank consumed since `before`, without ranks that were not measured since then."""
-    events: list[UsageEvent] = []
-    for rank, earlier in _pair_with_earlier(current, before):
-        if _was_measured_since(rank, earlier):
-            labels: EventLabels = {"rank": rank.number, "host": rank.host}
-            events.append(
-                (
-                    str(rank.number),
-                    labels,
-                    _process_values(rank.process, earlier.process if earlier else NO_USAGE_VALUES),
-                )
-            )
-    return events
+    return [
+        (str(rank.number), {"rank": rank.number, "host": rank.host}, _process_values(rank.process, earlier))
+        for rank, earlier, _ in _measured_since(current, before)
+    ]
 
 
 def gpu_events(current: Sequence[RankUsage], before: Sequence[RankUsage] = ()) -> list[UsageEvent]:
     """What each GPU that NVML shows consumed since `before`."""
-    events: list[UsageEvent] = []
-    for rank, earlier in _pair_with_earlier(current, before):
-        for number, gpu in enumerate(rank.gpus):
-            if _was_measured_since(rank, earlier) and not math.isnan(gpu["index"]):
-                name = gpu_name(rank, gpu)
-                events.append(
-                    (name, {"gpu": name}, _gpu_values(gpu, earlier.gpus[number] if earlier else NO_USAGE_VALUES))
-                )
-    return events
+    return [
+        (gpu_name(rank, gpu), {"gpu": gpu_name(rank, gpu)}, _gpu_values(gpu, earlier))
+        for rank, _, earlier_gpus in _measured_since(current, before)
+        for gpu, earlier in zip(rank.gpus, earlier_gpus, strict=True)
+        if not math.isnan(gpu["index"])
+    ]
 
 
 def gpu_name(rank: RankUsage, gpu: UsageValues) -> str:
@@ -146,16 +135,14 @@ def _round_or_none(value: float) -> int | None:
     return round(value) if math.isfinite(value) else None
 
 
-def _pair_with_earlier(
+def _measured_since(
     current: Sequence[RankUsage], before: Sequence[RankUsage]
-) -> list[tuple[RankUsage, RankUsage | None]]:
-    earlier: Sequence[RankUsage | None] = before or [None] * len(current)
-    return list(zip(current, earlier, strict=True))
-
-
-def _was_measured_since(rank: RankUsage, before: RankUsage | None) -> bool:
-    """Whether the rank was measured since `before`; False for NaN."""
-    return increase_since(rank.process, before.process if before else NO_USAGE_VALUES, "seconds") > 0
+) -> Iterator[tuple[RankUsage, UsageValues, Sequence[UsageValues]]]:
+    """Each rank that was measured since `before`, with the earlier values of its process and of its GPUs."""
+    for number, rank in enumerate(current):
+        process = before[number].process if before else NO_USAGE_VALUES
+        if increase_since(rank.process, process, "seconds") > 0:  # not for NaN
+            yield rank, process, before[number].gpus if before else [NO_USAGE_VALUES] * len(rank.gpus)
 
 
 MIN_REPORTED_THROTTLING: Final = 0.05  # share of the time at a lower clock; less is not reported
@@ -182,7 +169,7 @@ def usage_rows(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) ->
         "GPU memory": _format_gpu_memory(ranks),
         "energy": _format_energy(totals, images, every_s),
         "throttled": _format_throttling(ranks),
-        "CPU use": _format_cpu_use(totals),
+        "CPU use": f"{totals['cpu_cores']:.1f} cores per rank on average" if "cpu_cores" in totals else "",
         "memory": _format_memory(ranks),
     }
     return {key: words for key, words in rows.items() if words}
@@ -193,7 +180,8 @@ def usage_totals(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) 
 
     Energy per image needs MIN_SAMPLES_FOR_ENERGY measurements.
     """
-    joules, gpus = [gpu["energy_j"] for gpu in _all_gpus(ranks) if gpu["energy_s"] > 0], _all_gpus(ranks)
+    gpus = [gpu for rank in ranks for gpu in rank.gpus]
+    joules = [gpu["energy_j"] for gpu in gpus if gpu["energy_s"] > 0]
     # NaN if a GPU was not measured: the sum would be too low.
     wh = sum(joules) / JOULES_PER_WH if gpus and len(joules) == len(gpus) else math.nan
     seconds = _max_known(rank.process["seconds"] for rank in ranks)
@@ -211,7 +199,8 @@ def usage_totals(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) 
     }
     rounded = {
         key: round(value) if key.endswith("_bytes") else _round_significant(value)
-        for key, value in _drop_nan(totals).items()
+        for key, value in totals.items()
+        if not math.isnan(value)
     }
     low = {THROTTLE_REASONS[key]: _round_significant(share) for key, (share, _) in _worst_throttling(ranks).items()}
     return rounded | ({"throttled": low} if low else {})
@@ -275,10 +264,6 @@ def _format_throttling(ranks: Sequence[RankUsage]) -> str:
     return PrintableText(f"\n{' ' * 15}".join(map(to_printable, lines)))
 
 
-def _format_cpu_use(totals: Mapping[str, Any]) -> str:
-    return f"{totals['cpu_cores']:.1f} cores per rank on average" if "cpu_cores" in totals else ""
-
-
 def _format_memory(ranks: Sequence[RankUsage]) -> str:
     most = _rank_with_most(ranks, lambda rank: rank.process["memory_peak_bytes"])
     if most is None:
@@ -304,10 +289,6 @@ def _rank_with_most(ranks: Sequence[RankUsage], most: Callable[[RankUsage], floa
     return max(measured, key=most, default=None)
 
 
-def _all_gpus(ranks: Sequence[RankUsage]) -> list[UsageValues]:
-    return [gpu for rank in ranks for gpu in rank.gpus]
-
-
 def _max_known(numbers: Iterable[float]) -> float:
     return max((number for number in numbers if not math.isnan(number)), default=math.nan)
 
@@ -315,10 +296,6 @@ def _max_known(numbers: Iterable[float]) -> float:
 def _mean_known(numbers: Iterable[float]) -> float:
     measured = [number for number in numbers if not math.isnan(number)]
     return fmean(measured) if measured else math.nan
-
-
-def _drop_nan(values: Mapping[str, float]) -> dict[str, float]:
-    return {key: value for key, value in values.items() if not math.isnan(value)}
 
 
 def _round_significant(value: float) -> float:
@@ -406,10 +383,13 @@ NO_USAGE_RECORDER: Final = UsageRecorder()
 
 
 def start_usage_recorder(
-    runtime: Runtime, page: gauges.ResourceReader, every_s: float | None, *, trained_s: float = 0.0
+    runtime: Runtime, page: gauges.ResourceReader | None, every_s: float | None, *, trained_s: float = 0.0
 ) -> UsageRecorder:
-    """Let this rank's parent process measure from now on. All ranks call it. every_s: None measures nothing."""
-    if every_s is None:
+    """Let this rank's parent process measure from now on. All ranks call it.
+
+    page: what the parent measures. Without a page or a time nothing is measured.
+    """
+    if page is None or every_s is None:
         return NO_USAGE_RECORDER
     devices = compute_devices(runtime)
     for device in devices:
