@@ -75,15 +75,6 @@ def diverged_failure(step: int, evidence: str, checkpoint: Path | None) -> Failu
     )
 
 
-def no_checkpoint_failure(jump: LossJump) -> Failure:
-    """The end of a run whose loss jumped before its first checkpoint."""
-    return Failure(
-        f"{jump}, and there is no checkpoint to go back to",
-        fix="lower optim.lr, lengthen optim.warmup_epochs, or save earlier: checkpoint.every_steps",
-        code=ExitCode.DIVERGED,
-    )
-
-
 def write_divergence(
     folder: Path,
     *,

@@ -166,7 +166,7 @@ class Trainer:
     loop: LoopState = field(init=False)
     checkpointer: Checkpointer = field(init=False)
     validator: Validator = field(init=False)
-    hooks: list[StepHook] = field(init=False)
+    hooks: list[StepHook] = field(default_factory=list)
     averaged: Mapping[str, AveragedValue] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -200,6 +200,18 @@ class Trainer:
     def _fit_until_jump(self) -> LossJump | None:
         self.begin()
         self.runtime.run_on_rank_zero(self.checkpointer.write_best_file)
+        self.hooks = open_hooks(
+            self.config,
+            self.runtime,
+            self.state,
+            self.folder,
+            total_steps=self.steps.total,
+            is_compiled=self.compiled is not None,
+            heartbeat=self.heartbeat,
+            stopwatch=self.loop.stopwatch,
+            metrics_logger=self.metrics_logger,
+            say=self.progress.say,
+        )
         try:
             with self.checkpointer.finishing():
                 self._train()
@@ -215,7 +227,7 @@ class Trainer:
         return None
 
     def begin(self) -> None:
-        """Start the clocks and counters where `state` stands, and make what saves, evaluates and watches."""
+        """Start the clocks and counters where `state` stands, and make what saves and evaluates."""
         config, runtime, state = self.config, self.runtime, self.state
         stopwatch = TrainingStopwatch(state.seconds, clock=self.clock)
         num_bytes = resume.checkpoint_bytes(config, state.network, self.optimizer)
@@ -272,18 +284,6 @@ class Trainer:
             heartbeat=self.heartbeat,
             is_padded=self.compiled is not None,
             must_stop=stop.is_made,
-        )
-        self.hooks = open_hooks(
-            config,
-            runtime,
-            state,
-            self.folder,
-            total_steps=self.steps.total,
-            is_compiled=self.compiled is not None,
-            heartbeat=self.heartbeat,
-            stopwatch=stopwatch,
-            metrics_logger=self.metrics_logger,
-            say=self.progress.say,
         )
 
     def _train(self) -> None:

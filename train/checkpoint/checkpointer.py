@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from entrypoint import Failure, Heartbeat, start_daemon_thread
+from entrypoint import ExitCode, Failure, Heartbeat, start_daemon_thread
 from train import files
 from train.checkpoint import format, store
 from train.checkpoint.format import FileData, SnapshotBuffers
@@ -27,7 +27,7 @@ from train.distributed.runtime import Runtime
 from train.fault_injection import FaultInjector
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.running_mean import TrainingStopwatch
-from train.loss_monitor import LossJump, no_checkpoint_failure
+from train.loss_monitor import LossJump
 from train.run import exit_file, resume
 from train.run.lock import RunLock
 from train.run.record import BEST_FILE
@@ -251,7 +251,11 @@ class Checkpointer:
         self.heartbeat.beat("save", step=state.step)  # reading a checkpoint may take as long as a save
         checkpoint = self.runtime.run_on_rank_zero(lambda: format.newest_checkpoint(self.folder))
         if checkpoint is None:
-            raise no_checkpoint_failure(jump)
+            raise Failure(
+                f"{jump}, and there is no checkpoint to go back to",
+                fix="lower optim.lr, lengthen optim.warmup_epochs, or save earlier: checkpoint.every_steps",
+                code=ExitCode.DIVERGED,
+            )
         tensors, metadata = format.load_checkpoint(checkpoint)
         state.restore(tensors, metadata["state"])
         self.runtime.barrier()  # rank 0 replaces the folder: not while a rank reads it

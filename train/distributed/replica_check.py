@@ -153,13 +153,8 @@ def processor_name(device: torch.device) -> str:
 def _as_integers(tensor: Tensor) -> Tensor:
     """The tensor's bits as integers in one dimension."""
     flat = tensor.detach().reshape(-1)
-    return (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).view(
-        INTEGER_DTYPE_BY_SIZE[_real_element_size(flat)]
-    )
-
-
-def _real_element_size(flat: Tensor) -> int:
-    return flat.element_size() // (2 if flat.is_complex() else 1)
+    real = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    return real.view(INTEGER_DTYPE_BY_SIZE[real.element_size()])
 
 
 def _odd_weights(positions: Tensor) -> Tensor:
