@@ -1,4 +1,4 @@
-"""profile.steps: what is recorded, where it is written, and that a training is the same with it."""
+"""What watches a training: profile.steps, and code that is compiled again. The training is the same with it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from processes import python
 from torch.profiler import profile
 
 from entrypoint import ExitCode, Failure
-from train import hooks, profiler
+from train import compilation, hooks, profiler
 from train.checkpoint import format
-from train.hooks import StepProfiler
+from train.hooks import RecompilationWarning, StepProfiler
 from train.trainer import Trainer
 
 
@@ -139,3 +140,22 @@ def test_ranks_do_not_take_each_other_for_dead_while_one_writes(tmp_path: Path) 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("profile of steps 2 to 3, rank 0: 2 steps in ") == 1
     assert names(tmp_path / "run") == ["rank-0000-steps-2-3.json.gz", "rank-0000-steps-2-3.txt"]
+
+
+def test_code_that_is_compiled_again_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, events, lines = [2], list[tuple[str, dict[str, int]]](), list[str]()
+    monkeypatch.setattr(compilation, "count_compiled", lambda: {"graphs": graphs[-1]})
+    logger = SimpleNamespace(write=lambda event, **values: events.append((event, values)))
+    warning = RecompilationWarning(logger, lines.append)  # type: ignore[arg-type]
+    warning.at_log(1)
+    graphs.append(5)
+    warning.at_log(2)
+    warning.at_log(3)
+    assert events == [("compiled", {"step": 2, "graphs": 3})]
+    assert [line.partition(";")[0] for line in lines] == ["warning: graphs compiled again by step 2: 3"]
+
+
+def test_a_run_that_asks_for_nothing_is_not_watched(tmp_path: Path) -> None:
+    with built(tmp_path, "train.check_replicas_every_steps=null", "train.max_steps=1") as trainer:
+        trainer.fit()
+    assert trainer.hooks == []
