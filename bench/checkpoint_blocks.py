@@ -37,7 +37,7 @@ def main(words: Sequence[str], environ: MutableMapping[str, str]) -> None:
     config, folder = load.load_config(None, arguments.overrides), Path(arguments.folder)
     with open_trainer(config, SINGLE_PROCESS, environ, folder, Heartbeat()) as trainer:
         trainer.begin()
-        with trainer.loop.writer:
+        with trainer.checkpointer.finishing():
             _serve(Connection(arguments.pace), CheckpointBlocks(trainer))
 
 
@@ -76,15 +76,15 @@ class CheckpointBlocks:
                 self._synchronize()
                 stalled = time.perf_counter() - before
         self._synchronize()
-        if save and trainer.loop.pending_save is not None:
-            stalled += trainer.loop.pending_save.waited
-        trainer.wait_for_save()
+        if save:
+            stalled += trainer.checkpointer.waited
+        trainer.checkpointer.wait()
         seconds = time.perf_counter() - start
         return {"seconds": seconds, "save_s": stalled, "copy_s": self._time_copy()}
 
     def _time_copy(self) -> float:
         """Seconds for a plain copy of the last snapshot in the host's memory: a snapshot takes at least as long."""
-        tensors = list(self._trainer.loop.snapshot_buffers.buffers.values())
+        tensors = list(self._trainer.checkpointer.buffers.buffers.values())
         if [copy.numel() for copy in self._copies] != [tensor.numel() for tensor in tensors]:
             self._copies = [tensor.clone() for tensor in tensors]
         start = time.perf_counter()

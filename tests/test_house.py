@@ -90,7 +90,9 @@ LAYERS = {
         "state",
         "run",
         "loss_monitor",
+        "checkpoint.checkpointer",
         "profiler",
+        "hooks",
         "trainer",
         "rank_context",
         "build",
@@ -178,9 +180,13 @@ def under(package: str, name: str) -> bool:
     return name.split(".")[0] == package
 
 
+# Saves the state of a training, so it needs more than the rest of its folder.
+PARTS_IN_FOLDERS = {"checkpoint.checkpointer"}
+
+
 def part_of(module: str) -> str:
-    """The folder of a package that a module is in, or the module itself where it is in none."""
-    return module.partition(".")[0]
+    """The folder of a package that a module is in, or the module itself where it is in none or is a part of its own."""
+    return module if module in PARTS_IN_FOLDERS else module.partition(".")[0]
 
 
 def is_a_front_door(path: Path) -> bool:
@@ -306,7 +312,7 @@ PRIVATE_WORDS = {
     "todo": "trainer",
     "seat": "rank context",
     "bell": "stop signals",
-    "settle": "wait_for_save",
+    "settle": "wait",
     "lap": "epoch statistics",
     "tally": "running mean, or what is counted",
     "wishes": "vote",

@@ -33,11 +33,11 @@ from train.data_fit import describe_image_file_obstacle, image_file_notes, refus
 from train.distributed import replica_check, shared_memory
 from train.distributed.runtime import Runtime
 from train.distributed.shared_memory import HostRanks
-from train.evaluation.evaluate import max_batch_size, rank_batches
 from train.evaluation.results import read_final_score
+from train.evaluation.validator import max_batch_size, rank_batches
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
-from train.logging.resources import NO_USAGE_RECORDER, start_usage_recorder
+from train.logging.resources import start_usage_recorder
 from train.models import weights
 from train.optim import ema
 from train.optim.schedule import build_schedule, regression_warnings
@@ -178,9 +178,7 @@ def build_trainer(
         lock=context.lock,
         heartbeat=heartbeat,
         signals=context.signals,
-        usage=NO_USAGE_RECORDER
-        if resources is None
-        else start_usage_recorder(runtime, resources, config.log.gpu_every_seconds, trained_s=state.seconds),
+        usage=start_usage_recorder(runtime, resources, config.log.gpu_every_seconds, trained_s=state.seconds),
         metrics_logger=MetricsLogger(
             folder, main=runtime.is_main, tensorboard=config.log.tensorboard, warn=progress.say
         ),

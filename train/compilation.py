@@ -24,7 +24,7 @@ from train.config import checks
 from train.config.schema import TrainConfig
 from train.data.shape import Shape
 from train.distributed.device import failure_from_error
-from train.evaluation import evaluate
+from train.evaluation import validator
 from train.parallel.base import Parallel
 
 BACKEND: Final = "inductor"
@@ -92,10 +92,8 @@ def compile_model(
         for _ in range(CUDA_GRAPH_RUNS if uses_cuda_graphs else 1):
             with _explained_errors():
                 parallel.rehearse()
-            if evaluation is not None:
-                explained = evaluate.explain_out_of_memory(len(evaluation))
-                with _explained_errors(), parallel.runtime.accelerator.autocast(), explained:
-                    evaluate.warm_up(parallel.network, evaluation)
+                if evaluation is not None:
+                    validator.warm_up(parallel.runtime, parallel.network, evaluation)
     shutdown_compile_workers()
     counts = {name: number - before[name] for name, number in count_compiled().items()}
     if not counts["graphs"]:

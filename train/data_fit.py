@@ -14,7 +14,7 @@ from train.data.preprocessing import configured_preprocessing, refuse_other_chan
 from train.data.shape import COLOR_CHANNELS, Shape
 from train.data.splits import DataSplits, SampleOrigin, SampleSource
 from train.evaluation import early_stopping
-from train.evaluation.evaluate import refuse_flips
+from train.evaluation.validator import refuse_flips
 from train.tasks.registry import open_task
 
 

@@ -35,17 +35,17 @@ OWN: Final[Mapping[str, Sequence[str]]] = {
             "log_step",
             "evaluate",
             "save",
-            "wait_for_save",
         )
     ),
     "train.parallel.base": ("Parallel.accumulate", "Parallel._add_gradients", "Parallel.update"),
     "train.parallel.bitwise": ("Bitwise.accumulate",),
+    "train.checkpoint.checkpointer": ("Checkpointer.save", "Checkpointer.wait"),
     "train.distributed.vote": ("StopVote.result", "StopVote.propose"),
     "train.data.loader": ("BatchLoader.train", "BatchLoader._draw_ahead", "BatchLoader._plain"),
     "train.data.in_memory": ("DeviceDataset.read", "HostDataset.read"),
     "train.data.workers": ("WorkerLoader.read",),
     "train.optim.loss": ("Criterion.__call__",),
-    "train.evaluation.evaluate": ("evaluate",),
+    "train.evaluation.validator": ("Validator.measure",),
 }
 
 

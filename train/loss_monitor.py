@@ -7,7 +7,6 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,24 +21,15 @@ MAX_LISTED_STEPS: Final = 100
 MAX_SKIPPED_STEPS: Final = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossJump:
-    """A mean loss far above the usual one, read after `step`."""
+class LossJump(Exception):
+    """A mean loss far above the usual one, read after `step`.
 
-    step: int
-    loss: float
-    usual: float
+    With train.spike=rollback all ranks raise it at the same step: the run goes back to its last checkpoint.
+    """
 
-    def __str__(self) -> str:
-        return f"the loss jumped to {self.loss:.4g} at or before step {self.step} (it was about {self.usual:.4g})"
-
-
-class LossJumped(Exception):
-    """All ranks raise it at the same step: the run goes back to its last checkpoint."""
-
-    def __init__(self, jump: LossJump) -> None:
-        super().__init__(str(jump))
-        self.jump = jump
+    def __init__(self, step: int, loss: float, usual: float) -> None:
+        super().__init__(f"the loss jumped to {loss:.4g} at or before step {step} (it was about {usual:.4g})")
+        self.step, self.loss, self.usual = step, loss, usual
 
 
 class RecentLosses:
@@ -59,7 +49,7 @@ class RecentLosses:
             return None
         usual = statistics.median(self._losses)
         is_jump = loss > max(JUMP_FACTOR * usual, self._guessing_loss)
-        return LossJump(step=step, loss=loss, usual=usual) if is_jump else None
+        return LossJump(step, loss, usual) if is_jump else None
 
     def add(self, step: int, loss: float) -> LossJump | None:
         """Record a log point; returns a jump once, and the next one only after the loss was low again."""
@@ -82,63 +72,48 @@ def diverged_failure(step: int, evidence: str, checkpoint: Path | None) -> Failu
     )
 
 
-def no_checkpoint_failure(jump: LossJump) -> Failure:
-    """The end of a run whose loss jumped before its first checkpoint."""
-    return Failure(
-        f"{jump}, and there is no checkpoint to go back to",
-        fix="lower optim.lr, lengthen optim.warmup_epochs, or save earlier: checkpoint.every_steps",
-        code=ExitCode.DIVERGED,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DivergenceRecord:
-    """errors/diverged.json: which samples, files and ranks the last batches had before the run diverged.
+def write_divergence(
+    folder: Path,
+    *,
+    evidence: str,
+    steps: range,
+    losses: Sequence[Mapping[int, float]],
+    sampler: BatchSampler,
+    paths: Sequence[str] | None,
+) -> None:
+    """Write errors/diverged.json into the run's folder: the last batches' samples, files and ranks. Never fails.
 
     losses: of each rank, the mean loss by step (counted from 0), as far back as they are known.
     paths: of the training samples, if samples are files.
     """
+    batches = [
+        _describe_batch(step, [rank.get(step) for rank in losses], sampler) for step in listed_steps(steps, losses)
+    ]
+    first_bad = next((batch for batch in batches if batch["ranks"]), None)
+    bad_files: dict[int, str] = {}
+    if first_bad is not None and paths is not None:
+        per_rank = sampler.batches.global_ // sampler.batches.world
+        samples = [first_bad["samples"][rank * per_rank : (rank + 1) * per_rank] for rank in first_bad["ranks"]]
+        bad_files = {sample: str(paths[sample]) for rank_samples in samples for sample in rank_samples}
+    record = {
+        "found": evidence,
+        "first_bad_step": first_bad["step"] if first_bad else None,
+        "files": bad_files,
+        "batches": batches,
+    }
+    RunErrors.in_run(folder).write_diverged(json.dumps(record, ensure_ascii=False) + "\n")
 
-    evidence: str
-    steps: range
-    losses: Sequence[Mapping[int, float]]
-    sampler: BatchSampler
-    paths: Sequence[str] | None
 
-    def write(self, folder: Path) -> None:
-        """Write it into the run's folder. Never fails."""
-        ranks = self.losses
-        batches = [
-            self._batch(step, [losses.get(step) for losses in ranks]) for step in listed_steps(self.steps, ranks)
-        ]
-        first_bad = next((batch for batch in batches if batch["ranks"]), None)
-        record = {
-            "found": self.evidence,
-            "first_bad_step": first_bad["step"] if first_bad else None,
-            "files": self._files(first_bad),
-            "batches": batches,
-        }
-        RunErrors.in_run(folder).write_diverged(json.dumps(record, ensure_ascii=False) + "\n")
-
-    def _batch(self, step: int, losses: Sequence[float | None]) -> dict[str, Any]:
-        """One global batch. Its step counts from 1, as in metrics.jsonl; `ranks`: whose loss was not finite."""
-        present = [loss for loss in losses if loss is not None]
-        mean = sum(present) / len(present) if present else math.nan
-        return {
-            "step": step + 1,
-            "loss": mean if math.isfinite(mean) else None,
-            "ranks": [rank for rank, loss in enumerate(losses) if loss is not None and not math.isfinite(loss)],
-            "samples": self.sampler.global_batch(step).tolist(),
-        }
-
-    def _files(self, batch: dict[str, Any] | None) -> dict[int, str]:
-        """The files of the first bad step's ranks."""
-        if batch is None or self.paths is None:
-            return {}
-        batches = self.sampler.batches
-        per_rank = batches.global_ // batches.world
-        samples = [batch["samples"][rank * per_rank : (rank + 1) * per_rank] for rank in batch["ranks"]]
-        return {sample: str(self.paths[sample]) for rank_samples in samples for sample in rank_samples}
+def _describe_batch(step: int, losses: Sequence[float | None], sampler: BatchSampler) -> dict[str, Any]:
+    """One global batch. Its step counts from 1, as in metrics.jsonl; `ranks`: whose loss was not finite."""
+    finished = [loss for loss in losses if loss is not None]
+    mean = sum(finished) / len(finished) if finished else math.nan
+    return {
+        "step": step + 1,
+        "loss": mean if math.isfinite(mean) else None,
+        "ranks": [rank for rank, loss in enumerate(losses) if loss is not None and not math.isfinite(loss)],
+        "samples": sampler.global_batch(step).tolist(),
+    }
 
 
 def steps_since_log_point(step: int, log_every_steps: int) -> range:

@@ -231,7 +231,7 @@ def _finish(trainer: Trainer, *, typed: str) -> int:
 def stopped_summary(trainer: Trainer, typed: str) -> str:
     """Why training stopped, where, what it consumed, and how it continues."""
     stop, step = trainer.loop.stop, trainer.state.step
-    saved = trainer.loop.checkpoint or "nothing was saved: no step was done"
+    saved = trainer.checkpointer.newest or "nothing was saved: no step was done"
     lines = [f"stopped by {stop} at step {step} of {trainer.steps.total}: {saved}"]
     if stop.cause == DEADLINE_CAUSE and step == trainer.start_step:
         lines.append("note: this start had no time for a step: give it more")
@@ -251,7 +251,7 @@ def finished_summary(trainer: Trainer, typed: str) -> str:
             steps=state.step,
             seconds=state.seconds,
             images=state.step * trainer.batches.global_,
-            checkpoint=trainer.loop.checkpoint,
+            checkpoint=trainer.checkpointer.newest,
             consumed=trainer.usage.summary_rows(trainer.images_trained),
             best=_describe_best(trainer),
         )
@@ -283,11 +283,11 @@ def _describe_best(trainer: Trainer) -> str | None:
     state = trainer.state
     if state.best is None or state.best_step is None or state.best_step == state.step:
         return None
-    if not trainer.checkpoint_path(state.best_step).exists():
+    if not trainer.checkpointer.path(state.best_step).exists():
         return None  # a user has deleted it
     step, epoch = state.best_step, -(-state.best_step // trainer.steps.per_epoch)
     best = describe_best(state.best, trainer.config.eval.metric, step=step, epoch=epoch)
-    return f"{best}: {trainer.checkpoint_path(step)}"
+    return f"{best}: {trainer.checkpointer.path(step)}"
 
 
 # What the run folder records

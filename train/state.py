@@ -29,13 +29,10 @@ MAX_COUNTER: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogWindow:
-    """The sums since the last log point.
+    """The sums since the last log point."""
 
-    sums: of each rank, as `RunningMean.sums`. since: the training time (seconds) of that log point.
-    """
-
-    sums: list[list[float]]
-    since: float
+    sums: list[list[float]]  # of each rank, as `RunningMean.sums`
+    since: float  # the training time (seconds) of that log point
 
     def totals(self) -> list[float]:
         """The sums over all ranks."""
@@ -50,35 +47,23 @@ class LogWindow:
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """The Trainer changes it; before there is one, `run.resume` restores it from a checkpoint.
+    """The Trainer changes it; before there is one, `run.resume` restores it from a checkpoint."""
 
-    network: the model without its DDP wrapper.
-    step: finished optimizer steps. With the config it determines the next samples and learning rate.
-    seconds: training time of all starts, without evaluations and saves.
-    evaluated: the step of the last evaluation; result: what it measured; unflipped: without eval.flip, where it is set.
-    best, best_step: the best evaluation so far, by eval.metric.
-    ema: with train.ema_decay.
-    target_streak: how many evaluations in a row have reached eval.target.
-    stale_evaluations: how many evaluations in a row were not better than the best one.
-    rollbacks: how often the run went back to a checkpoint because its loss had jumped.
-    window: the sums since the last log point, when this state was saved.
-    """
-
-    network: nn.Module
+    network: nn.Module  # without its DDP wrapper
     optimizer: Optimizer
     scaler: GradScaler | None
-    ema: EMA | None = None
-    step: int = 0
-    seconds: float = 0.0
-    evaluated: int = 0
-    result: EvaluationResult | None = None
-    unflipped: EvaluationResult | None = None
-    best: EvaluationResult | None = None
+    ema: EMA | None = None  # with train.ema_decay
+    step: int = 0  # finished optimizer steps: with the config they determine the next samples and learning rate
+    seconds: float = 0.0  # of training, in all starts, without evaluations and saves
+    evaluated: int = 0  # the step of the last evaluation
+    result: EvaluationResult | None = None  # what the last evaluation measured
+    unflipped: EvaluationResult | None = None  # the same without eval.flip, where that is set
+    best: EvaluationResult | None = None  # the best evaluation so far, by eval.metric
     best_step: int | None = None
-    target_streak: int = 0
-    stale_evaluations: int = 0
-    rollbacks: int = 0
-    window: LogWindow | None = None
+    target_streak: int = 0  # how many evaluations in a row have reached eval.target
+    stale_evaluations: int = 0  # how many evaluations in a row were not better than the best one
+    rollbacks: int = 0  # how often the run went back to a checkpoint because its loss had jumped
+    window: LogWindow | None = None  # the sums since the last log point, when this state was saved
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The checkpoint's tensors, by group."""
@@ -164,16 +149,17 @@ def _result(values: Mapping[str, Any] | None) -> EvaluationResult | None:
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the first value that training could not have written."""
-    counters = {name: values.get(name, 0) for name in COUNTERS} | {"best_step": values["best_step"] or 0}
-    for name, value in counters.items():
-        _require(type(value) is int and 0 <= value < MAX_COUNTER, name, value)
-    seconds = values["seconds"]
-    _require(_is_number(seconds) and 0 <= seconds < math.inf, "seconds", seconds)
-    measured = {"result": values["result"], "best": values["best"], "unflipped": values.get("unflipped")}
-    for name, value in measured.items():
-        _require(value is None or _is_result(value), name, value)
-    window = values.get("window")
-    _require(window is None or _is_window(window), "window", window)
+    checks = [
+        *((name, values.get(name, 0), _is_counter) for name in COUNTERS),
+        ("best_step", values["best_step"] or 0, _is_counter),
+        ("seconds", values["seconds"], _is_duration),
+        ("result", values["result"], _is_result),
+        ("best", values["best"], _is_result),
+        ("unflipped", values.get("unflipped"), _is_result),
+        ("window", values.get("window"), _is_window),
+    ]
+    for name, value, is_valid in checks:
+        _require(is_valid(value), name, value)
 
 
 def check_optimizer(optimizer: Optimizer, settings: Sequence[Mapping[str, Any]]) -> None:
@@ -211,13 +197,21 @@ def _is_alike(before: Any, after: Any) -> bool:
     return not isinstance(after, str | list | dict)
 
 
+def _is_counter(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MAX_COUNTER
+
+
+def _is_duration(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < math.inf
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_result(values: Any) -> bool:
     if not isinstance(values, dict):
-        return False
+        return values is None
     lists = [values.get(name) or [] for name in ("recall", "average_precision", "thresholds")]
     named = ("recall", "average_precision", "thresholds", "task")
     scalars = [value for name, value in values.items() if name not in named]
@@ -228,7 +222,7 @@ def _is_result(values: Any) -> bool:
 
 def _is_window(values: Any) -> bool:
     if not isinstance(values, dict) or not _is_number(values.get("since")):
-        return False
+        return values is None
     sums = values.get("sums")
     ranks = sums if isinstance(sums, list) else []
     return (

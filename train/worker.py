@@ -311,7 +311,7 @@ def last_checkpoint(context: RankContext | None) -> str | None:
     from train.checkpoint import store
 
     with suppress(Failure):
-        paths = store.list_checkpoints(context.trainer.checkpoints).values()
+        paths = store.list_checkpoints(context.folder / "checkpoints").values()
         return next((str(path) for path in reversed(paths)), None)
     return None
 

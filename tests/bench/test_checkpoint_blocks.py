@@ -11,18 +11,18 @@ from jobs import built
 from bench import checkpoint_blocks
 from bench.checkpoint_blocks import CheckpointBlocks
 from train.checkpoint import store
-from train.trainer import PendingSave, Trainer
+from train.trainer import Trainer
 
 
 def test_only_a_block_that_asks_for_a_checkpoint_commits_one(tmp_path: Path) -> None:
     with built(tmp_path) as trainer:
         trainer.begin()
-        with trainer.loop.writer:
+        with trainer.checkpointer.finishing():
             blocks = CheckpointBlocks(trainer)
             assert blocks.run(2, save=False)["save_s"] == 0
-            assert not store.list_checkpoints(trainer.checkpoints)
+            assert not store.list_checkpoints(trainer.folder / "checkpoints")
             assert blocks.run(2, save=True)["save_s"] > 0
-        assert list(store.list_checkpoints(trainer.checkpoints)) == [3]
+        assert list(store.list_checkpoints(trainer.folder / "checkpoints")) == [3]
 
 
 def test_all_of_a_save_counts_as_standing_still_the_looks_before_the_copy_too(
@@ -33,17 +33,16 @@ def test_all_of_a_save_counts_as_standing_still_the_looks_before_the_copy_too(
     monkeypatch.setattr(Trainer, "save", lambda trainer: next(now_s))
     with built(tmp_path) as trainer:
         trainer.begin()
-        with trainer.loop.writer:
+        with trainer.checkpointer.finishing():
             assert CheckpointBlocks(trainer).run(1, save=True)["save_s"] == 2.0
 
 
 def test_so_does_what_the_next_update_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save(trainer: Trainer) -> None:
-        trainer.loop.pending_save = PendingSave(step=1, evaluated=0, stalled=0.0, waited=1000.0)
+        trainer.checkpointer.waited = 1000.0
 
     monkeypatch.setattr(Trainer, "save", save)
-    monkeypatch.setattr(Trainer, "wait_for_save", lambda trainer: None)
     with built(tmp_path) as trainer:
         trainer.begin()
-        with trainer.loop.writer:
+        with trainer.checkpointer.finishing():
             assert 1000 < CheckpointBlocks(trainer).run(1, save=True)["save_s"] < 1010

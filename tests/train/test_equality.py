@@ -231,7 +231,7 @@ def test_whatever_is_trained_a_resumed_run_ends_with_the_bits_of_an_uninterrupte
     monkeypatch.setattr(compilation, "BACKEND", "eager")
     settings = ("optim.schedule=constant", "optim.warmup_epochs=0", "train.ema_decay=0.9", *settings)
     trained(tmp_path / "halved", *settings, *before, "train.max_steps=3")
-    halved, whole = (trained(tmp_path / name, *settings).loop.checkpoint for name in ("halved", "whole"))
+    halved, whole = (trained(tmp_path / name, *settings).checkpointer.newest for name in ("halved", "whole"))
     torch._dynamo.reset()
     assert halved is not None
     assert whole is not None

@@ -169,7 +169,7 @@ def test_a_run_whose_best_checkpoint_is_damaged_ends_once_the_fix_was_followed(
         patch.setattr(Trainer, "measure_test_split", lambda trainer: None)
         trainer = trained(tmp_path, TEST)
     assert "train would measure the test split with the weights of step 3" in previewed(tmp_path)
-    best = trainer.checkpoint_path(3)
+    best = trainer.checkpointer.path(3)
     damage(best / "model.safetensors")
     with pytest.raises(Failure) as caught:
         trained(tmp_path, TEST)
@@ -193,9 +193,9 @@ def test_a_run_whose_best_checkpoint_is_damaged_ends_once_the_fix_was_followed(
 
 def test_a_run_without_a_test_split_has_none_to_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = trained(tmp_path)
-    assert trainer.loop.checkpoint is not None
+    assert trainer.checkpointer.newest is not None
     with pytest.raises(Failure, match="no test split to measure"):
-        measured_again(trainer.loop.checkpoint, capsys)
+        measured_again(trainer.checkpointer.newest, capsys)
 
 
 def test_any_number_of_ranks_measures_the_same(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ def test_a_new_run_has_saved_nothing(tmp_path: Path) -> None:
     with built(tmp_path) as trainer:
         trainer.clock = lambda: 7.0
         trainer.begin()
-        loop = trainer.loop
-    assert (loop.checkpoint, loop.finished_epoch, loop.skipped_steps, loop.saved_at) == (None, None, 0, 7.0)
+        loop, checkpointer = trainer.loop, trainer.checkpointer
+    assert (loop.finished_epoch, loop.skipped_steps) == (None, 0)
+    assert (checkpointer.newest, checkpointer.saved_at) == (None, 7.0)
 
 
 def test_a_resumed_run_counts_on_and_knows_its_checkpoint(tmp_path: Path) -> None:
@@ -23,7 +24,7 @@ def test_a_resumed_run_counts_on_and_knows_its_checkpoint(tmp_path: Path) -> Non
         trainer.clock = lambda: 7.0
         trainer.begin()
         loop = trainer.loop
-    assert loop.checkpoint == tmp_path / "checkpoints" / "step-00000008"
+    assert trainer.checkpointer.newest == tmp_path / "checkpoints" / "step-00000008"
     assert loop.stopwatch.seconds == trainer.state.seconds > 0
 
 

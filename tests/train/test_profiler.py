@@ -1,141 +1,86 @@
-"""profile.steps: what is recorded, where it is written, and that a training is the same with it."""
+"""The costliest operations, one a line."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from torch.autograd import DeviceType
 
-import pytest
-from jobs import TINY, after, built, trained
-from processes import python
-from torch.profiler import profile
+from train.profiler import OperationCost, describe_costs, format_cost_table
 
-from entrypoint import ExitCode, Failure
-from train import profiler
-from train.checkpoint import format
-from train.profiler import StepProfiler
-from train.trainer import Trainer
+COSTS = [
+    OperationCost(name="aten::mm", calls=1200, cpu_ms=30.0, gpu_ms=10.0),
+    OperationCost(name="aten::convolution_backward_with_a_name_that_goes_on", calls=5, cpu_ms=10.0, gpu_ms=90.0),
+    OperationCost(name="aten::add", calls=7, cpu_ms=60.0, gpu_ms=0.0),
+]
 
 
-def said(folder: Path, *settings: str) -> str:
-    """What a tiny training says: eight steps."""
-    out = io.StringIO()
-    with built(folder, *settings, out=out) as trainer:
-        trainer.fit()
-    return out.getvalue()
+def listed(*, on_gpu: bool, most: int = 9) -> list[str]:
+    return format_cost_table(COSTS, total_ms=100.0, on_gpu=on_gpu, most=most, width=79, what="operation").splitlines()
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / profiler.FOLDER).iterdir())
+def test_on_a_cpu_its_time_orders_them_and_is_shared_out() -> None:
+    head, *rows = listed(on_gpu=False)
+    assert head.split() == ["operation", "calls", "CPU", "ms", "share"]
+    assert [row.split() for row in rows[:2]] == [
+        ["aten::add", "7", "60.0", "60.0%"],
+        ["aten::mm", "1,200", "30.0", "30.0%"],
+    ]
 
 
-def timeline(folder: Path) -> Sequence[dict[str, Any]]:
-    (path,) = (folder / profiler.FOLDER).glob("*.json.gz")
-    return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]  # type: ignore[no-any-return]
+def test_on_a_gpu_its_time_does() -> None:
+    head, *rows = listed(on_gpu=True)
+    assert head.split() == ["operation", "calls", "CPU", "ms", "GPU", "ms", "share"]
+    assert [row.split()[-2:] for row in rows] == [["90.0", "90.0%"], ["10.0", "10.0%"], ["0.0", "0.0%"]]
 
 
-def test_the_first_and_the_last_step_are_recorded_and_no_other(tmp_path: Path) -> None:
-    text = said(tmp_path, "profile.steps=[3,5]", "train.micro_batch_size=16")
-    steps = [event for event in timeline(tmp_path) if event["name"].startswith("Optimizer.step#")]
-    assert len(steps) == 3
-    assert names(tmp_path) == ["rank-0000-steps-3-5.json.gz", "rank-0000-steps-3-5.txt"]
-    assert text.count("profile of steps 3 to 5, rank 0: 3 steps in ") == 1
+def test_every_line_has_the_same_width_however_long_a_name_is() -> None:
+    lines = listed(on_gpu=True)
+    assert {len(line) for line in lines} == {79}
+    assert "…" in lines[1]
 
 
-def test_the_console_shows_the_costliest_and_where_the_rest_is(tmp_path: Path) -> None:
-    lines = said(tmp_path, "profile.steps=[3,5]").splitlines()
-    at = next(number for number, line in enumerate(lines) if line.startswith("operation "))
-    assert lines[at + 11].startswith(f"table     {tmp_path}/profile/rank-0000-steps-3-5.txt")
-    assert lines[at + 12].startswith(f"timeline  {tmp_path}/profile/rank-0000-steps-3-5.json.gz")
-    assert all(line.endswith("%") for line in lines[at + 1 : at + 11])
-    assert (tmp_path / "profile/rank-0000-steps-3-5.txt").read_text().count("\n") > 20
+def test_only_the_first_are_listed() -> None:
+    assert [line.split()[0] for line in listed(on_gpu=False, most=1)] == ["operation", "aten::add"]
 
 
-def test_a_training_has_the_same_bits_with_it(tmp_path: Path) -> None:
-    weights = set()
-    for name, settings in {"with": ("profile.steps=[2,6]",), "without": ()}.items():
-        trained(tmp_path / name, *settings)
-        found = format.newest_checkpoint(tmp_path / name / "checkpoints")
-        assert found is not None
-        weights.add(found.contents.files["model.safetensors"].sha256)
-    assert len(weights) == 1
+def test_a_name_cannot_reach_for_the_terminal() -> None:
+    hostile = [OperationCost(name="a\x1b[2J\nb", calls=1, cpu_ms=1.0, gpu_ms=0.0)]
+    text = format_cost_table(hostile, total_ms=0.0, on_gpu=False, most=1, width=79, what="operation")
+    assert text.splitlines()[1].startswith("a?[2J?b ")
 
 
-def test_a_run_that_ends_among_these_steps_writes_what_it_has(tmp_path: Path) -> None:
-    said(tmp_path, "profile.steps=[7,20]")
-    assert names(tmp_path) == ["rank-0000-steps-7-8.json.gz", "rank-0000-steps-7-8.txt"]
+class Event:
+    """One line of the profiler's, made up: this machine has no GPU."""
+
+    def __init__(self, key: str, *, cpu: float = 0.0, gpu: float = 0.0, kernel: bool = False, mark: bool = False):
+        self.key, self.count, self.is_user_annotation = key, 1, mark
+        self.self_cpu_time_total, self.self_device_time_total = 1000 * cpu, 1000 * gpu
+        self.device_type = DeviceType.CUDA if kernel else DeviceType.CPU
 
 
-def test_a_run_that_ends_among_them_commits_its_checkpoint_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[list[str]] = []
-    there = tmp_path / "checkpoints"
-    monkeypatch.setattr(profiler, "write_timeline", lambda *given: kept.append([one.name for one in there.iterdir()]))
-    said(tmp_path, "profile.steps=[7,20]")
-    assert [names for names in kept if "step-00000008" in names] == kept != []
+MADE_UP = (
+    Event("aten::conv", cpu=1, gpu=60),
+    Event("cudaDeviceSynchronize", cpu=500),
+    Event("sm90_kernel", gpu=60, kernel=True),
+    Event("triton_kernel", gpu=40, kernel=True),
+    Event("Optimizer.step#SGD.step", gpu=99, kernel=True, mark=True),
+)
 
 
-def test_a_run_that_fails_among_them_writes_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(trainer: Trainer) -> None:
-        raise Failure("enough", fix="none", code=ExitCode.PEER)
-
-    after(4, fail, monkeypatch)
-    with pytest.raises(Failure, match="enough"):
-        said(tmp_path, "profile.steps=[3,20]")
-    assert names(tmp_path) == ["rank-0000-steps-3-4.json.gz", "rank-0000-steps-3-4.txt"]
+def test_on_a_gpu_operations_share_what_its_kernels_took() -> None:
+    first, second = describe_costs(MADE_UP, on_gpu=True)[0].splitlines()[1:]
+    assert (first.split()[0], first.split()[-1]) == ("aten::conv", "60.0%")
+    assert (second.split()[0], second.split()[-1]) == ("cudaDeviceSynchronize", "0.0%")
 
 
-def test_a_resumed_run_records_the_rest_of_the_steps(tmp_path: Path) -> None:
-    said(tmp_path, "train.max_steps=4")
-    said(tmp_path, "profile.steps=[3,6]")
-    assert names(tmp_path) == ["rank-0000-steps-5-6.json.gz", "rank-0000-steps-5-6.txt"]
+def test_on_a_gpu_the_file_lists_its_kernels_too() -> None:
+    _, text = describe_costs(MADE_UP, on_gpu=True)
+    assert [line.split()[0] for line in text.partition("kernel on the GPU")[2].splitlines()[1:]] == [
+        "sm90_kernel",
+        "triton_kernel",
+    ]
 
 
-def test_a_resumed_run_beyond_them_says_nothing(tmp_path: Path) -> None:
-    said(tmp_path, "train.max_steps=4")
-    assert "profile" not in said(tmp_path, "profile.steps=[2,4]")
-    assert not (tmp_path / profiler.FOLDER).exists()
-
-
-def test_steps_that_the_run_does_not_have_are_said(tmp_path: Path) -> None:
-    text = said(tmp_path, "profile.steps=[10,20]")
-    assert text.count("profile.steps [10, 20]: nothing is recorded, the run has 8 steps") == 1
-
-
-def test_a_profile_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
-    (tmp_path / profiler.FOLDER).write_text("in the way")
-    text = said(tmp_path, "profile.steps=[3,5]")
-    assert text.count("warning: the profile is incomplete, training goes on: FileExistsError") == 1
-    assert "epoch 2/2" in text
-
-
-def test_a_timeline_that_was_cut_off_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "export_chrome_trace", lambda self, path: Path(path).write_text('{"traceEvents": ['))
-    assert "was not written whole" in said(tmp_path, "profile.steps=[3,5]")
-    assert names(tmp_path) == ["rank-0000-steps-3-5.txt"]
-
-
-def test_the_time_of_the_steps_is_that_of_the_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, train_step, start = [0.0], Trainer.train_step, StepProfiler._start
-    seconds = {"step": 1.0, "start": 100.0}
-    monkeypatch.setattr(Trainer, "train_step", lambda *rest: (now.append(now[-1] + seconds["step"]), train_step(*rest)))
-    monkeypatch.setattr(StepProfiler, "_start", lambda self: (now.append(now[-1] + seconds["start"]), start(self)))
-    out = io.StringIO()
-    with built(tmp_path, "profile.steps=[3,5]", "data.val_fraction=0", out=out) as trainer:
-        trainer.clock = lambda: now[-1]
-        trainer.fit()
-    assert "3 steps in 3.0 s " in out.getvalue()
-
-
-@pytest.mark.slow
-def test_ranks_do_not_take_each_other_for_dead_while_one_writes(tmp_path: Path) -> None:
-    run = ("--device", "cpu", "--procs-per-node", "2", "run.output_dir=.", "run.name=run")
-    done = python("-m", "train", *run, *TINY, "profile.steps=[2,3]", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("profile of steps 2 to 3, rank 0: 2 steps in ") == 1
-    assert names(tmp_path / "run") == ["rank-0000-steps-2-3.json.gz", "rank-0000-steps-2-3.txt"]
+def test_where_nobody_may_look_at_the_gpu_the_cpus_times_are_shown_and_said_to_be() -> None:
+    head, *_, note = describe_costs(MADE_UP[:2], on_gpu=True)[0].splitlines()
+    assert "GPU ms" not in head
+    assert note.endswith("these are the CPU's times")

@@ -14,8 +14,8 @@ from jobs import after, built, steps_of, trained
 from runs import Run
 
 from entrypoint import Failure
-from train import trainer as trainer_module
 from train.data.sampler import MicroBatch
+from train.evaluation import validator
 from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.run.stop import StopSignals
 
@@ -57,7 +57,7 @@ def test_an_evaluation_that_does_not_fit_the_gpu_names_its_own_batch_and_not_the
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")  # no GPU said it here
 
-    monkeypatch.setattr(trainer_module, "evaluate", full)
+    monkeypatch.setattr(validator, "broadcast_buffers", full)
     with pytest.raises(Failure, match="in the evaluation") as caught:
         trained(tmp_path, "eval.batch_size=8")
     assert (caught.value.code, caught.value.fix.split()[1]) == (71, "eval.batch_size=2")
@@ -112,7 +112,7 @@ def test_a_signal_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
     signals.handle(signal.SIGTERM)
     with built(tmp_path, signals=signals) as trainer:
         trainer.fit()
-        assert trainer.loop.checkpoint is None
+        assert trainer.checkpointer.newest is None
     assert (trainer.state.step, Run(folder=tmp_path).committed()) == (0, None)
 
 
@@ -170,7 +170,7 @@ def test_fewer_epochs_than_a_run_has_had_do_no_step(tmp_path: Path) -> None:
     trained(tmp_path)
     trainer = trained(tmp_path, "train.epochs=1")
     assert trainer.state.step == 8
-    assert trainer.loop.checkpoint == tmp_path / "checkpoints" / "step-00000008"
+    assert trainer.checkpointer.newest == tmp_path / "checkpoints" / "step-00000008"
 
 
 def listened(real: Any, seen: list[int]) -> Callable[..., Iterator[tuple[MicroBatch, Any]]]:
@@ -189,7 +189,7 @@ def test_a_finished_run_started_again_does_no_step(tmp_path: Path) -> None:
     before = events(tmp_path)
     trainer = trained(tmp_path)
     assert events(tmp_path) == before
-    assert trainer.loop.checkpoint == tmp_path / "checkpoints" / "step-00000008"
+    assert trainer.checkpointer.newest == tmp_path / "checkpoints" / "step-00000008"
 
 
 def test_more_epochs_continue_a_finished_run(tmp_path: Path) -> None:

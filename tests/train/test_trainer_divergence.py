@@ -17,6 +17,7 @@ from runs import TEN_STEPS
 
 from entrypoint import ExitCode, Failure
 from train.checkpoint import format
+from train.checkpoint.checkpointer import find_nonfinite
 from train.config import load, resume_rules
 from train.config.schema import RunConfig
 from train.distributed import replica_check
@@ -77,7 +78,7 @@ def test_statistics_that_are_not_finite_end_a_run_whose_loss_they_do_not_touch(
 def test_a_buffer_that_no_checkpoint_holds_may_hold_what_it_likes(tmp_path: Path) -> None:
     with built(tmp_path) as trainer:
         trainer.state.network.register_buffer("mask", torch.tensor([0.0, float("-inf")]), persistent=False)
-        trainer._check_replicas_before_save()
+        assert find_nonfinite(trainer.runtime, trainer.state.network) is None
 
 
 @pytest.mark.parametrize(
@@ -101,19 +102,19 @@ def test_one_number_that_is_not_finite_is_seen_before_a_save(
         trainer.state.network.register_buffer("in_half", torch.full((9,), 65504.0, dtype=torch.float16))
         trainer.state.network.register_buffer("none", torch.empty(0))
         trainer.state.network.register_buffer("counter", torch.tensor(2**40))
-        trainer._check_replicas_before_save()
+        assert find_nonfinite(trainer.runtime, trainer.state.network) is None
         trainer.state.network.register_buffer("last", torch.tensor([0, 1, value]).to(dtype))
-        with pytest.raises(Failure, match="diverged") as caught:
-            trainer._check_replicas_before_save()
-    assert caught.value.found == "running statistics that are not finite"
+        evidence = find_nonfinite(trainer.runtime, trainer.state.network)
+    assert evidence == "running statistics that are not finite"
 
 
 def test_a_weight_that_is_not_finite_is_named_as_a_weight(tmp_path: Path) -> None:
     with built(tmp_path) as trainer:
         trainer.begin()
+        trainer.state.step = 1
         spoil(trainer)
         with pytest.raises(Failure, match="diverged") as caught:
-            trainer._check_replicas_before_save()
+            trainer.save()
     assert caught.value.found == "weights that are not finite"
 
 

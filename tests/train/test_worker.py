@@ -173,7 +173,7 @@ def test_the_ending_tells_how_far_the_run_had_come_and_what_was_kept(
 ) -> None:
     def stand_in(trainer: Trainer) -> None:
         trainer.state.step = 3
-        format.save_checkpoint(trainer.checkpoints, step=2, tensors={}, metadata={}, keep=1)
+        format.save_checkpoint(trainer.folder / "checkpoints", step=2, tensors={}, metadata={}, keep=1)
         raise peer()
 
     monkeypatch.setattr(Trainer, "fit", stand_in)
@@ -334,8 +334,8 @@ def test_a_thread_of_the_users_does_not_keep_a_rank_from_ending() -> None:
 def checkpoint_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The last checkpoint of a tiny run."""
     trainer = trained(tmp_path_factory.mktemp("trained") / "run")
-    assert trainer.loop.checkpoint is not None
-    return trainer.loop.checkpoint
+    assert trainer.checkpointer.newest is not None
+    return trainer.checkpointer.newest
 
 
 def test_a_rank_that_measures_writes_nothing_into_the_run(

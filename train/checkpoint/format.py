@@ -100,6 +100,7 @@ def _restore_strides(tensor: Tensor, stride: list[int] | None) -> Tensor:
 
 TENSORS_SUFFIX = ".safetensors"
 Array = np.ndarray[Any, np.dtype[Any]]
+FileData = bytes | memoryview
 TensorCopy = tuple[Array, Array]  # (destination, tensor), both on the CPU
 ALIGNMENT_BYTES: Final = 8  # the size of the largest number
 INTEGER_DTYPE_BY_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # NumPy has no bfloat16
@@ -122,23 +123,6 @@ SAFETENSORS_DTYPES: Final = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A run after `step`: the content of each file by its name.
-
-    torch: the version that wrote it.
-    """
-
-    step: int
-    torch: str
-    files: Mapping[str, bytes | memoryview]
-
-    @property
-    def size(self) -> int:
-        """The size of all files in bytes."""
-        return sum(len(data) for data in self.files.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +157,8 @@ class SnapshotBuffers:
 
 
 @dataclass(slots=True, kw_only=True)
-class PendingSnapshot:
-    """A snapshot in progress. `copied` is set when the original tensors are no longer needed.
+class Snapshot:
+    """A copy of a run's state, in progress. `copied` is set when the original tensors are no longer needed.
 
     metadata: see `begin_snapshot`. deferred: tensors that `finish` copies to the file's bytes.
     strided: staging copies of tensors that are not contiguous, which `finish` converts to the
@@ -182,7 +166,6 @@ class PendingSnapshot:
     gpu_copies_done: the event after the copies from a GPU.
     """
 
-    step: int
     metadata: Mapping[str, Any]
     files: dict[str, memoryview] = field(default_factory=dict)
     deferred: list[TensorCopy] = field(default_factory=list)
@@ -190,8 +173,8 @@ class PendingSnapshot:
     gpu_copies_done: torch.cuda.Event | None = None
     copied: threading.Event = field(default_factory=threading.Event)
 
-    def finish(self) -> Snapshot:
-        """Copy the rest, in any thread. `copied` is set even after an exception."""
+    def finish(self) -> dict[str, FileData]:
+        """Copy the rest, in any thread; return the content of each file. `copied` is set even after an exception."""
         try:
             for destination, tensor in self.deferred:
                 np.copyto(destination, tensor)
@@ -202,26 +185,24 @@ class PendingSnapshot:
         if self.gpu_copies_done is not None:
             self.gpu_copies_done.synchronize()
         text = json.dumps(self.metadata, indent=1).encode()
-        return Snapshot(step=self.step, torch=torch.__version__, files={**self.files, STATE_FILE: text})
+        return {**self.files, STATE_FILE: text}
 
 
 def take_snapshot(
-    step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
     metadata: Mapping[str, Any],
     memory: SnapshotBuffers | None = None,
-) -> Snapshot:
-    """Copy everything now: see `begin_snapshot`."""
-    return begin_snapshot(step, tensors, metadata, memory).finish()
+) -> dict[str, FileData]:
+    """Copy everything now; return the content of each file: see `begin_snapshot`."""
+    return begin_snapshot(tensors, metadata, memory).finish()
 
 
 def begin_snapshot(
-    step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
     metadata: Mapping[str, Any],
     memory: SnapshotBuffers | None = None,
     deferred: Collection[str] = (),
-) -> PendingSnapshot:
+) -> Snapshot:
     """Copy the tensors now, except groups in `deferred` that are on the CPU.
 
     Args:
@@ -230,10 +211,10 @@ def begin_snapshot(
         metadata: the JSON content of state.json; NaN and infinities are allowed. It must not change
             any more.
         memory: the buffers of the previous snapshot, which must have been written.
-        deferred: groups that `PendingSnapshot.finish` copies. They must not change before `copied` is
+        deferred: groups that `Snapshot.finish` copies. They must not change before `copied` is
             set.
     """
-    pending, buffers = PendingSnapshot(step=step, metadata=metadata), memory or SnapshotBuffers()
+    pending, buffers = Snapshot(metadata=metadata), memory or SnapshotBuffers()
     for group, group_tensors in tensors.items():
         pending.files[f"{group}{TENSORS_SUFFIX}"] = _pack_group(
             group_tensors, group, pending, buffers, deferred=group in deferred
@@ -246,7 +227,7 @@ def begin_snapshot(
 
 
 def _pack_group(
-    tensors: Mapping[str, Tensor], group: str, pending: PendingSnapshot, memory: SnapshotBuffers, *, deferred: bool
+    tensors: Mapping[str, Tensor], group: str, pending: Snapshot, memory: SnapshotBuffers, *, deferred: bool
 ) -> memoryview:
     """The safetensors file of these tensors.
 
@@ -341,13 +322,13 @@ def save_checkpoint(
 
     `keep` checkpoints stay, and the one of step `best`.
     """
-    final = write_snapshot(folder, take_snapshot(step, tensors, metadata))
+    final = write_snapshot(folder, step, take_snapshot(tensors, metadata))
     store.prune_checkpoints(folder, CheckpointConfig(keep=keep), best=best, trusted=step)
     return final
 
 
-def write_snapshot(folder: Path, snapshot: Snapshot) -> Path:
-    """Commit a snapshot in `folder` (the run's `checkpoints/`). On rank 0 only, in any thread, without torch.
+def write_snapshot(folder: Path, step: int, data_by_name: Mapping[str, FileData]) -> Path:
+    """Commit a snapshot's files in `folder` (the run's `checkpoints/`). On rank 0 only, in any thread, without torch.
 
     Writing the same content again changes nothing. Different content for the same step replaces it.
 
@@ -356,14 +337,14 @@ def write_snapshot(folder: Path, snapshot: Snapshot) -> Path:
             `kept` names the last committed checkpoint.
     """
     earlier = store.list_checkpoints(folder)
-    final = folder / store.step_folder_name(snapshot.step)
+    final = folder / store.step_folder_name(step)
     try:
-        entries = {name: manifest.make_file_entry(data) for name, data in snapshot.files.items()}
-        contents = Manifest(format=manifest.FORMAT_VERSION, step=snapshot.step, torch=snapshot.torch, files=entries)
+        entries = {name: manifest.make_file_entry(data) for name, data in data_by_name.items()}
+        contents = Manifest(format=manifest.FORMAT_VERSION, step=step, torch=torch.__version__, files=entries)
         with files.translate_os_errors(final):
             if not store.is_committed(final, contents):
-                files.refuse_full_disk(folder, snapshot.size)
-                store.commit_checkpoint(final, snapshot.files, contents)
+                files.refuse_full_disk(folder, sum(map(len, data_by_name.values())))
+                store.commit_checkpoint(final, data_by_name, contents)
     except Failure as failure:
         failure.kept = next((str(path) for path in reversed(earlier.values()) if store.is_valid_checkpoint(path)), None)
         raise

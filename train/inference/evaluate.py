@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,15 +37,14 @@ from train.data.splits import (
 )
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
-from train.evaluation.evaluate import (
+from train.evaluation.validator import (
     Evaluation,
-    evaluate,
+    Validator,
     explain_out_of_memory,
     max_batch_size,
     rank_batches,
     refuse_flips,
 )
-from train.evaluation.scores import Counter
 from train.inference import checkpoints, csv_table, explanation
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
@@ -144,15 +143,23 @@ def evaluate_on_rank(
         batches = rank_batches(num_images, config.eval.batch_size, world)
         task, keeps_images = open_task(sets.task, sets.classes, sets.target), per_image is not None or for_report
         collector = ResultCollector(batches, loader.broken, task.measure_images) if keeps_images else None
-        evaluation = evaluate(
-            model,
-            heartbeat.each("evaluation", loader.evaluate(batches)),
-            rank_runtime,
+        validator = Validator(
+            network=model,
+            runtime=rank_runtime,
+            config=config.eval,
             classes=len(sets.classes),
-            new_counter=build_counter(config, sets, chosen),
-            observe=None if collector is None else collector.add,
-            flip=config.eval.flip,
+            new_counter=partial(task.build_counter, optim=config.optim),
+            heartbeat=heartbeat,
         )
+        state = checkpoints.read_state(chosen)
+        evaluation = validator.measure(
+            loader,
+            num_images,
+            # Those of the training's evaluation of these weights: no image of a test set chooses them.
+            thresholds=checkpoints.recorded_thresholds(state, len(sets.classes), flip=config.eval.flip),
+            observe=None if collector is None else collector.add,
+        )
+    assert evaluation is not None  # nothing stops it
     results = None
     if collector is not None:
         samples, columns = collector.gather(rank_runtime.all_gather)
@@ -173,19 +180,6 @@ def evaluate_on_rank(
     rank_runtime.barrier()
     rank_runtime.close()
     return int(ExitCode.OK)
-
-
-def build_counter(
-    config: RunConfig, sets: DataSplits, chosen: ChosenCheckpoint
-) -> Callable[[int, torch.device], Counter]:
-    """What an evaluation of this task counts.
-
-    The thresholds of labels are those of the training's evaluation of these weights: no image of a test set chooses
-    them.
-    """
-    task = open_task(sets.task, sets.classes, sets.target)
-    recorded = checkpoints.recorded_thresholds(checkpoints.read_state(chosen), len(sets.classes), flip=config.eval.flip)
-    return partial(task.build_counter, optim=config.optim, threshold=recorded or config.eval.threshold)
 
 
 def open_evaluation_data(

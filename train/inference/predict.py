@@ -19,7 +19,7 @@ from entrypoint import ExitCode, Failure, World, num_usable_cores
 from train.config.schema import RunConfig
 from train.distributed import runtime
 from train.distributed.device import allow_tf32, choose_device
-from train.evaluation.evaluate import average_outputs, explain_out_of_memory, max_batch_size
+from train.evaluation.validator import average_outputs, explain_out_of_memory, max_batch_size
 from train.files import one_line
 from train.inference import checkpoints, csv_table, evaluate, export, inputs
 from train.inference.checkpoints import ChosenCheckpoint

@@ -376,10 +376,13 @@ NO_USAGE_RECORDER: Final = UsageRecorder()
 
 
 def start_usage_recorder(
-    runtime: Runtime, page: gauges.ResourceReader, every_s: float | None, *, trained_s: float = 0.0
+    runtime: Runtime, page: gauges.ResourceReader | None, every_s: float | None, *, trained_s: float = 0.0
 ) -> UsageRecorder:
-    """Let this rank's parent process measure from now on. All ranks call it. every_s: None measures nothing."""
-    if every_s is None:
+    """Let this rank's parent process measure from now on. All ranks call it.
+
+    page: what the parent measures. Without a page or a time nothing is measured.
+    """
+    if page is None or every_s is None:
         return NO_USAGE_RECORDER
     devices = compute_devices(runtime)
     for device in devices:

@@ -131,7 +131,7 @@ class StopRequest:
     def __init__(
         self, signals: StopSignals, durations: Durations, *, is_main: bool, clock: Callable[[], float]
     ) -> None:
-        self._signals, self._durations = signals, durations
+        self._signals, self.durations = signals, durations
         self._is_main, self._clock = is_main, clock
         self._out_of_time = False
 
@@ -156,5 +156,5 @@ class StopRequest:
         if deadline is None or not self._is_main:
             return False
         seconds_left = deadline.at - self._clock()
-        self._out_of_time |= seconds_left < seconds_to_exit(self._durations, evaluation=evaluation)
+        self._out_of_time |= seconds_left < seconds_to_exit(self.durations, evaluation=evaluation)
         return self._out_of_time

@@ -47,7 +47,7 @@ def _fill_losses(module: Any) -> None:
 
 def _accept_weights(module: Any) -> None:
     """Weights are finite."""
-    module.Trainer._refuse_nonfinite_state = lambda self: None
+    module.find_nonfinite = lambda runtime, network: None
 
 
 def _accept_replicas(module: Any) -> None:

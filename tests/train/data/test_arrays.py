@@ -90,7 +90,7 @@ def test_every_kind_of_file_is_trained_on(name: str, tmp_path: Path) -> None:
     kind = "npz" if name == "npz" else "tensor"
     settings = (f"data.name={kind}", f"data.root={tmp_path / file}", "data.image_size=8", "train.max_steps=2")
     trainer = trained(tmp_path / "run", *settings)
-    assert trainer.loop.checkpoint is not None
+    assert trainer.checkpointer.newest is not None
 
 
 def test_clips_are_found_by_their_axes(tmp_path: Path) -> None:

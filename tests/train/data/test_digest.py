@@ -176,7 +176,7 @@ def test_an_evaluation_whose_ranks_see_different_data_is_refused(photos: Path) -
     ready: Any = SimpleNamespace(world=ALONE, all_gather=lambda mine: [mine, heard(before)])
     with pytest.raises(Failure, match="the ranks see different data") as caught:
         evaluate.open_evaluation_data(
-            config, checkpoints.choose_checkpoint(str(trainer.loop.checkpoint)), ready, split="validation"
+            config, checkpoints.choose_checkpoint(str(trainer.checkpointer.newest)), ready, split="validation"
         )
     assert caught.value.code == ExitCode.DATA
 

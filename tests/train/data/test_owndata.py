@@ -229,7 +229,7 @@ def test_it_is_trained_on(write: Any, tmp_path: Path, loader: str) -> None:
     write("Listed(), None")
     settings = ("data.name=users_data:make", f"data.loader={loader}", "data.workers=1", "train.max_steps=2")
     trainer = trained(tmp_path / "run", *settings)
-    assert trainer.loop.checkpoint is not None
+    assert trainer.checkpointer.newest is not None
 
 
 BAD = {

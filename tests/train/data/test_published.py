@@ -51,7 +51,7 @@ def test_it_is_trained_on(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     write(name, tmp_path, monkeypatch)
     settings = (f"data.name={name}", f"data.root={tmp_path}", "data.classes=10", "train.max_steps=2")
     trainer = trained(tmp_path / "run", *settings, "train.global_batch_size=8")
-    assert trainer.loop.checkpoint is not None
+    assert trainer.checkpointer.newest is not None
 
 
 def test_images_of_their_own_size_are_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

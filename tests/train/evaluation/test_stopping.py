@@ -80,7 +80,7 @@ def test_what_was_held_is_judged_by_the_target_of_today(accuracy: float, before:
 def test_a_run_ends_at_its_target_and_is_finished(tmp_path: Path) -> None:
     trainer = trained(tmp_path, "eval.target=0.0", "eval.patience=1")
     assert (trainer.state.step, trainer.steps.total) == (4, 8)
-    assert trainer.loop.checkpoint == tmp_path / "checkpoints" / "step-00000004"
+    assert trainer.checkpointer.newest == tmp_path / "checkpoints" / "step-00000004"
 
 
 def test_a_run_that_ended_at_its_target_does_nothing_when_it_is_started_again(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from entrypoint import Failure
 from train import __main__ as front
 from train.checkpoint import format, manifest
 from train.data import folder_listing
+from train.evaluation import validator
 from train.inference import checkpoints, evaluate
 from train.logging.metrics_logger import METRICS_FILE, read_events
 
@@ -125,8 +126,8 @@ def test_a_failing_rank_keeps_its_log_outside_of_the_run(run: Run, tmp_path: Pat
 def small(tmp_path: Path) -> Path:
     """The checkpoint of a tiny run."""
     trainer = trained(tmp_path / "run")
-    assert trainer.loop.checkpoint is not None
-    return trainer.loop.checkpoint
+    assert trainer.checkpointer.newest is not None
+    return trainer.checkpointer.newest
 
 
 def measure(
@@ -156,7 +157,7 @@ def test_an_evaluation_reads_the_listing_that_the_users_cache_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = write_classes(tmp_path / "photos", ant=20, bee=20)
-    checkpoint = trained(tmp_path / "run", "data.name=folder", f"data.root={root}").loop.checkpoint
+    checkpoint = trained(tmp_path / "run", "data.name=folder", f"data.root={root}").checkpointer.newest
     monkeypatch.setattr(folder_listing, "is_worth_keeping", lambda *_, **__: True)
     monkeypatch.setattr(folder_listing, "MOUNTS_FILE", Path(os.devnull))
     variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -170,7 +171,7 @@ def test_batches_that_do_not_fit_the_gpu_are_told_smaller(small: Path, monkeypat
     def full(*_: object, **__: object) -> None:
         raise torch.AcceleratorError("CUDA error: out of memory")  # no GPU said it here
 
-    monkeypatch.setattr(evaluate, "evaluate", full)
+    monkeypatch.setattr(validator, "broadcast_buffers", full)
     with pytest.raises(Failure, match="out of GPU memory") as caught:
         measure(small, "eval.batch_size=8")
     assert (caught.value.code, caught.value.fix.split()[1]) == (71, "eval.batch_size=2")
@@ -247,8 +248,8 @@ def test_what_a_fine_tuned_model_began_with_need_not_be_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = trained(tmp_path)
-    assert trainer.loop.checkpoint is not None
-    tensors, state = format.load_checkpoint(chosen_committed(trainer.loop.checkpoint))
+    assert trainer.checkpointer.newest is not None
+    tensors, state = format.load_checkpoint(chosen_committed(trainer.checkpointer.newest))
     state["config"]["model"]["weights"] = str(tmp_path / "gone.safetensors")
     format.save_checkpoint(tmp_path / "other", step=8, tensors=tensors, metadata=state, keep=1)
     assert measure(tmp_path / "other" / "step-00000008") == 0

@@ -49,8 +49,8 @@ def refusal(before: DatasetFacts, there: DatasetFacts) -> str:
 
 def test_a_checkpoint_tells_classes_and_sizes_of_its_training(tmp_path: Path) -> None:
     trainer = train(tmp_path / "run")
-    assert trainer.loop.checkpoint is not None
-    found = checkpoints.training_dataset_facts(checkpoints.choose_checkpoint(str(trainer.loop.checkpoint)))
+    assert trainer.checkpointer.newest is not None
+    found = checkpoints.training_dataset_facts(checkpoints.choose_checkpoint(str(trainer.checkpointer.newest)))
     assert found is not None
     assert (found.classes, found.training, found.validation) == (("outline-0", "outline-1"), 64, 16)
     assert found.data.samples == 80
@@ -63,10 +63,10 @@ def test_a_checkpoint_tells_classes_and_sizes_of_its_training(tmp_path: Path) ->
 )
 def test_an_older_checkpoint_tells_nothing(tmp_path: Path, told: object) -> None:
     trainer = train(tmp_path / "run")
-    assert trainer.loop.checkpoint is not None
-    state = json.loads((trainer.loop.checkpoint / "state.json").read_text()) | {"data": told}
-    plant(trainer.loop.checkpoint, "state.json", json.dumps(state).encode())
-    assert checkpoints.training_dataset_facts(checkpoints.choose_checkpoint(str(trainer.loop.checkpoint))) is None
+    assert trainer.checkpointer.newest is not None
+    state = json.loads((trainer.checkpointer.newest / "state.json").read_text()) | {"data": told}
+    plant(trainer.checkpointer.newest, "state.json", json.dumps(state).encode())
+    assert checkpoints.training_dataset_facts(checkpoints.choose_checkpoint(str(trainer.checkpointer.newest))) is None
 
 
 def test_other_classes_are_refused_with_both_lists() -> None:

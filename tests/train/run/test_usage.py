@@ -18,8 +18,8 @@ from processes import python
 from runs import TEN_STEPS
 
 from entrypoint import gauges
-from train import trainer as trainer_module
 from train.distributed.runtime import Runtime
+from train.evaluation.validator import Validator
 from train.logging import metrics_logger, resources
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.resources import NO_USAGE_RECORDER, UsageRecorder, compute_devices, start_usage_recorder
@@ -135,8 +135,8 @@ def test_the_last_evaluation_is_in_what_a_run_consumed(
 ) -> None:
     noted: list[tuple[float, ...]] = []
     measured: list[float] = []
-    real = trainer_module.evaluate
-    monkeypatch.setattr(trainer_module, "evaluate", lambda *args, **more: (measured.append(1), real(*args, **more))[1])
+    real = Validator.measure
+    monkeypatch.setattr(Validator, "measure", lambda *args, **more: (measured.append(1), real(*args, **more))[1])
     with built(tmp_path, f"log.every_steps={every}") as trainer:
         used = UsageRecorder(hosts=["node01"])
         monkeypatch.setattr(used, "values_to_sum", lambda: [sum(measured)])
@@ -202,6 +202,7 @@ def test_what_is_consumed_needs_no_exchange_of_its_own(tmp_path: Path, monkeypat
 def test_switched_off_nothing_goes_along(tmp_path: Path) -> None:
     with built(tmp_path) as trainer:
         assert start_usage_recorder(trainer.runtime, gauges.ResourceReader(), None) is NO_USAGE_RECORDER
+        assert start_usage_recorder(trainer.runtime, None, 5.0) is NO_USAGE_RECORDER
     assert (NO_USAGE_RECORDER.values_to_sum(), NO_USAGE_RECORDER.summary_rows(1)) == ([], {})
 
 

@@ -8,21 +8,25 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import jobs
 import pytest
 import torch
 from jobs import after, built, steps_of, trained
+from processes import python
 
 from entrypoint import ExitCode, Failure, Heartbeat
 from train import files
 from train.checkpoint import format, store
-from train.checkpoint.format import PendingSnapshot, Snapshot
+from train.checkpoint.checkpointer import run_in_background
+from train.checkpoint.format import FileData, Snapshot
 from train.evaluation.results import EvaluationResult
 from train.logging.metrics_logger import METRICS_FILE, read_events
-from train.trainer import PendingSave, Trainer
+from train.trainer import Trainer
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -32,7 +36,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 def save(trainer: Trainer) -> None:
     """A save, waited for."""
     trainer.save()
-    trainer.wait_for_save()
+    trainer.checkpointer.wait()
 
 
 def begin(trainer: Trainer, clock: Callable[[], float]) -> None:
@@ -60,7 +64,8 @@ def test_no_best_is_named_where_the_run_goes_on_from_before_there_was_one(tmp_pa
     trained(tmp_path, "eval.every_epochs=2", "checkpoint.every_steps=4")
     (tmp_path / "checkpoints" / "step-00000008" / "manifest.json").unlink()
     with built(tmp_path) as trainer:
-        trainer._write_best_file()
+        trainer.begin()
+        trainer.checkpointer.write_best_file()
     assert not (tmp_path / "best.json").exists()
 
 
@@ -91,11 +96,10 @@ def test_one_step_is_committed_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_state_without_a_step_is_not_committed(tmp_path: Path, step: int) -> None:
     with built(tmp_path) as trainer:
-        trainer.state.step = step
         begin(trainer, lambda: 0.0)
-        trainer.loop.checkpoint = None
+        trainer.state.step = step
         save(trainer)
-    assert (trainer.loop.checkpoint is not None) == (step > 0)
+    assert (trainer.checkpointer.newest is not None) == (step > 0)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,16 +119,16 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
 
 def test_moments_do_not_change_before_the_writer_has_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("data.val_fraction=0", "train.max_steps=3", "checkpoint.every_steps=2")
-    updated, real = threading.Event(), PendingSnapshot.finish
+    updated, real = threading.Event(), Snapshot.finish
 
-    def slow(taking: PendingSnapshot) -> Snapshot:
+    def slow(taking: Snapshot) -> dict[str, FileData]:
         updated.wait(1)  # the next update, if it does not wait, comes sooner
         return real(taking)
 
     trained(tmp_path / "quick", *settings)
     after(3, lambda trainer: updated.set(), monkeypatch)
     with built(tmp_path / "slow", *settings) as trainer:
-        monkeypatch.setattr(PendingSnapshot, "finish", slow)
+        monkeypatch.setattr(Snapshot, "finish", slow)
         trainer.fit()
     both = [
         format.load_checkpoint(format.checkpoint_at_step(tmp_path / name / "checkpoints", 2))[0]
@@ -140,16 +144,16 @@ def test_a_checkpoint_counts_once_it_is_committed_and_not_before(
     going, real = threading.Event(), format.write_snapshot
     with built(tmp_path) as trainer:
         monkeypatch.setattr(format, "write_snapshot", lambda *rest: (going.wait(60), real(*rest))[1])
+        begin(trainer, lambda: 0.0)
         trainer.state.step, trainer.state.best_step = 3, 3
         trainer.state.best = EvaluationResult.from_json({"accuracy": 0.5, "loss": 1.0, "samples": 16})
-        begin(trainer, lambda: 0.0)
-        trainer.loop.checkpoint = None
+        checkpointer = trainer.checkpointer
         trainer.save()
-        before = (trainer.loop.checkpoint, trainer.loop.writer.over, (tmp_path / "best.json").exists())
+        before = (checkpointer.newest, checkpointer.is_written, (tmp_path / "best.json").exists())
         going.set()
-        trainer.wait_for_save()
+        trainer.checkpointer.wait()
         assert before == (None, False, False)
-    assert (trainer.loop.checkpoint, trainer.loop.pending_save) == (tmp_path / "checkpoints" / "step-00000003", None)
+    assert (checkpointer.newest, checkpointer.pending) == (tmp_path / "checkpoints" / "step-00000003", None)
     assert json.loads((tmp_path / "best.json").read_text())["step"] == 3
 
 
@@ -229,12 +233,12 @@ def test_the_wait_before_an_update_counts_as_standing_still_and_not_as_training(
     ticks: list[int] = []
     with built(tmp_path) as trainer:
         begin(trainer, lambda: float(len(ticks)))
-        loop = trainer.loop
-        loop.pending_save, loop.copied = PendingSave(step=1, evaluated=0, stalled=0.0), Copied()
-        before = loop.stopwatch.seconds
-        trainer._await_copy()
-        trainer._await_copy()
-    assert (loop.pending_save.waited, loop.stopwatch.seconds - before) == (10.0, 0.0)
+        checkpointer, stopwatch = trainer.checkpointer, trainer.loop.stopwatch
+        checkpointer.copied = Copied()
+        before = stopwatch.seconds
+        checkpointer.wait_for_copy()
+        checkpointer.wait_for_copy()
+    assert (checkpointer.waited, stopwatch.seconds - before) == (10.0, 0.0)
 
 
 def test_a_save_that_fails_ends_the_run_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,9 +252,62 @@ def test_a_save_that_fails_ends_the_run_with_its_reason(tmp_path: Path, monkeypa
 
 def test_time_spent_on_saving_is_not_training_time(tmp_path: Path) -> None:
     with built(tmp_path) as trainer:
-        trainer.state.step = 3
         ticks = count()
         begin(trainer, lambda: float(next(ticks)))
+        trainer.state.step = 3
         before = trainer.loop.stopwatch.seconds
         save(trainer)
         assert trainer.loop.stopwatch.seconds - before <= 4
+
+
+def test_a_checkpoint_knows_the_seconds_of_training_and_no_others(tmp_path: Path) -> None:
+    now = [0.0]
+    with built(tmp_path) as trainer:
+        begin(trainer, lambda: now[0])
+        trainer.state.step, now[0] = 3, 10.0
+        save(trainer)
+    assert trainer.state.seconds == 10.0
+
+
+def test_the_result_of_the_writer_is_what_its_action_returned_or_raised() -> None:
+    def fail() -> None:
+        raise Failure("the disk is full", fix="free some", code=ExitCode.IO)
+
+    assert run_in_background(lambda: 7).result() == 7
+    with pytest.raises(Failure, match="the disk is full"):
+        run_in_background(fail).result()
+
+
+def test_the_end_of_training_waits_for_the_writer_whatever_ended_it(tmp_path: Path) -> None:
+    done, going = list[bool](), threading.Event()
+    with built(tmp_path) as trainer:
+        trainer.begin()
+        with suppress(KeyError), trainer.checkpointer.finishing():
+            trainer.checkpointer.commit = run_in_background(lambda: float(done.append(going.wait(60)) is None))
+            threading.Timer(0.01, going.set).start()
+            raise KeyError
+    assert done == [True]
+
+
+ABORTED = """
+import os, signal, time
+from pathlib import Path
+from jobs import built
+from train.checkpoint.checkpointer import run_in_background
+from train.run.stop import StopSignals
+ticks = iter([0.0, 3.0])
+StopSignals(clock=lambda: next(ticks)).install()
+with built(Path("run")) as trainer:
+    trainer.begin()
+    checkpointer = trainer.checkpointer
+    checkpointer.pending = (1, 0)
+    checkpointer.commit = run_in_background(
+        lambda: [os.kill(os.getpid(), signal.SIGINT) or time.sleep(0.2) for _ in range(2)] and time.sleep(600)
+    )
+    checkpointer.wait()
+"""
+
+
+def test_a_second_ctrl_c_aborts_while_a_commit_is_waited_for(tmp_path: Path) -> None:
+    support = str(Path(jobs.__file__).parent)
+    assert python("-c", ABORTED, cwd=tmp_path, environ={"PYTHONPATH": support}, timeout=60).returncode == 130

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal, TypeVar
 
 import pytest
 import torch
@@ -13,18 +15,23 @@ from jobs import ALONE
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from entrypoint import Failure
+from entrypoint import Failure, Heartbeat
 from train.config.schema import DataConfig, EvalConfig
 from train.data import registry
 from train.data.loader import Batch
-from train.evaluation.evaluate import (
+from train.data.sampler import SampleIndices
+from train.evaluation.results import EvaluationResult
+from train.evaluation.scores import build_confusion_counter
+from train.evaluation.validator import (
     AUTO_BATCH_SIZE,
-    evaluate,
+    Evaluation,
+    Validator,
     explain_out_of_memory,
     rank_batches,
     refuse_flips,
 )
-from train.evaluation.results import EvaluationResult
+
+T = TypeVar("T")
 
 
 class OneRank:
@@ -32,12 +39,14 @@ class OneRank:
 
     device = torch.device("cpu")
     cpu_group = None
+    world = ALONE
+    accelerator = SimpleNamespace(autocast=nullcontext)
 
     def all_reduce_sum(self, sums: Tensor) -> Tensor:
         """Nothing to add."""
         return sums
 
-    def all_gather(self, value: list[float]) -> list[list[float]]:
+    def all_gather(self, value: T) -> list[T]:
         """Nothing to gather."""
         return [value]
 
@@ -47,13 +56,38 @@ IMAGES, LABELS = torch.randn(20, 6), torch.arange(20) % 4
 MODEL = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.9))
 
 
-def batches(size: int) -> Iterator[Batch]:
-    for start in range(0, 20, size):
-        yield Batch(images=IMAGES[start : start + size], labels=LABELS[start : start + size])
+class Loader:
+    """A loader of these images, which lists how many it has read."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def evaluate(self, blocks: Sequence[SampleIndices]) -> Iterator[Batch]:
+        for block in blocks:
+            self.sizes.append(len(block))
+            yield Batch(images=IMAGES[block], labels=LABELS[block])
+
+
+def validator(model: nn.Module = MODEL, *, size: int = 20, flip: bool = False, **options: Any) -> Validator:
+    return Validator(
+        network=model,
+        runtime=OneRank(),  # type: ignore[arg-type]
+        config=EvalConfig(batch_size=size, flip=flip),
+        classes=4,
+        new_counter=build_confusion_counter,
+        heartbeat=Heartbeat(),
+        **options,
+    )
+
+
+def evaluated(model: nn.Module = MODEL, **options: Any) -> Evaluation:
+    evaluation = validator(model, **options).measure(Loader(), 20)  # type: ignore[arg-type]
+    assert evaluation is not None
+    return evaluation
 
 
 def measured(size: int = 20) -> EvaluationResult:
-    return evaluate(MODEL, batches(size), OneRank(), classes=4).result  # type: ignore[arg-type]
+    return evaluated(size=size).result
 
 
 def test_the_figures_are_what_the_whole_set_gives() -> None:
@@ -75,7 +109,7 @@ def test_batches_can_be_filled_up_to_the_size_that_code_was_compiled_for() -> No
     seen: list[int] = []
     model = nn.Sequential(MODEL[0])
     model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
-    filled = evaluate(model, batches(8), OneRank(), classes=4, padded_size=8).result  # type: ignore[arg-type]
+    filled = evaluated(model, size=8, is_padded=True).result
     assert seen == [8, 8, 8]
     assert (filled.samples, filled.values["accuracy"], filled.values["loss"]) == (
         20,
@@ -93,7 +127,7 @@ def test_the_model_measures_without_dropout_and_trains_on() -> None:
 def test_a_part_that_its_maker_has_frozen_stays_so() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.9))
     model[1].eval()
-    evaluate(model, batches(20), OneRank(), classes=4)  # type: ignore[arg-type]
+    evaluated(model)
     assert [module.training for module in (model, *model)] == [True, True, False]
 
 
@@ -138,14 +172,13 @@ def test_another_error_of_an_evaluation_stays_what_it_is() -> None:
 def test_with_flips_the_outputs_of_mirror_images_are_averaged() -> None:
     with torch.no_grad():
         logits = (MODEL[0](IMAGES) + MODEL[0](IMAGES.flip(-1))) / 2
-    result = evaluate(MODEL, batches(7), OneRank(), classes=4, flip=True).result  # type: ignore[arg-type]
+    result = evaluated(size=7, flip=True).result
     assert result.values["accuracy"] == (logits.argmax(1) == LABELS).double().mean().item()
     assert result.values["loss"] == pytest.approx(cross_entropy(logits.double(), LABELS).item(), abs=1e-6)
 
 
 def test_with_flips_the_result_without_them_is_measured_too() -> None:
-    alone = evaluate(MODEL, batches(7), OneRank(), classes=4)  # type: ignore[arg-type]
-    flipped = evaluate(MODEL, batches(7), OneRank(), classes=4, flip=True)  # type: ignore[arg-type]
+    alone, flipped = evaluated(size=7), evaluated(size=7, flip=True)
     assert flipped.unflipped == alone.result != flipped.result
     assert alone.unflipped is None
 
@@ -155,3 +188,27 @@ def test_flips_are_refused_where_a_mirror_image_may_be_of_another_class(mirror: 
     splits = replace(registry.open_splits(DataConfig(samples=20, image_size=8)), mirror=mirror)
     with nullcontext() if mirror else pytest.raises(Failure, match=r"eval\.flip averages over mirror images"):
         refuse_flips(EvalConfig(flip=True), splits)
+
+
+def test_a_rank_that_must_stop_ends_the_evaluation_after_its_batch_without_a_result() -> None:
+    loader = Loader()
+    assert validator(size=8, must_stop=lambda: len(loader.sizes) == 2).measure(loader, 20) is None  # type: ignore[arg-type]
+    assert loader.sizes == [8, 8]
+
+
+def test_the_weights_of_a_block_are_measured_inside_it() -> None:
+    model = nn.Sequential(nn.Linear(6, 4))
+
+    @contextmanager
+    def zeros() -> Iterator[None]:
+        kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        yield
+        model.load_state_dict(kept)
+
+    plain = evaluated(model).result
+    inside = validator(model).measure(Loader(), 20, weights=zeros())  # type: ignore[arg-type]
+    assert inside is not None
+    assert inside.result.values["loss"] == pytest.approx(math.log(4))
+    assert evaluated(model).result == plain != inside.result
