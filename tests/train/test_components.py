@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from jobs import TINY
-from train.optim.loss import Criterion
 
 from entrypoint import Failure
 from train.components import Components, build_components, build_network
@@ -20,6 +19,7 @@ from train.data import registry
 from train.data.shape import Shape
 from train.data.splits import DataSplits
 from train.models import registry as models
+from train.tasks.classification import Criterion
 
 BATCHES = compute_batch_sizes(16, 8, 1)
 STEPS = StepCounts(per_epoch=4, total=8, dropped=0)

@@ -21,7 +21,7 @@ from train import build, compilation, files, session
 from train.config import environment, load
 from train.config.environment import CallerVariables
 from train.config.load import keep_last_overrides
-from train.data import folder_listing
+from train.data import image_folder
 from train.evaluation import results
 from train.logging.resources import UsageRecorder
 from train.rank_context import RankContext
@@ -72,8 +72,8 @@ def test_a_start_keeps_the_listing_of_a_folder_in_the_users_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_classes(tmp_path / "photos", ant=20, bee=20)
-    monkeypatch.setattr(folder_listing, "is_worth_keeping", lambda *_, **__: True)
-    monkeypatch.setattr(folder_listing, "MOUNTS_FILE", Path(os.devnull))
+    monkeypatch.setattr(image_folder, "is_worth_keeping", lambda *_, **__: True)
+    monkeypatch.setattr(image_folder, "MOUNTS_FILE", Path(os.devnull))
     settings = ("data.name=folder", f"data.root={tmp_path}/photos", "train.max_steps=1")
     assert run(tmp_path / "run", *settings, environ={"XDG_CACHE_HOME": str(tmp_path / "cache")}) == ExitCode.OK
     assert len(list((tmp_path / "cache/train-image/listings").iterdir())) == 1

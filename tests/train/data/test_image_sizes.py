@@ -17,7 +17,7 @@ from processes import python
 from entrypoint import Failure
 from train.cli import launch
 from train.config import load
-from train.config.schema import DataConfig, rule_violation
+from train.config.schema import KEYS, DataConfig
 from train.data import image_sizes, loader, registry
 from train.data.image_sizes import ProgressiveSize
 from train.data.sampler import MicroBatch
@@ -113,7 +113,7 @@ def test_a_start_that_is_not_smaller_and_clips_are_refused(size: tuple[int, ...]
 
 @pytest.mark.parametrize("value", [{"start": 8}, {"start": 8, "epochs": 0}, {"start": "8", "epochs": 1}, "8"])
 def test_a_progressive_size_that_is_none_is_refused(value: object) -> None:
-    assert rule_violation("data.progressive_size", value) is not None
+    assert KEYS["data.progressive_size"].violation(value) is not None
 
 
 def test_growing_images_are_refused_with_compiled_code() -> None:

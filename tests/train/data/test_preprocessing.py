@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from entrypoint import Failure
 from train.config.resume_rules import changed_keys
-from train.config.schema import DataConfig, RunConfig, rule_violation
+from train.config.schema import KEYS, DataConfig, RunConfig
 from train.data import augment, decode, loader, preprocessing, registry
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.inference import export
@@ -91,7 +91,7 @@ def test_another_preprocessing_is_another_training() -> None:
     ],
 )
 def test_a_normalization_that_is_none_is_refused(value: Any) -> None:
-    assert rule_violation("data.normalize", value) is not None
+    assert KEYS["data.normalize"].violation(value) is not None
 
 
 def test_numbers_for_other_channels_are_refused() -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
@@ -16,12 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from entrypoint import Failure, Heartbeat
-from train.config.schema import DataConfig, EvalConfig
+from train.config.schema import DataConfig, EvalConfig, OptimConfig
 from train.data import registry
 from train.data.loader import Batch
 from train.data.sampler import SampleIndices
 from train.evaluation.results import EvaluationResult
-from train.evaluation.scores import build_confusion_counter
 from train.evaluation.validator import (
     AUTO_BATCH_SIZE,
     Evaluation,
@@ -30,6 +30,7 @@ from train.evaluation.validator import (
     rank_batches,
     refuse_flips,
 )
+from train.tasks.classification import Classification
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ def validator(model: nn.Module = MODEL, *, size: int = 20, flip: bool = False, *
         runtime=OneRank(),  # type: ignore[arg-type]
         config=EvalConfig(batch_size=size, flip=flip),
         classes=4,
-        new_counter=build_confusion_counter,
+        new_counter=partial(Classification(classes=tuple("abcd")).build_counter, optim=OptimConfig()),
         heartbeat=Heartbeat(),
         **options,
     )

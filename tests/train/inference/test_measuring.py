@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from entrypoint import Failure
 from train import __main__ as front
 from train.checkpoint import format, manifest
-from train.data import folder_listing
+from train.data import image_folder
 from train.evaluation import validator
 from train.inference import checkpoints, evaluate
 from train.logging.metrics_logger import METRICS_FILE, read_events
@@ -158,12 +158,12 @@ def test_an_evaluation_reads_the_listing_that_the_users_cache_keeps(
 ) -> None:
     root = write_classes(tmp_path / "photos", ant=20, bee=20)
     checkpoint = trained(tmp_path / "run", "data.name=folder", f"data.root={root}").checkpointer.newest
-    monkeypatch.setattr(folder_listing, "is_worth_keeping", lambda *_, **__: True)
-    monkeypatch.setattr(folder_listing, "MOUNTS_FILE", Path(os.devnull))
+    monkeypatch.setattr(image_folder, "is_worth_keeping", lambda *_, **__: True)
+    monkeypatch.setattr(image_folder, "MOUNTS_FILE", Path(os.devnull))
     variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     assert checkpoint is not None
     assert measure(checkpoint, environ=variables) == 0
-    monkeypatch.delattr(folder_listing, "list_class_folders")
+    monkeypatch.delattr(image_folder, "list_class_folders")
     assert measure(checkpoint, environ=variables) == 0
 
 
