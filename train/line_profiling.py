@@ -44,7 +44,7 @@ OWN: Final[Mapping[str, Sequence[str]]] = {
     "train.data.loader": ("BatchLoader.train", "BatchLoader._draw_ahead", "BatchLoader._plain"),
     "train.data.in_memory": ("DeviceDataset.read", "HostDataset.read"),
     "train.data.workers": ("WorkerLoader.read",),
-    "train.optim.loss": ("Criterion.__call__",),
+    "train.tasks.classification": ("Criterion.__call__",),
     "train.evaluation.validator": ("Validator.measure",),
 }
 

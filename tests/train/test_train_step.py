@@ -1,6 +1,6 @@
 """One optimizer step: where a fault can strike in it, and what it does not ask of the kernel, nor of the device.
 
-What it computes: test_loop, test_same_numbers.
+What it computes: test_trainer, test_same_numbers.
 """
 
 from __future__ import annotations

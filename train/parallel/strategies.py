@@ -22,7 +22,7 @@ class DDP(Parallel):
 
     def _wrap(self, network: nn.Module) -> nn.Module:
         model: Any = self._accelerator.prepare_model(network, device_placement=False)
-        # Rank 0's buffers alone count (`evaluate.broadcast_buffers`). Set here: torch 2.15 warns of the argument.
+        # Rank 0's buffers alone count (`validator.broadcast_buffers`). Set here: torch 2.15 warns of the argument.
         model.broadcast_buffers = False
         return model  # type: ignore[no-any-return]
 
