@@ -239,7 +239,7 @@ def test_a_rehearsed_evaluation_that_does_not_fit_the_gpu_names_its_own_batch(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")  # no GPU said it here
 
-    monkeypatch.setattr(compilation.evaluate, "warm_up", full)
+    monkeypatch.setattr(compilation.validator, "_eval_mode", full)
     with pytest.raises(Failure, match="in the evaluation") as caught, built(tmp_path, *COMPILED, "eval.batch_size=8"):
         pass
     assert "eval.batch_size=2 " in caught.value.fix

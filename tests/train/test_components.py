@@ -56,7 +56,9 @@ def test_the_optimizer_does_not_know_what_is_frozen_for_the_whole_run() -> None:
 
 def test_what_is_moved_is_where_the_training_computes() -> None:
     meta = torch.device("meta")
-    components = build_components(*opened("optim.class_weights=[1,3]"), device=meta, move=True)
+    components = build_components(
+        *opened("optim.class_weights=[1,3]"), device=meta, move=lambda network: network.to(meta)
+    )
     assert {parameter.device for parameter in components.network.parameters()} == {meta}
     assert isinstance(components.criterion, Criterion)
     assert components.criterion.weights is not None

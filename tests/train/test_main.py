@@ -58,7 +58,7 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
     "no-data": ([*CPU, "data.name=folder", "data.root=none"], 66, "data.root"),
     "no-classes": ([*CPU, "data.name=folder", "data.root=."], 66, "data.root"),
     "bad-value": (["train.precision=no"], 64, "train.precision"),
-    "python-tag": (["run.name=!!python/name:os.system"], 77, "run.name"),
+    "python-tag": (["train.epochs=!!python/name:os.system"], 77, "train.epochs"),
     "eval-of-nothing": (["eval"], 64, "`train eval` needs a checkpoint"),
     "eval-of-a-setting": (["eval", "data.root=x"], 64, "`train eval` needs a checkpoint"),
     "eval-of-what-is-not-there": (["eval", "runs/none"], 66, "runs/none is not a checkpoint"),

@@ -18,8 +18,7 @@ from entrypoint import Failure
 from train.config.resume_rules import changed_keys
 from train.config.schema import KEYS, DataConfig, RunConfig
 from train.data import augment, decode, loader, preprocessing, registry
-from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
-from train.inference import export
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, parse_preprocessing
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 SIZES = [(300, 200), (200, 300), (97, 300), (224, 224), (64, 64)]
@@ -120,7 +119,6 @@ def test_training_and_evaluation_are_normalized_alike(tmp_path: Path) -> None:
 def test_an_export_reads_back_what_it_was_given(mean: tuple[float, ...]) -> None:
     chosen = Preprocessing(mean=mean, std=tuple(0.2 + value / 10 for value in mean), crop_ratio=0.9)
     recorded = json.loads(json.dumps({"preprocessing": asdict(chosen)}))
-    read, pixels = export._parse_preprocessing(recorded), torch.arange(48, dtype=torch.uint8).view(1, 4, 4, 3)
+    read, pixels = parse_preprocessing(recorded["preprocessing"]), torch.arange(48, dtype=torch.uint8).view(1, 4, 4, 3)
     assert read == chosen
     assert torch.equal(augment.normalize(pixels, read), augment.normalize(pixels, chosen))
-    assert export._parse_preprocessing({}) == DEFAULT_PREPROCESSING  # an export of before

@@ -19,6 +19,7 @@ from jobs import trained
 
 from entrypoint import Failure
 from train.data import augment, registry
+from train.data.preprocessing import DEFAULT_PREPROCESSING
 from train.evaluation.results import EvaluationResult, metric_rows
 from train.evaluation.scores import ConfusionCounter
 from train.inference import checkpoints, export, model_card
@@ -202,6 +203,14 @@ def test_the_type_of_the_output_is_the_networks(tmp_path: Path, monkeypatch: pyt
 def test_a_network_for_clips_refuses_image_files(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="does not take image files"):
         export.load_exported(handed_on(tmp_path, *CLIPS)).read([])
+
+
+def test_an_export_of_a_version_without_preprocessing_gets_the_default(model: Path) -> None:
+    file = model / export.DESCRIPTION_FILE
+    description = json.loads(file.read_text())
+    del description["input"]["preprocessing"]
+    file.write_text(json.dumps(description))
+    assert export.load_exported(model).preprocessing == DEFAULT_PREPROCESSING
 
 
 def described(model: Path, **changes: object) -> None:
