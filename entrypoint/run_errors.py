@@ -156,7 +156,7 @@ class RunErrors:
         self.write_exit(code=error.failure.code, step=error.step, cause=error.failure.what, replace=not error.symptom)
 
     def read(self) -> list[RunError]:
-        """The errors of ranks that can be read."""
+        """The readable errors of ranks."""
         return _read_errors(self.folder.glob("rank-*.json"))
 
     def write_stopping(self, *, by: str, save_s: float, clock: Callable[[], float] = time.time) -> bool:

@@ -1,6 +1,6 @@
 """Builds what is trained, once and in one order: the network, its loss, its optimizer, and what of it is frozen.
 
-A training, the trials of a micro batch, `train check`, `train find-lr` and `train data profile` call
+A training (`train find-lr` is one), the trials of a micro batch, `train check` and `train data profile` call
 `build_components`. Whoever only computes with a trained network (`train eval`, `predict`, `export`) calls
 `build_network`.
 """
@@ -62,8 +62,8 @@ def build_components(
 ) -> Components:
     """Build the network for the samples, and what trains it. All of it stays on the CPU without `move`.
 
-    A training moves the network itself, after it has loaded weights and has tried which micro batch fits beside
-    nothing else in the device's memory.
+    A training moves the network later: first it loads weights, and tries which micro batch fits while the device's
+    memory is still empty.
 
     Args:
         batches: a micro batch that is too small for the network is refused; None: it is not known yet.
@@ -165,7 +165,7 @@ def _refuse_small_micro_batch(
     classes: int,
     shapes: Sequence[Shape],
 ) -> None:
-    """Refuse a micro batch that the network cannot train on, as BatchNorm over one sample of 1 x 1 features.
+    """Refuse a micro batch that the network cannot train on, such as BatchNorm over one sample of 1 x 1 features.
 
     Raises:
         Failure: USAGE, with a size that may be larger.

@@ -23,6 +23,7 @@ from train.distributed.runtime import Runtime
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import format_duration
 from train.logging.running_mean import TrainingStopwatch
+from train.parallel.base import Update
 from train.state import TrainState
 
 PROFILE_FOLDER: Final = "profile"
@@ -37,8 +38,8 @@ class StepHook:
     def before_step(self, step: int) -> None:
         """Called before an optimizer step."""
 
-    def after_step(self, step: int) -> None:
-        """Called after an optimizer step, before its values are logged."""
+    def after_step(self, step: int, update: Update) -> None:
+        """Called after an optimizer step, before its values are logged. update: what became of it, such as the norm."""
 
     def at_log(self, step: int) -> None:
         """Called at a log point, before its line is written."""
@@ -85,7 +86,7 @@ class ReplicaCheck(StepHook):
     def __init__(self, every_steps: int, runtime: Runtime, state: TrainState, heartbeat: Heartbeat) -> None:
         self._every_steps, self._runtime, self._state, self._heartbeat = every_steps, runtime, state, heartbeat
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, update: Update) -> None:
         """Raises Failure: NODE or PEER."""
         if step % self._every_steps == 0:
             self._heartbeat.beat("step", step=step)
@@ -146,7 +147,7 @@ class StepProfiler(StepHook):
             self._on_rank_zero(step - 1, self._start)
             self._began = self._stopwatch.seconds
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, update: Update) -> None:
         """Write the profile after the last of the steps."""
         if step == self._last:
             self._on_rank_zero(step, partial(self._stop, step, self._seconds()))

@@ -51,7 +51,7 @@ from train.loss_monitor import (
 from train.models.freezing import Freezing
 from train.optim.optimizer import set_learning_rate
 from train.optim.schedule import Schedule
-from train.parallel.base import Parallel, StepLoss
+from train.parallel.base import Parallel, StepLoss, Update
 from train.run import resume
 from train.run.deadline import Durations, estimate_first_save
 from train.run.lock import RunLock
@@ -302,13 +302,13 @@ class Trainer:
             vote.propose()
             for hook in self.hooks:
                 hook.before_step(state.step + 1)
-            self.train_step(batches)
+            update = self.train_step(batches)
             if state.step == first_step + 1 and (on_first_step := self.on_first_step) is not None:
                 with loop.stopwatch.paused():
                     self.runtime.run_on_rank_zero(lambda: on_first_step(self))
             self.progress.step()
             for hook in self.hooks:
-                hook.after_step(state.step)
+                hook.after_step(state.step, update)
             if state.step % self.config.log.every_steps == 0:
                 self.log_step()
             if state.step % self.steps.per_epoch == 0 or state.step == self.steps.total:
@@ -329,7 +329,7 @@ class Trainer:
 
     # One optimizer step
 
-    def train_step(self, batches: BatchStream) -> None:
+    def train_step(self, batches: BatchStream) -> Update:
         """One optimizer step: this rank's micro batches of the global batch, one exchange of gradients, one update.
 
         With fp16 the scaler may skip the update; the step, its samples and its learning rate count all the same.
@@ -347,6 +347,7 @@ class Trainer:
         if state.ema is not None:
             state.ema.update(state.step)
         loop.skipped_steps = 0 if update.applied else loop.skipped_steps + 1
+        return update
 
     def _compute_loss(self, batches: BatchStream) -> StepLoss:
         """The loss of the next micro batch and its other averaged values, on the device.

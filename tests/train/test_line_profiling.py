@@ -44,7 +44,9 @@ def test_a_training_writes_the_time_of_its_lines_and_says_where(tmp_path: Path) 
     assert done.stdout.count("lines          run/profile/rank-0000-lines.txt") == 1
     text = (tmp_path / "run/profile/rank-0000-lines.txt").read_text()
     assert [
-        words for words in ("self.train_step(batches)", "logits = self.model(", "next(batches)") if words not in text
+        words
+        for words in ("self.train_step(batches)", "logits = self.parallel.model(", "next(batches)")
+        if words not in text
     ] == []
     assert [path.name for path in (tmp_path / "run/profile").iterdir()] == ["rank-0000-lines.txt"]
 

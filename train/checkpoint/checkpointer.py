@@ -1,6 +1,6 @@
 """The `Checkpointer` saves a run's state while training continues, and takes the run back to its last checkpoint.
 
-There is one save at a time. Rank 0 copies the state, and a thread of it commits the copy; the other ranks learn in
+There is one save at a time. Rank 0 copies the state, and one of its threads commits the copy; the other ranks learn in
 `wait` whether that worked.
 """
 
@@ -90,7 +90,7 @@ class Checkpointer:
     # Saving
 
     def save(self, window: Callable[[], LogWindow]) -> None:
-        """Take a snapshot, and let it be written while training continues. The save before must be over.
+        """Take a snapshot, and let it be written while training continues. The previous save must have ended.
 
         window: gathers the sums since the last log point from all ranks.
         """

@@ -13,7 +13,9 @@ from train.config.schema import RunConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
-    """What the user requested, and what the run uses. Nothing replaces a part of either after `resolve`.
+    """What the user requested, and what the run uses.
+
+    Later only the reader of the test split gets something else: no cache, and the batch size of a compiled network.
 
     The run records `requested`, and compares it when it resumes. Whatever must hold for the whole run is decided in it
     (learning rate, metric, preprocessing), so that no later rule changes a run that has begun. `used` also holds what

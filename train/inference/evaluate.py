@@ -256,10 +256,9 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
         raise _model_mismatch_failure(
             "the checkpoint", list_some(differences, separator="; "), f"a network for the data: {expected}"
         )
+    model = rank_runtime.to_device(model)  # first: a precision may convert the parameters, which round what they load
     model.load_state_dict(dict(weights.tensors))
-    return rank_runtime.accelerator.prepare_model(  # type: ignore[no-any-return]
-        rank_runtime.to_device(model), device_placement=False, evaluation_mode=True
-    )
+    return rank_runtime.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)  # type: ignore[no-any-return]
 
 
 def open_validation_loader(

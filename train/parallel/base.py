@@ -1,4 +1,4 @@
-"""`Parallel` computes the optimizer steps of one rank; its subclasses change what several GPUs or ranks do otherwise.
+"""`Parallel` computes the optimizer steps of one rank; a subclass overrides what differs with several of them.
 
 It owns the wrapped model and the optimizer. The trainer gives it a function that computes the loss of a micro batch,
 and does not know how many ranks share a step, nor how their gradients meet.
@@ -40,7 +40,7 @@ class Update:
 
 
 class Parallel:
-    """One rank that shares its steps with nobody, which is what `train.parallel: none` asks for.
+    """The base of all strategies, and the strategy of one rank (`train.parallel: none`, or ddp with one rank).
 
     `wrap` sets `model`, `network` and `optimizer`. Nobody else keeps a reference to `model`: after freezing it is
     wrapped again, and the hooks of an old DDP live as long as it does. `network` is the same without a wrapper;

@@ -232,7 +232,7 @@ def _unfit(reason: str) -> Failure:
     return Failure(
         "this model cannot be trained with train.reproducible bitwise",
         found=reason,
-        expected="what a model keeps from its batches, except BatchNorm's statistics, comes from gradients alone",
+        expected="a network that keeps nothing of its batches except BatchNorm's statistics",
         fix="set train.reproducible=fast, or take another model",
         code=ExitCode.USAGE,
     )

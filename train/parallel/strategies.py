@@ -80,8 +80,8 @@ class DP(Parallel):
 
         DataParallel copies the network to each GPU: a copy of that forward would compute with the first GPU's weights.
         """
-        on_gpus = self.runtime.device.type == "cuda" or not torch.cuda.is_available()
-        return super()._wrap(DataParallel(network) if on_gpus else network)
+        is_wrapped = self.runtime.device.type == "cuda" or not torch.cuda.is_available()
+        return super()._wrap(DataParallel(network) if is_wrapped else network)
 
     def seed(self, number: int) -> None:
         """Seed the generators of all GPUs."""

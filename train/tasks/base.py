@@ -69,7 +69,7 @@ class ImageResults:
     # The columns of a CSV table, and a row for each image.
     head: tuple[str, ...]
     cells: Iterable[Sequence[Cell]]
-    # The images that are worth a look, and the values of a diagram: of any data at most as many. Only a report asks.
+    # The images that are worth a look, and a diagram's values; of large data no more of them. Only a report calls it.
     find_mistakes: Callable[[EvaluationResult], Mistakes]
 
 
@@ -98,7 +98,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(ABC):
-    """One kind of labels: everything that is computed with it, and with nothing else."""
+    """Everything that depends on the kind of labels."""
 
     name: ClassVar[str]  # of its entry in the table
     averaged: ClassVar[tuple[str, ...]]  # the values of a training log line beside the loss, in the order of `measure`
@@ -114,7 +114,7 @@ class Task(ABC):
         """The sum [] of each of `averaged` over the samples of a micro batch, on the device. No host sync."""
 
     def choices_to_guess(self, optim: OptimConfig) -> int:
-        """The number of equally likely answers whose cross-entropy is the loss of a guess."""
+        """The number of choices of which a guess takes one: the loss of guessing is about the log of it."""
         return 2
 
     @abstractmethod

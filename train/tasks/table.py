@@ -39,9 +39,9 @@ class TaskEntry:
     outputs: str
     # For the names of the outputs.
     noun: str
-    # Whether the outputs are named and counted as classes are. A number has a name that may be any, and no classes.
+    # Whether the outputs are named and counted as classes are. A number has one name, which may be any.
     has_classes: bool = True
-    # The settings of loss and evaluation that act on this task, of those that act on some tasks only.
+    # Of the settings of loss and evaluation that act on some tasks only, those that act on this one.
     keys: frozenset[str]
     # What optim.loss may say beside auto.
     losses: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class TaskEntry:
 
 
 def task_fact(task: str) -> dict[str, str]:
-    """The task as records name it. Records of the first versions have none: so classes still do without."""
+    """The task as records name it. The first versions named none, so a classification is recorded without it."""
     return {} if task == CLASSIFICATION else {"task": task}
 
 

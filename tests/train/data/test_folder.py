@@ -19,7 +19,7 @@ from entrypoint import Failure
 from train.config.schema import DataConfig
 from train.data import image_folder, registry, statistics
 from train.data.image_folder import ListingCache
-from train.data.image_lists import ImageList
+from train.data.image_lists import ImageList, ImageLists
 from train.data.splits import DataSplits, ImageFileSource
 from train.distributed import shared_memory
 from train.distributed.shared_memory import HostRanks
@@ -243,7 +243,7 @@ def test_the_first_rank_of_each_machine_lists_the_folder(tmp_path: Path, monkeyp
     config, listing_ranks = of_one_list(tmp_path), []
     list_splits = image_folder.list_splits
 
-    def counted(data: DataConfig, cache: ListingCache) -> image_folder.ImageFolderSplits:
+    def counted(data: DataConfig, cache: ListingCache) -> ImageLists:
         listing_ranks.append(cache.is_writer)
         return list_splits(data, cache)
 

@@ -50,7 +50,7 @@ ENTRY: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"),
 MAX_UINT32: Final = 2**32 - 1
 READ_BYTES: Final = 4 * 2**20
 CHECKED_AT_A_TIME: Final = 2**18  # entries
-MIN_IMAGES: Final = 20  # from which on a class for nearly each image is said
+MIN_IMAGES: Final = 20  # with fewer, nothing is said about nearly one class per image
 # Why a file is no shard -> the files. macOS keeps in `._NAME.tar` what its file system knows of NAME.tar.
 APPLE: Final = "of macOS, which are no tars"
 COMPRESSED: Final = "compressed, in which no image can be read alone"
@@ -326,7 +326,7 @@ def write_index(
 def read_shards(
     folder: Path, processes: int | None = None, task: str = AUTO, say: Callable[[str], None] = lambda line: None
 ) -> ShardIndex:
-    """Read all shards once, one behind the other in each of so many processes: their index, which is not written.
+    """Read every shard once, in several processes, and return the index without writing it.
 
     task: as data.task. say: takes lines of what is passed over, and of what looks like a mistake.
 

@@ -31,7 +31,7 @@ from train.data.sampler import EpochOrder
 
 RUN_BYTES: Final = 2**20
 WINDOW: Final = 8  # shards that a reader mixes
-# More parts would come closer to pairs by chance; but a rank of more than readers / MIXED_READERS reads runs of others.
+# More parts would make pairs more random; but of more ranks than readers / MIXED_READERS one reads others' runs too.
 MIXED_READERS: Final = 4
 Int64Array = npt.NDArray[np.int64]
 Entries = npt.NDArray[np.void]

@@ -97,8 +97,6 @@ def pack_images(
             fix="pack a folder of class folders, or a table of paths and labels without a column of weights",
             code=ExitCode.USAGE,
         )
-    for warning in splits.warnings:
-        say(f"WARNING: {warning}")
     # The names behind an empty or a broken line would be those of other numbers.
     if unwritable := [name for name in splits.classes if not name.strip() or NO_LINE.search(name)]:
         raise Failure(

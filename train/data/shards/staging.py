@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 FOLDER_PREFIX: Final = "train-stage-"
 LOCK_FILE: Final = "lock"
-MAX_TRIES: Final = 10  # to make a folder that another start takes for a left one before it is locked
+MAX_TRIES: Final = 10  # to make a folder: another start may remove it as a leftover before it is locked
 READ_BYTES: Final = 4 * 2**20
 MIN_FREE_BYTES: Final = 2**30
 MEMORY_FILE_SYSTEMS: Final = ("tmpfs", "ramfs")
