@@ -4,7 +4,7 @@
 #
 #   bench/gpu.sh [DIR] [options of python -m bench]
 #
-# From a checkout, with any python3 that has torch 2.10 or newer, torchvision, Pillow and accelerate
+# From a checkout, with any python3 that has torch 2.10 or newer, torchvision, Pillow, simplejpeg and accelerate
 # (PYTHON=/path/to/python3). With SIF=train.sif it measures what the image holds; this folder is
 # mounted into it. DIR (bench-gpu) gets first.txt, bench.json (after each row), bench.md and plots. A row that
 # fails says why, and the next one runs. LIMIT_S (480) ends all of it, and what was measured until
@@ -30,7 +30,7 @@ else
   export PYTHONPATH=$top${PYTHONPATH:+:$PYTHONPATH}
   timeout "$limit" "$program" - <<'CHECK'
 import sys
-wanted = ["torch", "accelerate", "numpy", "safetensors", "torchvision", "PIL", "yaml", "tqdm", "pynvml"]
+wanted = ["torch", "accelerate", "numpy", "safetensors", "torchvision", "PIL", "yaml", "tqdm", "pynvml", "simplejpeg"]
 missing = []
 for name in wanted:
     try:

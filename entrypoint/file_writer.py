@@ -90,12 +90,11 @@ def _rename_to_new(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
         os.unlink(temporary)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links: what this host sees must do
-        if os.path.lexists(path):
+    except OSError as error:
+        # A transient error is no lack of links: the next try asks the server again. NFS caches what is there.
+        if error.errno in {errno.EEXIST, *TRANSIENT_ERRNOS} or os.path.lexists(path):
             raise
-        os.rename(temporary, path)
+        os.rename(temporary, path)  # a file system without links: what this host sees must do
 
 
 def fsync_folder(folder: Path) -> None:

@@ -119,9 +119,10 @@ class RunErrors:
                 stream.write(text.encode(errors="backslashreplace"))
         except OSError:
             return False
-        with suppress(OSError):
-            for left in left_files(self.folder, [path.name], min_age_s=MAX_WRITE_S):
-                left.unlink()
+        if durable:  # not with each sign of life: every task would list the folder every two seconds
+            with suppress(OSError):
+                for left in left_files(self.folder, [path.name], min_age_s=MAX_WRITE_S):
+                    left.unlink()
         return True
 
     def write_exit(self, *, code: int, step: int | None, cause: str, replace: bool = True) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -92,3 +93,33 @@ def test_a_task_tells_its_host_through_no_link(tmp_path: Path) -> None:
         "another user's",
         '{"host": "a"}',
     )
+
+
+def write_new(path: Path, content: bytes) -> None:
+    with replace_file(path, replace=False) as stream:
+        stream.write(content)
+
+
+def test_a_transient_error_does_not_make_a_new_file_replace_that_of_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([OSError(errno.ESTALE, "stale"), FileExistsError(errno.EEXIST, "there")])
+
+    def link(*_: object) -> None:
+        raise next(answers)  # an NFS client whose cache does not show yet what the server has
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(FileExistsError):
+        write_new(tmp_path / "exit.json", b"later")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_links_still_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", link)
+    write_new(tmp_path / "exit.json", b"first")
+    with pytest.raises(PermissionError):
+        write_new(tmp_path / "exit.json", b"later")
+    assert (tmp_path / "exit.json").read_bytes() == b"first"

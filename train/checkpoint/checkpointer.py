@@ -250,14 +250,15 @@ class Checkpointer:
         """
         state = self.state
         self.heartbeat.beat("save", step=state.step)  # reading a checkpoint may take as long as a save
-        checkpoint = self.runtime.run_on_rank_zero(lambda: format.newest_checkpoint(self.folder))
-        if checkpoint is None:
+        # The step alone: another node may have mounted the folder under another path.
+        newest = self.runtime.run_on_rank_zero(lambda: getattr(format.newest_checkpoint(self.folder), "step", None))
+        if newest is None:
             raise Failure(
                 f"{jump}, and there is no checkpoint to go back to",
                 fix="lower optim.lr, lengthen optim.warmup_epochs, or save earlier: checkpoint.every_steps",
                 code=ExitCode.DIVERGED,
             )
-        tensors, metadata = format.load_checkpoint(checkpoint)
+        tensors, metadata = format.load_checkpoint(format.checkpoint_at_step(self.folder, newest))
         state.restore(tensors, metadata["state"])
         self.runtime.barrier()  # rank 0 replaces the folder: not while a rank reads it
         state.rollbacks += 1
