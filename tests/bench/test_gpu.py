@@ -94,4 +94,4 @@ def test_it_asks_for_rows_that_there_are(row: str) -> None:
     from bench import step
 
     assert row in step.ROWS
-    assert re.search(rf"--rows (\d+,)*{row}[, ]", SCRIPT.read_text())
+    assert re.search(rf"--rows \"(\d+,)*{row}[,\"]", SCRIPT.read_text())
