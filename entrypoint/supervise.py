@@ -160,12 +160,12 @@ class SignalInbox:
         os.close(self._write_end)
 
     def _record(self, signum: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
+        arrived_s = time.monotonic()
         if (
             signum in FORWARDED_SIGNALS
-            and now - self._last_arrival.get(signum, -SIGNAL_REPEAT_WINDOW_S) >= SIGNAL_REPEAT_WINDOW_S
+            and arrived_s - self._last_arrival.get(signum, -SIGNAL_REPEAT_WINDOW_S) >= SIGNAL_REPEAT_WINDOW_S
         ):
-            self._last_arrival[signum] = now
+            self._last_arrival[signum] = arrived_s
             self.arrived.append(signum)
 
     def drain(self) -> list[int]:

@@ -128,13 +128,13 @@ def signs_of_life(
         began = reported = time.monotonic()
         before = read()
         while not ended.wait(BUSY_CHECK_S):
-            now, used = time.monotonic(), read()
-            if used - before >= MIN_BUSY_S and now - began < MAX_COMPILING_S:
+            time_s, used = time.monotonic(), read()
+            if used - before >= MIN_BUSY_S and time_s - began < MAX_COMPILING_S:
                 heartbeat.beat("start")
             before = used
-            if now - reported >= REPORT_EVERY_S:
-                say(f"train.compile: still compiling after {(now - began) / 60:.0f} min")
-                reported = now
+            if time_s - reported >= REPORT_EVERY_S:
+                say(f"train.compile: still compiling after {(time_s - began) / 60:.0f} min")
+                reported = time_s
 
     start_daemon_thread(report)
     try:

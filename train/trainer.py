@@ -269,7 +269,6 @@ class Trainer:
             network=state.network,
             runtime=runtime,
             config=validation,
-            classes=len(self.dataset.classes),
             new_counter=partial(self.task.build_counter, optim=config.optim),
             heartbeat=self.heartbeat,
             is_padded=self.compiled is not None,

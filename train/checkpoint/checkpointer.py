@@ -250,20 +250,24 @@ class Checkpointer:
         """
         state = self.state
         self.heartbeat.beat("save", step=state.step)  # reading a checkpoint may take as long as a save
-        # The step alone: another node may have mounted the folder under another path.
-        newest = self.runtime.run_on_rank_zero(lambda: getattr(format.newest_checkpoint(self.folder), "step", None))
-        if newest is None:
+        step = self.runtime.run_on_rank_zero(self._newest_step)
+        if step is None:
             raise Failure(
                 f"{jump}, and there is no checkpoint to go back to",
                 fix="lower optim.lr, lengthen optim.warmup_epochs, or save earlier: checkpoint.every_steps",
                 code=ExitCode.DIVERGED,
             )
-        tensors, metadata = format.load_checkpoint(format.checkpoint_at_step(self.folder, newest))
+        tensors, metadata = format.load_checkpoint(format.checkpoint_at_step(self.folder, step))
         state.restore(tensors, metadata["state"])
         self.runtime.barrier()  # rank 0 replaces the folder: not while a rank reads it
         state.rollbacks += 1
         metadata = metadata | {"state": metadata["state"] | {"rollbacks": state.rollbacks}}
         self.runtime.run_on_rank_zero(lambda: self._write(state.step, format.take_snapshot(tensors, metadata)))
+
+    def _newest_step(self) -> int | None:
+        """The step of the newest checkpoint. Ranks exchange no path: a node may have mounted the folder elsewhere."""
+        checkpoint = format.newest_checkpoint(self.folder)
+        return checkpoint.step if checkpoint else None
 
 
 def run_in_background(action: Callable[[], T]) -> Future[T]:

@@ -48,7 +48,6 @@ class Validator:
     network: nn.Module  # not wrapped in DDP
     runtime: Runtime
     config: EvalConfig
-    classes: int
     new_counter: Callable[..., Counter]  # the task's `build_counter`
     heartbeat: Heartbeat
     is_padded: bool = False  # to eval.batch_size: the network is compiled, for batches of one size
@@ -74,8 +73,8 @@ class Validator:
             observe: called with the outputs and the labels of each batch.
 
         Raises:
-            Failure: DATA for a model whose number of outputs is not `classes`, or if no rank has a sample; RESOURCE for
-                batches that do not fit into the GPU's memory.
+            Failure: DATA for a model whose number of outputs is not that of the task, or if no rank has a sample;
+                RESOURCE for batches that do not fit into the GPU's memory.
         """
         runtime, size = self.runtime, self.config.batch_size
         threshold = thresholds or self.config.threshold
@@ -84,7 +83,7 @@ class Validator:
         autocast = runtime.accelerator.autocast()  # with DataParallel, the network has none itself
         with weights or nullcontext(), autocast, explain_out_of_memory(max_batch_size(samples, size)):
             broadcast_buffers(self.network, runtime)
-            counter, *plain_counters = (new_counter(self.classes, runtime.device) for _ in range(1 + self.config.flip))
+            counter, *plain_counters = (new_counter(runtime.device) for _ in range(1 + self.config.flip))
             with torch.no_grad(), _eval_mode(self.network):
                 for batch in batches:
                     outputs = self._compute_outputs(batch.images)

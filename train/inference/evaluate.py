@@ -147,7 +147,6 @@ def evaluate_on_rank(
             network=model,
             runtime=rank_runtime,
             config=config.eval,
-            classes=len(sets.classes),
             new_counter=partial(task.build_counter, optim=config.optim),
             heartbeat=heartbeat,
         )

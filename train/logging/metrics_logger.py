@@ -96,7 +96,7 @@ class MetricsLogger:
                 # TensorBoard's library takes 0.3 s to load: import it only if it is used.
                 from train.logging.tensorboard import TensorBoardWriter
 
-                self._curves = TensorBoardWriter(self._folder / TENSORBOARD_FOLDER, step=step, now=self._clock())
+                self._curves = TensorBoardWriter(self._folder / TENSORBOARD_FOLDER, step=step, wall_time=self._clock())
 
     def write(self, event: str, *, step: int, **values: Any) -> None:
         """Add one line `{"event", "step", "time", **values}`; NaN and infinities become null.
@@ -111,16 +111,16 @@ class MetricsLogger:
         of: for each item its name, its labels in the line, and its values. The curves are `event/name/value`. All
         lines are written with one system call, and all points as one record.
         """
-        now, lines, points = self._clock(), list[dict[str, Any]](), dict[str, float]()
+        wall_time, lines, points = self._clock(), list[dict[str, Any]](), dict[str, float]()
         for name, labels, values in of:
-            lines.append({"event": event, "step": step, "time": now} | dict(labels) | _non_finite_to_none(values))
+            lines.append({"event": event, "step": step, "time": wall_time} | dict(labels) | _non_finite_to_none(values))
             points |= _curve_points(f"{event}/{name}" if name else event, values)
         if self._lines and lines:
             with self._surviving(METRICS_FILE):
                 self._lines.add(*lines)
         if self._curves and points:
             with self._surviving(TENSORBOARD_FOLDER):
-                self._curves.write(points, step=step, now=now)
+                self._curves.write(points, step=step, wall_time=wall_time)
         if self.trackers and points and event != LATE_EVENT:
             self.trackers.log(points, step=step)
 

@@ -34,10 +34,10 @@ class TimeLeftEstimator:
         self._total = total
         self._points: deque[tuple[int, float]] = deque()
 
-    def add(self, step: int, now: float) -> None:
-        """Add a log point. now: seconds of any clock."""
-        self._points.append((step, now))
-        while len(self._points) > 2 and now - self._points[1][1] >= PACE_WINDOW_S:
+    def add(self, step: int, time_s: float) -> None:
+        """Add a log point. time_s: of any clock."""
+        self._points.append((step, time_s))
+        while len(self._points) > 2 and time_s - self._points[1][1] >= PACE_WINDOW_S:
             self._points.popleft()
 
     def clear(self) -> None:
@@ -49,8 +49,8 @@ class TimeLeftEstimator:
         """Seconds to the last step. None before the second log point: the first includes the start."""
         if len(self._points) < 2:
             return None
-        (first, since), (last, now) = self._points[0], self._points[-1]
-        return (self._total - last) * (now - since) / (last - first) if last > first else None
+        (first, first_s), (last, last_s) = self._points[0], self._points[-1]
+        return (self._total - last) * (last_s - first_s) / (last - first) if last > first else None
 
 
 def format_rough_duration(seconds: float) -> str:

@@ -24,8 +24,8 @@ class TensorBoardWriter:
     and its full queue stops training.
     """
 
-    def __init__(self, folder: Path, *, step: int, now: float) -> None:
-        """Start a file whose first events say that earlier files end at `step`; `now` in seconds since 1970."""
+    def __init__(self, folder: Path, *, step: int, wall_time: float) -> None:
+        """Start a file whose first events say that earlier files end at `step`. wall_time: seconds since 1970."""
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(
             _next_event_file(folder), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
@@ -33,25 +33,25 @@ class TensorBoardWriter:
         self._file = os.fdopen(handle, "wb")
         try:
             self._records = RecordWriter(self._file)
-            self._begin(step, now)
+            self._begin(step, wall_time)
         except BaseException:
             with suppress(OSError):
                 self._file.close()
             raise
 
-    def _begin(self, step: int, now: float) -> None:
-        self._add(Event(wall_time=now, file_version="brain.Event:2"))
+    def _begin(self, step: int, wall_time: float) -> None:
+        self._add(Event(wall_time=wall_time, file_version="brain.Event:2"))
         # TensorBoard hides what earlier files say about this step and later ones (torch calls it purge_step).
-        self._add(Event(wall_time=now, step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+        self._add(Event(wall_time=wall_time, step=step + 1, session_log=SessionLog(status=SessionLog.START)))
         self._file.flush()
 
-    def write(self, values: Mapping[str, float], *, step: int, now: float) -> None:
+    def write(self, values: Mapping[str, float], *, step: int, wall_time: float) -> None:
         """Add one point to each named curve."""
         points = [
             Summary.Value(tag=f"usage/{tag}" if tag.partition("/")[0] in RESOURCE_EVENTS else tag, simple_value=value)
             for tag, value in values.items()
         ]
-        self._add(Event(wall_time=now, step=step, summary=Summary(value=points)))
+        self._add(Event(wall_time=wall_time, step=step, summary=Summary(value=points)))
         self._file.flush()
 
     def close(self) -> None:

@@ -118,8 +118,8 @@ class Task(ABC):
         return 2
 
     @abstractmethod
-    def build_counter(self, classes: int, device: torch.device, *, optim: OptimConfig, threshold: Threshold) -> Counter:
-        """What counts in an evaluation of a model with so many outputs. optim: of the training, for its loss."""
+    def build_counter(self, device: torch.device, *, optim: OptimConfig, threshold: Threshold) -> Counter:
+        """What counts in an evaluation. optim: of the training, for its loss."""
 
     @abstractmethod
     def measure_images(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:

@@ -228,11 +228,9 @@ class Classification(Task):
     def choices_to_guess(self, optim: OptimConfig) -> int:
         return len(self.classes) if optim.loss == "auto" else 2  # else it is no cross-entropy over the classes
 
-    def build_counter(
-        self, classes: int, device: torch.device, *, optim: OptimConfig, threshold: Threshold
-    ) -> ConfusionCounter:
+    def build_counter(self, device: torch.device, *, optim: OptimConfig, threshold: Threshold) -> ConfusionCounter:
         """What counts. It needs neither a threshold nor the training's loss, whose weights the metrics do not have."""
-        return ConfusionCounter(classes, device)
+        return ConfusionCounter(len(self.classes), device)
 
     def measure_images(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         logits = outputs.float()

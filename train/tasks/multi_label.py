@@ -153,10 +153,8 @@ class MultiLabel(Task):
         """The share of each sample's labels that are predicted as they are (probability 0.5)."""
         return (((outputs > 0) == (labels > 0.5)).double().mean(dim=1).sum(),)
 
-    def build_counter(
-        self, classes: int, device: torch.device, *, optim: OptimConfig, threshold: Threshold
-    ) -> OutputCounter:
-        return OutputCounter(classes, MultiLabelCriterion().each, partial(self.score, threshold=threshold))
+    def build_counter(self, device: torch.device, *, optim: OptimConfig, threshold: Threshold) -> OutputCounter:
+        return OutputCounter(len(self.classes), MultiLabelCriterion().each, partial(self.score, threshold=threshold))
 
     def score(self, logits: Float64Array, labels: Float64Array, loss: float, threshold: Threshold) -> EvaluationResult:
         """Average precision and F1 of each label over all samples. loss: the sum over the samples.

@@ -104,10 +104,8 @@ class Regression(Task):
         """The absolute errors."""
         return ((self.in_units(outputs) - labels).abs().sum(),)
 
-    def build_counter(
-        self, classes: int, device: torch.device, *, optim: OptimConfig, threshold: Threshold
-    ) -> OutputCounter:
-        return OutputCounter(classes, self.build_criterion(optim, torch.empty(0)).each, self.score)
+    def build_counter(self, device: torch.device, *, optim: OptimConfig, threshold: Threshold) -> OutputCounter:
+        return OutputCounter(len(self.classes), self.build_criterion(optim, torch.empty(0)).each, self.score)
 
     def score(self, outputs: Float64Array, labels: Float64Array, loss: float) -> EvaluationResult:
         """The errors of all samples, in the unit of the labels. loss: the sum over the samples."""

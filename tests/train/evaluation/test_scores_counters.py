@@ -65,11 +65,11 @@ def counted(counter: Any, batches: Sequence[tuple[Tensor, Tensor]]) -> Evaluatio
 
 
 def labels_counter(threshold: Any = 0.5) -> Counter:
-    return MultiLabel(classes=("a", "b", "c")).build_counter(3, CPU, optim=OptimConfig(), threshold=threshold)
+    return MultiLabel(classes=("a", "b", "c")).build_counter(CPU, optim=OptimConfig(), threshold=threshold)
 
 
 def errors_counter() -> Counter:
-    return AGES.build_counter(1, CPU, optim=OptimConfig(loss="l2"), threshold=0.5)
+    return AGES.build_counter(CPU, optim=OptimConfig(loss="l2"), threshold=0.5)
 
 
 def test_several_labels_are_measured() -> None:

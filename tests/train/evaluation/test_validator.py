@@ -74,7 +74,6 @@ def validator(model: nn.Module = MODEL, *, size: int = 20, flip: bool = False, *
         network=model,
         runtime=OneRank(),  # type: ignore[arg-type]
         config=EvalConfig(batch_size=size, flip=flip),
-        classes=4,
         new_counter=partial(Classification(classes=tuple("abcd")).build_counter, optim=OptimConfig()),
         heartbeat=Heartbeat(),
         **options,

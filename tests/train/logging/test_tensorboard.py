@@ -19,9 +19,9 @@ def shown(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def start(folder: Path, *steps: int, step: int = 0, value: float = 1.0, now: float = 0.0) -> None:
     """A start that goes on after `step` and writes these."""
-    curves = TensorBoardWriter(folder, step=step, now=now)
+    curves = TensorBoardWriter(folder, step=step, wall_time=now)
     for at in steps:
-        curves.write({"train/loss": value}, step=at, now=now)
+        curves.write({"train/loss": value}, step=at, wall_time=now)
     curves.close()
 
 
@@ -38,8 +38,8 @@ def test_steps_computed_again_are_shown_once(tmp_path: Path, now: float) -> None
 
 
 def test_points_are_on_the_disk_before_the_file_is_closed(tmp_path: Path) -> None:
-    curves = TensorBoardWriter(tmp_path, step=0, now=0.0)
-    curves.write({"train/loss": 1.0}, step=10, now=0.0)
+    curves = TensorBoardWriter(tmp_path, step=0, wall_time=0.0)
+    curves.write({"train/loss": 1.0}, step=10, wall_time=0.0)
     assert shown(tmp_path) == {"train/loss": [(10, 1.0)]}
     curves.close()
 
