@@ -1,6 +1,6 @@
 """These checks refuse keys that contradict each other, and warn of keys that have no effect.
 
-They cover `train.parallel`, `train.reproducible` and the dimensions of
+They cover `model.args`, `optim.args`, `train.parallel`, `train.reproducible` and the dimensions of
 the samples. None of them needs torch, so a mistake is reported before any process is started.
 """
 
@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
-from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, pip_command, shell_command
 from train.config import augmentations, schema
@@ -22,6 +21,7 @@ from train.config.optimizers import OPTIMIZERS, TorchOptimizer, usual_learning_r
 from train.config.precisions import PRECISIONS
 from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
 from train.metrics import DEFAULT_METRIC, METRICS, metrics_of
+from train.names import nearest_name
 from train.tasks import AUTO, CLASSIFICATION, TASKS
 
 
@@ -30,11 +30,14 @@ def unused_key_warnings(config: RunConfig) -> tuple[str, ...]:
 
     `registry.unused_key_warnings` does the same for the keys of the data section.
     """
-    return tuple(
-        f"{key}: {value} does nothing here. fix: {why}"
-        for key, (idle, why) in UNUSED_KEY_CHECKS.items()
-        if (value := attrgetter(key)(config)) != schema.KEYS[key].default and idle(config)
-    )
+    values, defaults = asdict(config), asdict(RunConfig())
+    warnings = []
+    for key, (idle, why) in UNUSED_KEY_CHECKS.items():
+        section, name = key.split(".")
+        value = values[section][name]
+        if value != defaults[section][name] and idle(config):
+            warnings.append(f"{key}: {value} does nothing here. fix: {why}")
+    return tuple(warnings)
 
 
 def unused_keys(config: RunConfig) -> frozenset[str]:
@@ -50,7 +53,7 @@ def _optimizer(config: RunConfig) -> TorchOptimizer:
 
     Only loading a class outside torch.optim shows what it takes, so every key may have an effect.
     """
-    anything = TorchOptimizer(class_name=config.optim.name, takes_momentum=True)
+    anything = TorchOptimizer(class_name=config.optim.name, arguments=(), takes_momentum=True)
     return OPTIMIZERS.get(config.optim.name, anything)
 
 
@@ -87,19 +90,43 @@ UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] 
 }
 
 
-def refuse_forbidden_arguments(model: ModelConfig) -> None:
-    """Refuse arguments of torchvision's and timm's constructors that the config or the data decides.
+def refuse_unknown_arguments(model: ModelConfig, optim: OptimConfig) -> None:
+    """Refuse arguments that the model or the optimizer does not have.
+
+    Values are checked later: torch tries them when the run starts.
 
     Raises:
-        Failure: USAGE.
+        Failure: USAGE, naming the argument and the most similar allowed one.
     """
-    if model.name in BUILTIN_MODELS or schema.is_factory(model.name):
-        return
-    for argument in FORBIDDEN_ARGUMENTS.keys() & model.args.keys():
+    if model.name in BUILTIN_MODELS:
+        _refuse_unlisted("model.args", model.name, model.args, BUILTIN_MODELS[model.name].arguments)
+    elif not schema.is_factory(model.name):
+        _refuse_forbidden(model)
+    if optim.name in OPTIMIZERS:
+        _refuse_unlisted("optim.args", optim.name, optim.args, OPTIMIZERS[optim.name].arguments)
+
+
+def _refuse_forbidden(model: ModelConfig) -> None:
+    """Refuse arguments of torchvision's and timm's constructors that the config or the data decides."""
+    for argument in model.args:
+        if argument in FORBIDDEN_ARGUMENTS:
+            raise Failure(
+                f"model.args cannot set {argument} of {model.name}",
+                found=f"model.args.{argument}: {model.args[argument]!r:.60}",
+                fix=f"leave model.args.{argument} out: {FORBIDDEN_ARGUMENTS[argument]}",
+                code=ExitCode.USAGE,
+            )
+
+
+def _refuse_unlisted(key: str, name: str, arguments: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    unknown = [argument for argument in arguments if argument not in allowed]
+    if unknown:
+        close = nearest_name(unknown[0], allowed, 0.75)
         raise Failure(
-            f"model.args cannot set {argument} of {model.name}",
-            found=f"model.args.{argument}: {model.args[argument]!r:.60}",
-            fix=f"leave model.args.{argument} out: {FORBIDDEN_ARGUMENTS[argument]}",
+            f"{key} do not fit {name}",
+            found=f"unknown: {', '.join(unknown)}",
+            expected=f"values for: {', '.join(allowed)}",
+            fix=f"write {key}.{close} instead of {key}.{unknown[0]}" if close else f"correct {key}, or leave it out",
             code=ExitCode.USAGE,
         )
 

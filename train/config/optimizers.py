@@ -1,45 +1,73 @@
-"""This table names torch's optimizers, and the learning rates that suit them, without loading torch.
+"""This table describes torch's optimizers, and the learning rates that suit them, without loading torch.
 
-A new class of torch.optim needs one row; a test compares the names. What optim.args may set, the class itself says
-where torch is loaded (`train.optim.optimizer`). A class from another package needs no row: optim.name names it as
-`package.module:Class`.
+A test compares it with torch. A new class of torch.optim needs one row. A class from another package
+needs none: optim.name names it as `package.module:Class`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOptimizer:
-    """A class of torch.optim."""
+    """A class of torch.optim.
+
+    arguments: what optim.args may set. takes_momentum, takes_weight_decay: whether optim.momentum
+    and optim.weight_decay have an effect. learning_rate: what optim.lr auto takes for random weights and a global
+    batch of 256; None: there is no usual one. scaling: how it grows with the global batch, as optim.lr_scaling.
+    regression_share: how much of it numbers take.
+    """
 
     class_name: str
-    takes_momentum: bool = False  # whether optim.momentum has an effect
-    takes_weight_decay: bool = True  # whether optim.weight_decay has one
-    # What optim.lr auto takes for random weights and a global batch of 256; None: there is no usual one.
+    arguments: Sequence[str]
+    takes_momentum: bool = False
+    takes_weight_decay: bool = True
     learning_rate: float | None = None
-    scaling: str = "sqrt"  # how this rate grows with the global batch, as optim.lr_scaling
-    regression_share: float = 1.0  # of this rate, for numbers
+    scaling: str = "sqrt"
+    regression_share: float = 1.0
 
 
+_COMMON: Final = ("foreach", "maximize", "differentiable")
+_ADAM: Final = ("betas", "eps", "amsgrad", "capturable", "fused", *_COMMON)
 _CLASSES: Final = (
-    TorchOptimizer(class_name="ASGD"),
-    TorchOptimizer(class_name="Adadelta", learning_rate=1.0),
-    TorchOptimizer(class_name="Adafactor", learning_rate=1e-2),
-    TorchOptimizer(class_name="Adagrad", learning_rate=1e-2),
-    TorchOptimizer(class_name="Adam", learning_rate=1e-3),
-    TorchOptimizer(class_name="AdamW", learning_rate=1e-3),
-    TorchOptimizer(class_name="Adamax", learning_rate=2e-3),
-    TorchOptimizer(class_name="NAdam", learning_rate=1e-3),
-    TorchOptimizer(class_name="RAdam", learning_rate=1e-3),
-    TorchOptimizer(class_name="RMSprop", learning_rate=1e-3),
-    TorchOptimizer(class_name="Rprop", takes_weight_decay=False),
+    TorchOptimizer(class_name="ASGD", arguments=("lambd", "alpha", "t0", "capturable", *_COMMON)),
+    TorchOptimizer(class_name="Adadelta", arguments=("rho", "eps", "capturable", *_COMMON), learning_rate=1.0),
+    TorchOptimizer(
+        class_name="Adafactor", arguments=("beta2_decay", "eps", "d", "foreach", "maximize"), learning_rate=1e-2
+    ),
+    TorchOptimizer(
+        class_name="Adagrad",
+        arguments=("lr_decay", "initial_accumulator_value", "eps", "fused", *_COMMON),
+        learning_rate=1e-2,
+    ),
+    TorchOptimizer(class_name="Adam", arguments=("decoupled_weight_decay", *_ADAM), learning_rate=1e-3),
+    TorchOptimizer(class_name="AdamW", arguments=_ADAM, learning_rate=1e-3),
+    TorchOptimizer(class_name="Adamax", arguments=("betas", "eps", "capturable", *_COMMON), learning_rate=2e-3),
+    TorchOptimizer(
+        class_name="NAdam",
+        arguments=("betas", "eps", "momentum_decay", "decoupled_weight_decay", "capturable", *_COMMON),
+        learning_rate=1e-3,
+    ),
+    TorchOptimizer(
+        class_name="RAdam",
+        arguments=("betas", "eps", "decoupled_weight_decay", "capturable", *_COMMON),
+        learning_rate=1e-3,
+    ),
+    TorchOptimizer(
+        class_name="RMSprop",
+        arguments=("alpha", "eps", "momentum", "centered", "capturable", *_COMMON),
+        learning_rate=1e-3,
+    ),
+    TorchOptimizer(
+        class_name="Rprop", arguments=("etas", "step_sizes", "capturable", *_COMMON), takes_weight_decay=False
+    ),
     TorchOptimizer(
         class_name="SGD",
+        arguments=("dampening", "nesterov", "fused", *_COMMON),
         takes_momentum=True,
         learning_rate=0.1,
         scaling="linear",

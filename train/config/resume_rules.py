@@ -99,7 +99,8 @@ def refuse_config_changes(saved: Mapping[str, Any], current: Mapping[str, Any], 
 
 def _describe_ways_on(differences: Mapping[str, tuple[Any, Any]], run: Path) -> str:
     """The settings to type: for this run, for a new one from its weights unless the network is another, or none."""
-    settings = [f"{key}={format_value(old)}" for key, (old, _) in differences.items() if key in KEYS]
+    defaults = flatten_config(asdict(RunConfig()))
+    settings = [f"{key}={format_value(old)}" for key, (old, _) in differences.items() if key in defaults]
     is_complete = len(settings) == len(differences) and not any(setting.endswith("...") for setting in settings)
     undo = f"write {shlex.join(settings)}" if is_complete else "undo the change"
     sections = {key.partition(".")[0] for key in differences}

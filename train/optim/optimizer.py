@@ -21,7 +21,6 @@ from train.checkpoint.format import pack_state, unpack_state
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import OptimConfig
 from train.models.depth import layer_numbers
-from train.names import nearest_name
 
 OPTIMIZER_KEY: Final = "optim.name"
 # Arguments with which a user chooses the kernel.
@@ -236,7 +235,7 @@ def _refuse_arguments(optim: OptimConfig, taken: Mapping[str, inspect.Parameter]
     settable = _settable_arguments(taken, reserved)
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
     if unknown := [name for name in optim.args if name not in settable and (name in reserved or not takes_any)]:
-        raise _bad_arguments_failure(optim, f"unknown: {', '.join(unknown)}", settable, unknown[0])
+        raise _bad_arguments_failure(optim, f"unknown: {', '.join(unknown)}", settable)
     for name, value in optim.args.items():
         if name in settable and _is_bool_argument(taken[name]) and not _is_bool_or_none(value):
             raise _bad_arguments_failure(optim, f"{name} is true or false, not {value!r}", settable)
@@ -300,14 +299,11 @@ def _lists_to_tuples(args: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
 
 
-def _bad_arguments_failure(optim: OptimConfig, problem: str, settable: list[str], unknown: str = "") -> Failure:
-    close = nearest_name(unknown, settable, 0.75)
+def _bad_arguments_failure(optim: OptimConfig, problem: str, settable: list[str]) -> Failure:
     return Failure(
         f"optim.args do not fit {optim.name}",
         found=f"{optim.args}: {problem}",
         expected=f"values for: {', '.join(settable)}",
-        fix=f"write optim.args.{close} instead of optim.args.{unknown}"
-        if close
-        else "correct optim.args, or leave it out",
+        fix="correct optim.args, or leave it out",
         code=ExitCode.USAGE,
     )
