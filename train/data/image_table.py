@@ -6,7 +6,6 @@ lists images too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -15,12 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from entrypoint import Failure
 from train.config.schema import DataConfig
 from train.data import image_lists, label_table, labels, partition, split_checks
 from train.data.image_lists import ImageList, ImageLists
-from train.data.label_table import TEST, TRAINING, VALIDATION, LabelTable
+from train.data.label_table import TEST, VALIDATION, LabelTable
 from train.data.partition import Partition, partition_samples
 from train.tasks import TASKS
+from train.tasks.labels import FORMATS, number_scale
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -37,18 +38,17 @@ def open_image_table(data: DataConfig, *_: object) -> DataSplits:
 def list_table(data: DataConfig) -> ImageLists:
     """The images of all splits. Raises Failure: as `label_table.read_table`, `labels.read_labels`, `partition_rows`."""
     table = label_table.read_table(data)
-    rows = table.rows_by_split()
-    read = labels.read_labels(table, rows, data)
-    parts = partition_rows(table, rows, read.strata, data)
-    images = ImageList(paths=_pack(table, rows), labels=read.values)
+    read = labels.read_labels(table, data)
+    parts = partition_rows(table, FORMATS[read.task].strata(read.values), data)
+    images = ImageList(paths=_pack(table), labels=read.values)
     training, validation = images.select(parts.training), images.select(parts.validation)
     weights = None
     if table.weights is not None:
-        weights = normalize_weights(np.array([table.weights[row] for row in rows], np.float64)[parts.training], table)
+        weights = normalize_weights(np.array(table.weights, np.float64)[parts.training], table)
     missing = labels.missing_validation_warnings(read.task, read.classes, training.labels, validation.labels)
     target = None
     if not TASKS[read.task].has_classes:
-        target = labels.number_scale(training.labels, partial(labels.one_number_failure, table))
+        target = number_scale(training.labels, partial(_one_number_failure, table))
     return ImageLists(
         training=training,
         validation=validation,
@@ -63,61 +63,58 @@ def list_table(data: DataConfig) -> ImageLists:
     )
 
 
-def partition_rows(
-    table: LabelTable, rows: Sequence[int], strata: npt.NDArray[np.int64], data: DataConfig
-) -> Partition:
-    """The split of each of the rows, which are those of `LabelTable.rows_by_split`.
+def _one_number_failure(table: LabelTable, number: str) -> Failure:
+    """All training rows have the same number."""
+    fix = "give the training images different numbers, or another data.val_fraction"
+    return label_table.bad_table(table.file, "has one number in all training rows", number, fix)
+
+
+def partition_rows(table: LabelTable, strata: npt.NDArray[np.int64], data: DataConfig) -> Partition:
+    """The split of each row.
 
     Raises:
         Failure: DATA as `partition.group_names`, `partition.refuse_leak` and `partition.partition_samples`; USAGE for a
             split that the table names and a key asks for.
     """
-    counts = [len(table.rows_of(split)) for split in (TRAINING, VALIDATION, TEST)]
-    if counts[1]:
+    training, validation, test = table.counts
+    if validation:
         split_checks.refuse_second_validation_split(data, f"the {VALIDATION} rows of {table.file}")
-    if counts[2]:
+    if test:
         split_checks.refuse_second_test_split(data, f"the {TEST} rows of {table.file}")
-    groups = group_names(table, rows, data)
+    groups = group_names(table, data)
     if groups is not None:
-        _refuse_leaks(groups, counts)
-    training = counts[0]
+        names, ends = ("training", "validation", "test"), np.cumsum(table.counts)
+        of_split = {name: groups[end - n : end] for name, end, n in zip(names, ends, table.counts, strict=True)}
+        for first, second in combinations(names, 2):
+            partition.refuse_leak(of_split[first], of_split[second], f"{first} and {second}")
     parts = partition_samples(
         strata[:training],
         data,
         groups=None if groups is None else groups[:training],
-        has_validation=table.has_validation,
+        has_validation=validation > 0,
     )
-    own = np.repeat([TRAINING, VALIDATION, TEST], counts)
+    rest = np.array(table.splits[training:])
     return Partition(
-        validation=np.append(parts.validation, own[training:] == VALIDATION),
-        test=np.append(parts.test, own[training:] == TEST),
+        validation=np.append(parts.validation, rest == VALIDATION),
+        test=np.append(parts.test, rest == TEST),
         notes=parts.notes,
     )
 
 
-def _refuse_leaks(groups: Sequence[str], counts: Sequence[int]) -> None:
-    """Refuse a group that has rows in two splits. counts: of the rows of each split. Raises Failure (DATA)."""
-    ends = np.cumsum(counts)
-    names = ("training", "validation", "test")
-    of_split = {name: groups[end - count : end] for name, end, count in zip(names, ends, counts, strict=True)}
-    for first, second in combinations(names, 2):
-        partition.refuse_leak(of_split[first], of_split[second], f"{first} and {second}")
-
-
-def group_names(table: LabelTable, rows: Sequence[int], data: DataConfig) -> list[str] | None:
+def group_names(table: LabelTable, data: DataConfig) -> list[str] | None:
     """The group of each row: of the column, or what data.group finds in the paths; None without groups."""
-    if data.group is not None:
-        above = f"{table.images}/"
-        return partition.group_names((table.paths[row].removeprefix(above) for row in rows), data.group)
-    return None if table.groups is None else [table.groups[row] for row in rows]
+    if data.group is None:
+        return table.groups
+    above = f"{table.images}/"
+    return partition.group_names((path.removeprefix(above) for path in table.paths), data.group)
 
 
-def _pack(table: LabelTable, rows: Sequence[int]) -> image_lists.PackedPaths:
+def _pack(table: LabelTable) -> image_lists.PackedPaths:
     """The paths, relative to the folder of the images if all are below it, so that it may move."""
     above = f"{table.images}/"
-    if not all(table.paths[row].startswith(above) for row in rows):
+    if not all(path.startswith(above) for path in table.paths):
         above = ""
-    return image_lists.pack_paths((table.paths[row] for row in rows), above)
+    return image_lists.pack_paths(table.paths, above)
 
 
 def normalize_weights(weights: npt.NDArray[np.float64], table: LabelTable) -> npt.NDArray[np.float32]:

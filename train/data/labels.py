@@ -1,19 +1,17 @@
-"""Makes labels of a table's cells: a class, several labels, or a number for each image.
+"""Reads the labels of a table's cells: names, columns of 0 and 1, or numbers, as people and spreadsheets write them.
 
 Mistakes name the line of the table. This module does not import torch.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
@@ -21,9 +19,9 @@ from train.data import class_folders, split_checks
 from train.data.label_table import NO, TRAINING, YES, LabelTable, bad_table, list_lines, refuse_empty_cells
 from train.files import one_line
 from train.names import describe_look_alikes, read_name
-from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, TargetScale
+from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, parse_number
+from train.tasks.labels import FORMATS, Values
 
-Int64Array = npt.NDArray[np.int64]
 SEPARATORS: Final = re.compile(r"[;|]")  # between the labels of one image
 OTHER_SEPARATORS: Final = {
     ",": "commas",
@@ -40,38 +38,33 @@ LOOSE_NUMBER: Final = re.compile(r"[<>~≈±$€£]?\s*([-+]?(?:\d+[.,]?\d*|[.,]
 MISSING_WORDS: Final = ("nan", "na", "n/a", "#n/a", "<na>", "null", "-", "--", "?", ".", "")
 MAX_CLASS_NUMBERS: Final = 20  # more different whole numbers look like measurements, unless each has many images
 MIN_IMAGES_PER_NUMBER: Final = 10
-MAX_NUMBER: Final = float(np.finfo(np.float32).max)
-NUM_STRATA: Final = 10  # a validation split takes the same share of each tenth of the numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLabels:
-    """The labels of some rows of a table.
+    """The labels of a table's rows: classes are the names of the model's outputs.
 
-    classes: the names of the model's outputs. values: int64 [n], or as `SampleSource.labels` of another task.
-    strata: int64 [n], from 0 without gaps: a validation split takes the same share of each number. notes, warnings: of
-    cells that are read in another way than as they are.
+    notes, warnings: of cells that are read in another way than as they are.
     """
 
     task: str
     classes: tuple[str, ...]
-    values: npt.NDArray[Any]
-    strata: Int64Array
+    values: Values
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def read_labels(table: LabelTable, rows: Sequence[int], data: DataConfig) -> TableLabels:
-    """The labels of these rows, in the order of `LabelTable.rows_by_split`.
+def read_labels(table: LabelTable, data: DataConfig) -> TableLabels:
+    """The labels of all rows.
 
     Raises:
         Failure: DATA for cells that are no labels of the task; USAGE if it is unclear which task is meant.
     """
-    task = find_task(table, rows, data)
-    return READERS[task](table, rows, data)
+    task = find_task(table, data)
+    return _read_number_cells(table) if task == REGRESSION else _read_names(table, task, data)
 
 
-def find_task(table: LabelTable, rows: Sequence[int], data: DataConfig) -> str:
+def find_task(table: LabelTable, data: DataConfig) -> str:
     """data.task; for `auto` the task that the label column has. What could be two tasks is refused.
 
     Raises:
@@ -85,16 +78,16 @@ def find_task(table: LabelTable, rows: Sequence[int], data: DataConfig) -> str:
         return MULTI_LABEL
     if data.task != AUTO:
         return data.task
-    cells = [table.labels[row] for row in rows]
-    counted, classes = f"{len({*cells}):,} different cells in {len(cells):,} lines", f"data.task={CLASSIFICATION}"
-    if several := [row for row, cell in zip(rows, cells, strict=True) if SEPARATORS.search(cell)]:
+    cells, classes = table.labels, f"data.task={CLASSIFICATION}"
+    counted = f"{len({*cells}):,} different cells in {len(cells):,} lines"
+    if several := [row for row, cell in enumerate(cells) if SEPARATORS.search(cell)]:
         fix = f"set data.task={MULTI_LABEL} if an image has several; or {classes}, one class each"
         raise _unclear_task(table, "; or |: several labels of one image?", several[:1], fix)
     if all(map(class_folders.is_image, cells)):
         fix = "set data.columns.label to a column of classes; masks of pixels (segmentation) are not supported"
-        raise _unclear_task(table, "image files", rows[:1], fix)
+        raise _unclear_task(table, "image files", [0], fix)
     words = {cell for cell in {*cells} if parse_number(cell) is None}
-    bad = [row for row, cell in zip(rows, cells, strict=True) if cell in words]
+    bad = [row for row, cell in enumerate(cells) if cell in words]
     has_gaps = 0 < len(bad) < len(cells) and all(cell.lower() in MISSING_WORDS for cell in words)
     if (measures := look_like_measurements(cells)) or has_gaps:
         fixes = (
@@ -103,20 +96,20 @@ def find_task(table: LabelTable, rows: Sequence[int], data: DataConfig) -> str:
         fixes += [f"set data.task={REGRESSION} to predict the number"] if measures else []
         fix = f"{', and '.join(fixes)}; or set {classes} if each is a class"
         about = f"{counted}; no number in " if bad else f"{counted}, such as "
-        raise _unclear_task(table, "numbers: to be predicted, or classes?", bad or rows[:1], fix, about)
-    _refuse_other_separators(
-        table, rows, f", and set data.task={MULTI_LABEL}; or {classes}, one class each", ExitCode.USAGE
-    )
+        raise _unclear_task(table, "numbers: to be predicted, or classes?", bad or [0], fix, about)
+    _refuse_other_separators(table, f", and set data.task={MULTI_LABEL}; or {classes}, one class each", ExitCode.USAGE)
     if len({*cells}) > max(MAX_CLASS_NUMBERS, len(cells) / 2):
         fix = f"set data.columns.label to the column of the classes; or {classes} if each is a class"
-        raise _unclear_task(table, "another cell in most lines: classes?", rows[:1], fix, f"{counted}, such as ")
+        raise _unclear_task(table, "another cell in most lines: classes?", [0], fix, f"{counted}, such as ")
     return CLASSIFICATION
 
 
-def _unclear_task(table: LabelTable, holds: str, rows: Sequence[int], fix: str, about: str = "") -> Failure:
+def _unclear_task(
+    table: LabelTable, holds: str, rows: Sequence[int], fix: str, about: str = "", code: ExitCode = ExitCode.USAGE
+) -> Failure:
     """rows: those that raise the question. about: words before them."""
     what = f"the column {table.label_name} holds {holds} ({table.file})"
-    return Failure(what, found=about + _quote_lines(table, rows), fix=fix, code=ExitCode.USAGE)
+    return Failure(what, found=about + _quote_lines(table, rows), fix=fix, code=code)
 
 
 def _quote_lines(table: LabelTable, rows: Sequence[int]) -> str:
@@ -124,14 +117,11 @@ def _quote_lines(table: LabelTable, rows: Sequence[int]) -> str:
     return f"{list_lines([table.lines[row] for row in rows])}: {one_line(table.labels[rows[0]]) or 'an empty cell'}"
 
 
-def _refuse_other_separators(table: LabelTable, rows: Sequence[int], way_out: str, code: ExitCode) -> None:
+def _refuse_other_separators(table: LabelTable, way_out: str, code: ExitCode) -> None:
     """Refuse several labels in a cell that something else than ; or | divides."""
-    cells = [table.labels[row] for row in rows]
-    if separated := find_other_separator(cells):
-        row, fix = rows[cells.index(separated[1])], f"write ; between the labels of an image (cat;sofa){way_out}"
-        failure = _unclear_task(table, f"{separated[0]}: several labels of one image?", [row], fix)
-        failure.code = code
-        raise failure
+    if separated := find_other_separator(table.labels):
+        row, fix = table.labels.index(separated[1]), f"write ; between the labels of an image (cat;sofa){way_out}"
+        raise _unclear_task(table, f"{separated[0]}: several labels of one image?", [row], fix, code=code)
 
 
 def look_like_measurements(cells: Sequence[str]) -> bool:
@@ -179,154 +169,102 @@ def find_other_separator(cells: Sequence[str]) -> tuple[str, str] | None:
     return None
 
 
-def parse_number(cell: str) -> float | None:
-    """The number in a cell; None if there is none, or none that 32 bits hold."""
-    try:
-        number = float(cell)
-    except ValueError:
-        return None
-    return number if abs(number) <= MAX_NUMBER else None
+def _read_names(table: LabelTable, task: str, data: DataConfig) -> TableLabels:
+    """One class for each image, or any number of labels: names with `;` or `|` between them, or columns of 0 and 1.
 
-
-def read_classes(table: LabelTable, rows: Sequence[int], data: DataConfig) -> TableLabels:
-    """One class for each image, in alphabetical order.
+    Classes are in alphabetical order, and columns in that of data.columns.label.
 
     Raises:
-        Failure: DATA for an empty cell, fewer than two classes, another number than data.classes, and for a class
-            without a training image.
+        Failure: DATA for an empty cell where a class should be, a cell that is neither 0 nor 1, fewer than two classes,
+            no label at all, another number than data.classes, and for a class or label that no training image has.
     """
-    labels = [table.labels[row] for row in rows]
-    refuse_empty_cells(table.file, table.label_name, labels, (table.lines[row] for row in rows))
-    classes = tuple(sorted(set(labels)))
-    if len(classes) < 2:
-        actual = f"{len(rows):,} images of {one_line(classes[0])}"
-        raise bad_table(table.file, "has fewer than two classes", actual, "add images of another class")
-    _refuse_untrained_labels(table, rows, [{label} for label in labels], "class")
-    split_checks.refuse_wrong_class_count(data, len(classes), "classes in the table", data.root)
-    index = {name: number for number, name in enumerate(classes)}
-    values = np.fromiter((index[name] for name in labels), np.int64, len(rows))
-    warnings = [
-        f"{list_lines([table.lines[row] for row in rows if table.labels[row] == name])} of the table: the class "
-        f"{one_line(name)} looks like a missing value. fix: remove these lines, or fill their cells"
-        for name in classes
-        if name.lower() in MISSING_WORDS
-    ]
-    return TableLabels(task=CLASSIFICATION, classes=classes, values=values, strata=values, warnings=tuple(warnings))
-
-
-def read_label_sets(table: LabelTable, rows: Sequence[int], data: DataConfig) -> TableLabels:
-    """Any number of labels for each image: names with `;` or `|` between them, or a column of 0 and 1 for each.
-
-    The strata are those of each image's rarest label, so that rare labels are in both splits.
-
-    Raises:
-        Failure: DATA for a column without a label, a cell that is neither 0 nor 1, another number than data.classes,
-            and for a label that no training image has.
-    """
+    names: Sequence[Collection[str]]
+    cells = table.labels
     if table.label_columns:
-        classes = table.label_columns
-        sets = [_named_columns(table, row) for row in rows]
+        names = [_names_of_columns(table, row) for row in range(len(table.lines))]
+    elif task == CLASSIFICATION:
+        refuse_empty_cells(table.file, table.label_name, cells, table.lines)
+        names = [(cell,) for cell in cells]
     else:
-        cells = [table.labels[row] for row in rows]
         if not any(map(SEPARATORS.search, cells)):
             way_out = "; or one ; at the end of a cell if each cell is one label"
-            _refuse_other_separators(table, rows, way_out, ExitCode.DATA)
-        sets = [{name for part in SEPARATORS.split(cell) if (name := read_name(part))} for cell in cells]
-        classes = tuple(sorted(set().union(*sets)))
-    if not any(sets):
-        actual = f"{len(rows):,} lines without one"
+            _refuse_other_separators(table, way_out, ExitCode.DATA)
+        names = [{name for part in SEPARATORS.split(cell) if (name := read_name(part))} for cell in cells]
+    if not any(names):
+        actual = f"{len(names):,} lines without one"
         raise bad_table(table.file, f"has no label in {table.label_name}", actual, "give images labels")
-    _refuse_untrained_labels(table, rows, sets, "label")
-    split_checks.refuse_wrong_class_count(data, len(classes), "classes in the table", data.root)
-    index = {name: number for number, name in enumerate(classes)}
-    values = np.zeros((len(rows), len(classes)), np.float32)
-    for number, names in enumerate(sets):
-        values[number, [index[name] for name in names]] = 1
-    return TableLabels(task=MULTI_LABEL, classes=classes, values=values, strata=strata_of_label_sets(values))
+    classes = table.label_columns or tuple(sorted(set[str]().union(*names)))
+    if task == CLASSIFICATION and len(classes) < 2:
+        actual = f"{len(cells):,} images of {one_line(classes[0])}"
+        raise bad_table(table.file, "has fewer than two classes", actual, "add images of another class")
+    _refuse_untrained_names(table, names, "class" if task == CLASSIFICATION else "label")
+    split_checks.refuse_wrong_class_count(data, len(classes), "classes", data.root, " in the table")
+    numbers = {name: number for number, name in enumerate(classes)}
+    values = FORMATS[task].encode(cells if task == CLASSIFICATION else names, numbers, len(classes))
+    if task == MULTI_LABEL:
+        values = values.astype(np.float32)
+    warnings = [
+        f"{list_lines([line for line, cell in zip(table.lines, cells, strict=True) if cell == name])} of the table: "
+        f"the class {one_line(name)} looks like a missing value. fix: remove these lines, or fill their cells"
+        for name in classes
+        if task == CLASSIFICATION and name.lower() in MISSING_WORDS
+    ]
+    return TableLabels(task=task, classes=classes, values=values, warnings=tuple(warnings))
 
 
-def strata_of_label_sets(values: npt.NDArray[np.float32]) -> Int64Array:
-    """The rarest label of each image; images without a label are a stratum too. values: 0 or 1 [n, labels]."""
-    rarity = np.where(values > 0, values.sum(axis=0), np.inf)
-    return _without_gaps(np.where(values.any(axis=1), rarity.argmin(axis=1), values.shape[1]))
-
-
-def strata_of_numbers(values: npt.NDArray[np.float32]) -> Int64Array:
-    """The tenth of the sorted numbers in which each one is."""
-    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable")
-    return _without_gaps(ranks * NUM_STRATA // len(values))
-
-
-def _named_columns(table: LabelTable, row: int) -> set[str]:
+def _names_of_columns(table: LabelTable, row: int) -> set[str]:
     """The columns that hold 1 in this row."""
-    names = set()
-    for name, cells in zip(table.label_columns, table.label_cells, strict=True):
-        cell = cells[row].lower()
-        if cell in YES:
-            names.add(name)
-        elif cell not in NO:
-            actual = f"line {table.lines[row]}: {one_line(cells[row])} in the column {name}"
+    pairs = [*zip(table.label_columns, (cells[row] for cells in table.label_cells), strict=True)]
+    for name, cell in pairs:
+        if cell.lower() not in (*YES, *NO):
+            actual = f"line {table.lines[row]}: {one_line(cell)} in the column {name}"
             raise bad_table(table.file, "has a label that is neither 0 nor 1", actual, "write 1 for yes, and 0 for no")
-    return names
+    return {name for name, cell in pairs if cell.lower() in YES}
 
 
-def read_numbers(table: LabelTable, rows: Sequence[int], data: DataConfig) -> TableLabels:
-    """A number for each image. The strata are the tenths of the sorted numbers.
+def _refuse_untrained_names(table: LabelTable, names: Sequence[Collection[str]], noun: str) -> None:
+    """Refuse a class or label that no training row has: the model would never learn it."""
+    first = table.counts[0]
+    trained = set[str]().union(*names[:first])
+    name = next((min(untrained) for each in names[first:] if (untrained := {*each} - trained)), None)
+    if name is not None:
+        lines = [line for line, each in zip(table.lines, names, strict=True) if name in each]
+        fix = "add training images of it, or remove these lines"
+        actual = f"{one_line(name)}: {list_lines(lines)}{describe_look_alikes((name, *trained), '; ')}"
+        raise bad_table(table.file, f"has a {noun} that no {TRAINING} row has", actual, fix)
+
+
+def _read_number_cells(table: LabelTable) -> TableLabels:
+    """A number for each image.
 
     Raises:
         Failure: DATA for a cell that is no finite number, and if all are equal.
     """
-    cells = decimal_points([table.labels[row] for row in rows])
-    refuse_empty_cells(table.file, table.label_name, cells, (table.lines[row] for row in rows))
-    numbers = [parse_number(cell) for cell in cells]
-    if None in numbers:
-        bad = [row for row, number in zip(rows, numbers, strict=True) if number is None]
+    cells = decimal_points(table.labels)
+    refuse_empty_cells(table.file, table.label_name, cells, table.lines)
+    numbers = FORMATS[REGRESSION].encode(cells, {}, 1)
+    if bad := np.flatnonzero(np.isnan(numbers)).tolist():
         comma = " (with a decimal point, no comma)" if "," in table.labels[bad[0]] else ""
         fix = f"write a number{comma}, or remove the line; for names of classes set data.task={CLASSIFICATION}"
         what = f"has a cell in {table.label_name} that is no number"
         raise bad_table(table.file, what, _quote_lines(table, bad), fix)
-    values = np.array(numbers, np.float32)
-    training = values[: len(table.rows_of(TRAINING))]
-    if len(np.unique(training)) < 2:
-        actual = f"{len(rows):,} times {numbers[0]:g}"
+    values = numbers.astype(np.float32)
+    if len(np.unique(values[: table.counts[0]])) < 2:
+        actual = f"{len(cells):,} times {numbers[0]:g}"
         raise bad_table(table.file, "has no two different numbers to train on", actual, "give images their own number")
-    commas = sum("," in table.labels[row] for row in rows)
+    commas = sum("," in cell for cell in table.labels)
     return TableLabels(
         task=REGRESSION,
         classes=(table.label_name,),
         values=values,
-        strata=strata_of_numbers(values),
         notes=(f"decimal commas in {table.label_name} are read as points: {commas:,} cells",) if commas else (),
     )
 
 
-def number_scale(training: npt.NDArray[np.float32], refusal: Callable[[str], Failure]) -> TargetScale:
-    """The mean and the standard deviation of the training's numbers.
-
-    Raises:
-        Failure: what `refusal` makes of the number, if all are equal.
-    """
-    numbers = [float(number) for number in training]
-    mean = math.fsum(numbers) / len(numbers)
-    std = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / len(numbers))
-    if not std:
-        raise refusal(f"{numbers[0]:g}")
-    return TargetScale(mean=mean, std=std)
-
-
-def one_number_failure(table: LabelTable, number: str) -> Failure:
-    """All training rows of a table have the same number."""
-    fix = "give the training images different numbers, or another data.val_fraction"
-    return bad_table(table.file, "has one number in all training rows", number, fix)
-
-
 def missing_validation_warnings(
-    task: str, classes: Sequence[str], training: npt.NDArray[Any], validation: npt.NDArray[Any]
+    task: str, classes: Sequence[str], training: Values, validation: Values
 ) -> tuple[str, ...]:
-    """A warning of the classes or labels that no validation image has, where there are validation images.
-
-    training, validation: as `SampleSource.labels`.
-    """
+    """A warning of the classes or labels that no validation image has, where there are validation images."""
     if not len(validation) or not TASKS[task].has_classes:
         return ()
     counts = [
@@ -334,31 +272,3 @@ def missing_validation_warnings(
         for part in (training, validation)
     ]
     return class_folders.missing_validation_warnings(classes, *(count.tolist() for count in counts))
-
-
-READERS: Final[Mapping[str, Callable[[LabelTable, Sequence[int], DataConfig], TableLabels]]] = {
-    CLASSIFICATION: read_classes,
-    MULTI_LABEL: read_label_sets,
-    REGRESSION: read_numbers,
-}
-
-
-def _without_gaps(numbers: npt.NDArray[Any]) -> Int64Array:
-    """The numbers, renamed to 0, 1, 2, ... in their order."""
-    return np.unique(numbers, return_inverse=True)[1].astype(np.int64)
-
-
-def _refuse_untrained_labels(table: LabelTable, rows: Sequence[int], sets: Sequence[set[str]], noun: str) -> None:
-    """Refuse a class or label that no training row has: the model would never learn it."""
-    if table.splits is None:
-        return
-    is_training = {*table.rows_of(TRAINING)}
-    trained: set[str] = set().union(*(names for row, names in zip(rows, sets, strict=True) if row in is_training))
-    untrained = [(row, names - trained) for row, names in zip(rows, sets, strict=True) if names - trained]
-    if untrained:
-        name = min(untrained[0][1])
-        lines = [table.lines[row] for row, names in untrained if name in names]
-        what = f"has a {noun} that no {TRAINING} row has"
-        fix = "add training images of it, or remove these lines"
-        alike = describe_look_alikes((name, *trained), "; ")
-        raise bad_table(table.file, what, f"{one_line(name)}: {list_lines(lines)}{alike}", fix)

@@ -81,16 +81,18 @@ def refuse_second_test_split(data: DataConfig, location: str) -> None:
         )
 
 
-def refuse_wrong_class_count(data: DataConfig, count: int, noun: str, location: str) -> None:
+def refuse_wrong_class_count(data: DataConfig, count: int, noun: str, location: str, of_what: str = "") -> None:
     """Refuse a data.classes that is not the number of classes. Its default claims nothing.
+
+    noun, of_what: such as "classes" and " in the table".
 
     Raises:
         Failure: DATA.
     """
     if data.classes not in (count, DataConfig().classes):
         raise Failure(
-            f"data.classes is not the number of {noun}",
-            found=f"{count} {noun.removesuffix(' in the table')} in {location}",
+            f"data.classes is not the number of {noun}{of_what}",
+            found=f"{count} {noun} in {location}",
             expected=f"data.classes: {data.classes}",
             fix=f"set data.classes to {count}, or leave it out",
             code=ExitCode.DATA,

@@ -24,7 +24,7 @@ from train.data import image_lists, registry
 from train.data.image_lists import PackedPaths
 from train.data.splits import LABELS_AT_A_TIME, DataSplits, SampleSource
 from train.files import one_line
-from train.tasks import task_fact
+from train.tasks import CLASSIFICATION, task_fact
 
 ClassCounts = npt.NDArray[np.int64]
 
@@ -41,29 +41,20 @@ def labels_to_balance(data: DataConfig, splits: DataSplits) -> npt.NDArray[np.in
     """The labels of the training samples with data.sampling: balanced; otherwise None.
 
     Raises:
-        Failure: as `refuse_unbalanced_labels`.
+        Failure: USAGE for labels that are not one class for each sample.
     """
-    refuse_unbalanced_labels(data, splits)
     if data.sampling == "uniform":
         return None
-    array: npt.NDArray[np.int64] = splits.training.labels.long().numpy()
-    return array
-
-
-def refuse_unbalanced_labels(data: DataConfig, splits: DataSplits) -> None:
-    """Refuse data.sampling: balanced for labels that are not one class for each sample.
-
-    Raises:
-        Failure: USAGE.
-    """
     labels = splits.training.labels
-    if data.sampling != "uniform" and (labels.ndim != 1 or labels.is_floating_point()):
+    if splits.task != CLASSIFICATION:
         raise Failure(
             "data.sampling: balanced needs one class for each image",
             found=f"labels of the form {list(labels.shape)}, {labels.dtype}",
             fix="leave data.sampling out",
             code=ExitCode.USAGE,
         )
+    array: npt.NDArray[np.int64] = labels.long().numpy()
+    return array
 
 
 def describe_balanced_sampling(training: Tensor, classes: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from errno import EINVAL
 from pathlib import Path
 from pickle import UnpicklingError
@@ -23,7 +22,8 @@ from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.registry import DataSource, DataSummary, describe_test
-from train.tasks import AUTO, CLASSIFICATION, TASKS, task_fact
+from train.files import bad_data_failure as bad_data_failure
+from train.tasks import TASKS, configured_task, task_fact
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,13 +88,6 @@ def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 SHAPE_READERS: Final = {".npz": _npz_shapes, ".safetensors": _safetensors_shapes}
 
 
-def bad_data_failure(
-    name: object, what: str, actual: str, expected: str = "one of each", fix: str = "write the file again"
-) -> Failure:
-    """The Failure for data that cannot be trained on. `name`: of its file or factory."""
-    return Failure(what, found=f"{name}: {actual}", expected=expected, fix=fix, code=ExitCode.DATA)
-
-
 @contextmanager
 def translate_read_errors(file: Path) -> Iterator[None]:
     """Translate the errors of numpy, safetensors and torch into a Failure that names the file."""
@@ -157,15 +150,6 @@ EXPECTED_ARRAY_NAMES: Final = "images and labels (or x and y, data and target), 
 
 ArrayNamePair = tuple[str, str]
 ArrayLocation = tuple[Path, ArrayNamePair]  # the file, and the names of its images and labels
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArraySummary:
-    """What the headers say: the shape of all training images, and the images of the other splits; None: no split."""
-
-    shape: tuple[int, ...]
-    validation: int | None = None
-    test: int | None = None
 
 
 def find_array_files(root: Path, data_name: str) -> dict[str, Path]:
@@ -258,8 +242,8 @@ def _matching_name_pairs(names: Mapping[str, str], split_names: Iterable[str]) -
     return pairs
 
 
-def read_array_summary(data: DataConfig) -> ArraySummary | None:
-    """Summarize the files of data.root from their headers; None if there is a .pt file, whose header is a pickle.
+def read_image_shapes(data: DataConfig) -> dict[str, tuple[int, ...]] | None:
+    """The shape of the images of each split, from the headers; None if there is a .pt file, whose header is a pickle.
 
     Raises:
         Failure: NO_INPUT for a missing file, DATA for a file of another format.
@@ -269,9 +253,7 @@ def read_array_summary(data: DataConfig) -> ArraySummary | None:
         return None
     shapes = {file: read_shapes(file) for file in split_files.values()}
     located, _ = locate_splits(data, lambda file: shapes[file])
-    images = {split: shapes[file][pair[0]] for split, (file, pair) in located.items()}
-    counts = {split: next(iter(shape), 0) for split, shape in images.items() if split != "training"}
-    return ArraySummary(shape=images["training"], **counts)
+    return {split: shapes[file][images] for split, (file, (images, _)) in located.items()}
 
 
 def _require_suffix(path: Path, data_name: str) -> Path:
@@ -308,17 +290,15 @@ def count(data: DataConfig) -> int | None:
 
 
 def describe(data: DataConfig) -> DataSummary:
-    task = CLASSIFICATION if data.task == AUTO else data.task
-    summary = read_array_summary(data)
-    if summary is None:  # a .pt file, whose header is a pickle
+    task, shapes = configured_task(data), read_image_shapes(data)
+    if shapes is None:
         return DataSummary(description=f"{data.name} ({data.root}), its arrays are known at the start", task=task)
-    images = summary.shape[0] if summary.shape else 0
-    sizes = count_splits(images, data, has_validation=summary.validation is not None)
-    validation = sizes.validation if summary.validation is None else summary.validation
-    test = sizes.test if summary.test is None else summary.test
+    counts = {split: next(iter(shape), 0) for split, shape in shapes.items()}
+    sizes = count_splits(counts["training"], data, has_validation="validation" in counts)
+    validation, test = counts.get("validation", sizes.validation), counts.get("test", sizes.test)
     facts = {"training": sizes.training, "held_out": validation}  # by the names that checkpoints use
     return DataSummary(
-        description=f"{data.name} ({data.root}), images {list(summary.shape)}{describe_test(test)}",
+        description=f"{data.name} ({data.root}), images {list(shapes['training'])}{describe_test(test)}",
         training=sizes.training,
         facts=facts | task_fact(task),
         task=task,
@@ -326,8 +306,7 @@ def describe(data: DataConfig) -> DataSummary:
 
 
 def has_validation(data: DataConfig) -> bool:
-    summary = read_array_summary(data)
-    return summary is not None and summary.validation is not None
+    return "validation" in (read_image_shapes(data) or {})
 
 
 KEYS: Final = frozenset({"root", "val_fraction", "test_fraction", "fold"})
