@@ -7,18 +7,16 @@ lists images too.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from entrypoint import Failure
 from train.config.schema import DataConfig
 from train.data import image_lists, label_table, labels, partition, split_checks
 from train.data.image_lists import ImageList, ImageLists
-from train.data.label_table import TEST, VALIDATION, LabelTable
+from train.data.label_table import TEST, VALIDATION, LabelTable, bad_table
 from train.data.partition import Partition, partition_samples
 from train.tasks import TASKS
 from train.tasks.labels import FORMATS, number_scale
@@ -36,19 +34,35 @@ def open_image_table(data: DataConfig, *_: object) -> DataSplits:
 
 
 def list_table(data: DataConfig) -> ImageLists:
-    """The images of all splits. Raises Failure: as `label_table.read_table`, `labels.read_labels`, `partition_rows`."""
+    """The images of all splits.
+
+    Raises:
+        Failure: as `label_table.read_table`, `labels.read_labels` and `partition_rows`; DATA if all training images
+            have one number, or a weight of 0.
+    """
     table = label_table.read_table(data)
     read = labels.read_labels(table, data)
     parts = partition_rows(table, FORMATS[read.task].strata(read.values), data)
-    images = ImageList(paths=_pack(table), labels=read.values)
+    above = f"{table.images}/"  # left out of the paths if all are below it, so that the folder may move
+    if not all(path.startswith(above) for path in table.paths):
+        above = ""
+    images = ImageList(paths=image_lists.pack_paths(table.paths, above), labels=read.values)
     training, validation = images.select(parts.training), images.select(parts.validation)
     weights = None
     if table.weights is not None:
-        weights = normalize_weights(np.array(table.weights, np.float64)[parts.training], table)
+        raw = np.array(table.weights, np.float64)[parts.training]
+        if not raw.any():
+            fix = "give training images a weight above 0, or leave the column out"
+            raise bad_table(table.file, "gives no training image a weight", "all weights are 0", fix)
+        weights = (raw / raw.mean()).astype(np.float32)  # 1 on average, so that the loss keeps its scale
     missing = labels.missing_validation_warnings(read.task, read.classes, training.labels, validation.labels)
     target = None
     if not TASKS[read.task].has_classes:
-        target = number_scale(training.labels, partial(_one_number_failure, table))
+        what, fix = (
+            "has one number in all training rows",
+            "give the training images different numbers, or another data.val_fraction",
+        )
+        target = number_scale(training.labels, lambda number: bad_table(table.file, what, number, fix))
     return ImageLists(
         training=training,
         validation=validation,
@@ -61,12 +75,6 @@ def list_table(data: DataConfig) -> ImageLists:
         target=target,
         weights=weights,
     )
-
-
-def _one_number_failure(table: LabelTable, number: str) -> Failure:
-    """All training rows have the same number."""
-    fix = "give the training images different numbers, or another data.val_fraction"
-    return label_table.bad_table(table.file, "has one number in all training rows", number, fix)
 
 
 def partition_rows(table: LabelTable, strata: npt.NDArray[np.int64], data: DataConfig) -> Partition:
@@ -107,24 +115,3 @@ def group_names(table: LabelTable, data: DataConfig) -> list[str] | None:
         return table.groups
     above = f"{table.images}/"
     return partition.group_names((path.removeprefix(above) for path in table.paths), data.group)
-
-
-def _pack(table: LabelTable) -> image_lists.PackedPaths:
-    """The paths, relative to the folder of the images if all are below it, so that it may move."""
-    above = f"{table.images}/"
-    if not all(path.startswith(above) for path in table.paths):
-        above = ""
-    return image_lists.pack_paths(table.paths, above)
-
-
-def normalize_weights(weights: npt.NDArray[np.float64], table: LabelTable) -> npt.NDArray[np.float32]:
-    """The weights of the training images, float32 [n], 1 on average, so that the loss keeps its scale.
-
-    Raises:
-        Failure: DATA if all are 0.
-    """
-    if not weights.any():
-        fix = "give training images a weight above 0, or leave the column out"
-        raise label_table.bad_table(table.file, "gives no training image a weight", "all weights are 0", fix)
-    normalized: npt.NDArray[np.float32] = (weights / weights.mean()).astype(np.float32)
-    return normalized

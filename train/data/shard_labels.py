@@ -128,7 +128,13 @@ def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[Lab
     """
     task = _infer_task(folder, labels) if task == AUTO else task
     if task == REGRESSION:
-        return _number_numbers(folder, labels)
+        values = FORMATS[task].encode(labels, {}, 1)
+        if np.isnan(values).any():
+            bad = labels[int(np.isnan(values).argmax())]
+            raise _kind_failure(folder, "a label is no number", _quote(bad), "data.task=classification")
+        lines = _read_class_names(folder) or []
+        name = lines[0] if len(lines) == 1 else "target"
+        return LabelKind(task=task, classes=(name,)), values.view(np.int64)
     texts = sorted({text for label in labels for text in ((label,) if isinstance(label, str) else label)})
     rows = [label for label in labels if len({*label}) < len(label) or [*labels] == [("0", "1")]]
     if task == MULTI_LABEL and {*texts} <= {"0", "1"} and rows:
@@ -177,16 +183,6 @@ def _is_float(label: Label) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _number_numbers(folder: Path, labels: Sequence[Label]) -> tuple[LabelKind, Int64Array]:
-    numbers = FORMATS[REGRESSION].encode(labels, {}, 1)
-    if np.isnan(numbers).any():
-        bad = labels[int(np.isnan(numbers).argmax())]
-        raise _kind_failure(folder, "a label is no number", _quote(bad), "data.task=classification")
-    names = _read_class_names(folder) or []
-    name = names[0] if len(names) == 1 else "target"
-    return LabelKind(task=REGRESSION, classes=(name,)), numbers.view(np.int64)
 
 
 def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...], dict[str, int]]:

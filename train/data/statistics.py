@@ -67,7 +67,6 @@ def describe_balanced_sampling(training: Tensor, classes: Sequence[str]) -> str:
     return f"{'sampling':<14} balanced: an epoch draws each class {each:,.0f} times, {' and '.join(draws)}"
 
 
-DIFFERENT_CONTENT: Final = ": others, or in another order"
 DIFFERENT_DATA_FIXES: Final = {
     True: "let it give every process the same: sort what os.listdir, glob and set() give, and draw from a generator "
     "with a seed, as numpy.random.default_rng(0)",
@@ -122,17 +121,13 @@ def refuse_different_data(fingerprint: Mapping[str, Any], name: str, all_gather:
         if others := [rank for rank, (_, rank_facts) in enumerate(gathered) if rank_facts[noun] != first]:
             counts = [f"{gathered[rank][1][noun][0]:,} on rank {rank} ({gathered[rank][0]})" for rank in (0, *others)]
             alike = all(gathered[rank][1][noun][0] == first[0] for rank in others)
-            raise _different_data_failure(name, f"{noun}: {list_some(counts)}{DIFFERENT_CONTENT if alike else ''}")
-
-
-def _different_data_failure(name: str, actual: str) -> Failure:
-    return Failure(
-        "the ranks see different data",
-        found=actual,
-        expected="the same classes and the same samples in the same order on all ranks",
-        fix=DIFFERENT_DATA_FIXES[registry.find_source(name).origin == "factory"],
-        code=ExitCode.DATA,
-    )
+            raise Failure(
+                "the ranks see different data",
+                found=f"{noun}: {list_some(counts)}{': others, or in another order' if alike else ''}",
+                expected="the same classes and the same samples in the same order on all ranks",
+                fix=DIFFERENT_DATA_FIXES[registry.find_source(name).origin == "factory"],
+                code=ExitCode.DATA,
+            )
 
 
 def _undivided_paths(sources: Sequence[SampleSource]) -> PackedPaths | None:

@@ -161,7 +161,11 @@ def find_array_files(root: Path, data_name: str) -> dict[str, Path]:
         Failure: NO_INPUT, with a list of the files in data.root.
     """
     if os.path.isfile(root):
-        return {"training": _require_suffix(root, data_name)}
+        if root.suffix in FILE_SUFFIXES[data_name]:
+            return {"training": root}
+        what = f"data.root has not the ending of data.name {data_name}"
+        other = next((name for name, endings in FILE_SUFFIXES.items() if root.suffix in endings), None)
+        raise _missing_files_failure(what, data_name, root, [root], f"set data.name to {other}" if other else None)
     paths = list_array_files(root, data_name)
     by_split = {
         split: [path for name in names for path in paths if path.stem.lower() == name]
@@ -234,10 +238,8 @@ def _matching_name_pairs(names: Mapping[str, str], split_names: Iterable[str]) -
     pairs = []
     for split in split_names:
         for images, labels in ARRAY_NAME_PAIRS:
-            if split:
-                forms = [(f"{images}_{split}", f"{labels}_{split}"), (f"{split}_{images}", f"{split}_{labels}")]
-            else:
-                forms = [(images, labels)]
+            of_split = [(f"{images}_{split}", f"{labels}_{split}"), (f"{split}_{images}", f"{split}_{labels}")]
+            forms = of_split if split else [(images, labels)]
             pairs += [(names[x], names[y]) for x, y in forms if x in names and y in names]
     return pairs
 
@@ -256,15 +258,6 @@ def read_image_shapes(data: DataConfig) -> dict[str, tuple[int, ...]] | None:
     return {split: shapes[file][images] for split, (file, (images, _)) in located.items()}
 
 
-def _require_suffix(path: Path, data_name: str) -> Path:
-    if path.suffix in FILE_SUFFIXES[data_name]:
-        return path
-    failure = _missing_files_failure(f"data.root has not the ending of data.name {data_name}", data_name, path, [path])
-    other = next((name for name, endings in FILE_SUFFIXES.items() if path.suffix in endings), None)
-    failure.fix = f"set data.name to {other}" if other else failure.fix
-    raise failure
-
-
 def list_array_files(root: Path, data_name: str) -> list[Path]:
     """The files in a folder that have an ending of data.name, sorted. Raises Failure: NO_INPUT."""
     try:
@@ -275,13 +268,13 @@ def list_array_files(root: Path, data_name: str) -> list[Path]:
         raise _missing_files_failure(f"data.root cannot be read: {error.strerror}", data_name, root, [root]) from error
 
 
-def _missing_files_failure(what: str, data_name: str, root: Path, paths: list[Path]) -> Failure:
+def _missing_files_failure(what: str, data_name: str, root: Path, paths: list[Path], fix: str | None = None) -> Failure:
     suffix, *others = FILE_SUFFIXES[data_name]
     alternatives = f" (or {', '.join(others)})" if others else ""
     folder = f"a folder with train{suffix} and, if you have them, val{suffix} or test{suffix}"
     expected = f"one file *{suffix}{alternatives}, or {folder}"
     listed = ", ".join(str(path.absolute()) for path in paths[:5]) or f"no such file in {root.absolute()}"
-    fix = files.did_you_mean(root) + FIX_DATA_ROOT
+    fix = fix or files.did_you_mean(root) + FIX_DATA_ROOT
     return Failure(what, found=listed, expected=expected, fix=fix, code=ExitCode.NO_INPUT)
 
 
