@@ -58,11 +58,11 @@ def list_table(data: DataConfig) -> ImageLists:
     missing = labels.missing_validation_warnings(read.task, read.classes, training.labels, validation.labels)
     target = None
     if not TASKS[read.task].has_classes:
-        what, fix = (
-            "has one number in all training rows",
-            "give the training images different numbers, or another data.val_fraction",
+        fix = "give the training images different numbers, or another data.val_fraction"
+        target = number_scale(
+            training.labels,
+            lambda number: bad_table(table.file, "has one number in all training rows", number, fix),
         )
-        target = number_scale(training.labels, lambda number: bad_table(table.file, what, number, fix))
     return ImageLists(
         training=training,
         validation=validation,
@@ -101,7 +101,7 @@ def partition_rows(table: LabelTable, strata: npt.NDArray[np.int64], data: DataC
         groups=None if groups is None else groups[:training],
         has_validation=validation > 0,
     )
-    rest = np.array(table.splits[training:])
+    rest = np.array(table.splits[training:], str)
     return Partition(
         validation=np.append(parts.validation, rest == VALIDATION),
         test=np.append(parts.test, rest == TEST),
