@@ -338,8 +338,7 @@ def build_splits(
     for labels in (None, *(other.labels for other in others)):
         names = label_format.names(training.name, configured_class_count(data), training.labels, labels)
     _refuse_other_image_size(data, shape, training.name)
-    if validation is not None:
-        split_checks.refuse_second_validation_split(data, validation.name)
+    split_checks.refuse_second_splits(data, validation=None if validation is None else validation.name)
     if validation is None or data.test_fraction:
         training, split_off, split_test = split_array(training, data, has_validation=validation is not None)
         validation = split_off if validation is None else validation

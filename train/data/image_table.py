@@ -85,10 +85,11 @@ def partition_rows(table: LabelTable, strata: npt.NDArray[np.int64], data: DataC
             split that the table names and a key asks for.
     """
     training, validation, test = table.counts
-    if validation:
-        split_checks.refuse_second_validation_split(data, f"the {VALIDATION} rows of {table.file}")
-    if test:
-        split_checks.refuse_second_test_split(data, f"the {TEST} rows of {table.file}")
+    split_checks.refuse_second_splits(
+        data,
+        validation=f"the {VALIDATION} rows of {table.file}" if validation else None,
+        test=f"the {TEST} rows of {table.file}" if test else None,
+    )
     groups = group_names(table, data)
     if groups is not None:
         names, ends = ("training", "validation", "test"), np.cumsum(table.counts)

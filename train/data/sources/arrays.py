@@ -205,7 +205,7 @@ def locate_splits(
     file.
 
     Raises:
-        Failure: as `find_array_files`, `find_array_names` and `split_checks.refuse_second_test_split`.
+        Failure: as `find_array_files`, `find_array_names` and `split_checks.refuse_second_splits`.
     """
     split_files = find_array_files(Path(data.root), data.name)
     file, names = split_files["training"], {path: [*read_names(path)] for path in split_files.values()}
@@ -217,7 +217,7 @@ def locate_splits(
         path, pair = located["test"]
         words = f"{' and '.join(pair)} of {path.name}"
         if "validation" in located or data.fold is not None:
-            split_checks.refuse_second_test_split(data, words)
+            split_checks.refuse_second_splits(data, test=words)
         else:
             located["validation"] = located.pop("test")
             notes.append(
