@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from entrypoint import Failure, list_some
+from entrypoint import Failure, list_some, pluralize
 from train.config.schema import DataConfig
-from train.files import bad_data_failure
+from train.files import bad_data_failure, one_line
 from train.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, TargetScale, configured_task, parse_number
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ Int64Array = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]  # as `SampleSource.labels`, but as an array
 RawLabel = str | Collection[str]  # as it is written: one name or number, or any number of names
 ItemLabel = int | float | list[float]
+MAX_LISTED_CLASSES: Final = 3
 NUM_STRATA: Final = 10  # a validation split takes the same share of each tenth of the numbers
 NUMBER_NAME: Final = "number"  # of the only output; arrays do not name it
 
@@ -265,6 +266,27 @@ def _scale_array(training: Tensor, name: str) -> TargetScale:
         training.numpy(),
         lambda number: bad_data_failure(name, what, f"{len(training):,} times {number}", expected, fix),
     )
+
+
+def missing_validation_warnings(
+    task: str, classes: Sequence[str], training: Values, validation: Values
+) -> tuple[str, ...]:
+    """A warning of the classes or labels that no validation image has, where there are validation images."""
+    if not len(validation) or task == REGRESSION:
+        return ()
+    counts = [
+        np.bincount(part, minlength=len(classes)) if task == CLASSIFICATION else part.sum(axis=0, dtype=np.int64)
+        for part in (training, validation)
+    ]
+    missed = [(one_line(name), count) for name, count, other in zip(classes, *counts, strict=True) if not other]
+    if not missed:
+        return ()
+    fix = "fix: more images of them, or a larger data.val_fraction"
+    if len(missed) == 1:
+        text = f"class {missed[0][0]} has {pluralize(missed[0][1], 'image')}: none is used for validation. "
+        return (text + fix.replace("them", "it"),)
+    listed = list_some([f"{name} ({pluralize(count, 'image')})" for name, count in missed], MAX_LISTED_CLASSES)
+    return (f"of {len(missed):,} classes no image is used for validation: {listed}. {fix}",)
 
 
 FORMATS: Final[Mapping[str, LabelFormat]] = {

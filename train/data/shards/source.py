@@ -32,7 +32,6 @@ from entrypoint import ExitCode, Failure, print_message, shell_command
 from train.config.schema import DataConfig
 from train.data import decode
 from train.data.decode import ImageBytes
-from train.data.labels import missing_validation_warnings
 from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
 from train.data.shard_labels import LabelKind
@@ -45,7 +44,7 @@ from train.data.split_checks import refuse_wrong_class_count
 from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices, SampleSource
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 from train.tasks import AUTO, CLASSIFICATION, TASKS
-from train.tasks.labels import number_scale
+from train.tasks.labels import missing_validation_warnings, number_scale
 
 GATHERED_AT_A_TIME: Final = 2**16  # labels
 NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
