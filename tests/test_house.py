@@ -75,6 +75,7 @@ LAYERS = {
         "fields",
         "plugin",
         "distributed",
+        "tasks.labels",
         "data",
         "checkpoint",
         "evaluation",
@@ -181,7 +182,7 @@ def under(package: str, name: str) -> bool:
 
 
 # Saves the state of a training, so it needs more than the rest of its folder.
-PARTS_IN_FOLDERS = {"checkpoint.checkpointer"}
+PARTS_IN_FOLDERS = {"checkpoint.checkpointer", "tasks.labels"}
 
 
 def part_of(module: str) -> str:

@@ -35,7 +35,7 @@ def refuse_unfit_data(
     refuse_stored_images(splits, config.data)
     augmenter = build_augmenter(splits, config.data, config.run.seed)
     refuse_other_channels(configured_preprocessing(config.data), splits.shape.channels)
-    statistics.refuse_unbalanced_labels(config.data, splits)
+    statistics.labels_to_balance(config.data, splits)  # refuses labels that cannot be balanced
     open_task(splits.task, splits.classes, splits.target).build_criterion(config.optim, splits.training.labels)
     refuse_gpu_decoding(config.data, splits, augmenter, device, attempt=attempt)
     if not checks.searches_micro_batch(config.train, device.type):  # else it is not known yet

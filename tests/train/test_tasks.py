@@ -22,14 +22,13 @@ from runs import Run
 from entrypoint import Failure
 from train import tasks
 from train.config import checks, load
-from train.data.array_labels import FORMATS
-from train.data.labels import READERS
 from train.inference import checkpoints, evaluate, export
 from train.inference.predict import encode_table
 from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.metrics import METRICS, metrics_of
 from train.report import saved_evaluation
 from train.tasks.base import Prediction
+from train.tasks.labels import FORMATS
 from train.tasks.multi_label import MultiLabel, MultiLabelCriterion
 from train.tasks.registry import TASK_CLASSES
 from train.tasks.regression import Regression, RegressionCriterion
@@ -156,8 +155,8 @@ def test_each_tasks_default_metric_is_its_first() -> None:
         assert METRICS[task.default_metric].always_shown
 
 
-def test_each_entry_has_its_class_and_its_readers_of_labels() -> None:
-    assert TASK_CLASSES.keys() == READERS.keys() == FORMATS.keys() == tasks.TASKS.keys()
+def test_each_entry_has_its_class_and_its_labels() -> None:
+    assert TASK_CLASSES.keys() == FORMATS.keys() == tasks.TASKS.keys()
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -28,13 +28,6 @@ from torch.nn.functional import interpolate
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import partition, split_checks
-from train.data.array_labels import (
-    CLASS_LABELS,
-    LabelFormat,
-    configured_format,
-    configured_task,
-    describe_tensor,
-)
 from train.data.shape import Shape, height_and_width
 from train.data.sources.arrays import (
     bad_data_failure,
@@ -46,6 +39,8 @@ from train.data.sources.arrays import (
 )
 from train.data.splits import DataSplits, SampleSource
 from train.files import format_bytes
+from train.tasks import CLASSIFICATION, configured_task
+from train.tasks.labels import FORMATS, LabelFormat, configured_format, describe_tensor
 
 # First byte of a zip archive, of one array, and of a pickle, which is then refused as a pickle.
 FIRST_BYTES: Final = (b"P", b"\x93", b"\x80")
@@ -282,7 +277,12 @@ def _channel_axis_failure(name: str, shape: list[int], axis: int, channels_first
 
 
 def checked_array_source(
-    images: Tensor, labels: Tensor, name: str, *, channels_first: bool, label_format: LabelFormat = CLASS_LABELS
+    images: Tensor,
+    labels: Tensor,
+    name: str,
+    *,
+    channels_first: bool,
+    label_format: LabelFormat = FORMATS[CLASSIFICATION],
 ) -> ArraySource:
     """The source of one split, from its images and labels. `name`: of the file, for errors.
 
@@ -338,8 +338,7 @@ def build_splits(
     for labels in (None, *(other.labels for other in others)):
         names = label_format.names(training.name, configured_class_count(data), training.labels, labels)
     _refuse_other_image_size(data, shape, training.name)
-    if validation is not None:
-        split_checks.refuse_second_validation_split(data, validation.name)
+    split_checks.refuse_second_splits(data, validation=None if validation is None else validation.name)
     if validation is None or data.test_fraction:
         training, split_off, split_test = split_array(training, data, has_validation=validation is not None)
         validation = split_off if validation is None else validation

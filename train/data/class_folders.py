@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, list_some, pluralize
+from entrypoint import ExitCode, Failure, list_some
 from train.files import did_you_mean, one_line
 from train.names import describe_look_alikes, normalize_name, other_form_fix
 
@@ -519,26 +519,3 @@ def describe_ignored_folders(layout: FolderLayout) -> str | None:
     used = [f"{training} (training)", f"{validation} (validation)"]
     used += [f"{one_line(layout.test.name)} (test)"] if layout.test else []
     return f"not read, beside {', '.join(used[:-1])} and {used[-1]}: {list_some(layout.aside, describe=one_line)}"
-
-
-def missing_validation_warnings(
-    classes: Sequence[str], training: Sequence[int], validation: Sequence[int]
-) -> tuple[str, ...]:
-    """A warning of the classes without a validation image: no evaluation measures them.
-
-    Args:
-        training, validation: images of each class.
-    """
-    missed = [
-        (one_line(name), count) for name, count, other in zip(classes, training, validation, strict=True) if not other
-    ]
-    if not missed:
-        return ()
-    fix = "fix: more images of them, or a larger data.val_fraction"
-    if len(missed) == 1:
-        return (
-            f"class {missed[0][0]} has {pluralize(missed[0][1], 'image')}: none is used for validation. "
-            + fix.replace("them", "it"),
-        )
-    listed = list_some([f"{name} ({pluralize(count, 'image')})" for name, count in missed], MAX_LISTED_CLASSES)
-    return (f"of {len(missed):,} classes no image is used for validation: {listed}. {fix}",)

@@ -27,15 +27,15 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure
 from train import plugin
 from train.config.schema import DataConfig
-from train.data import array_labels, arrays, decode, decode_crop
-from train.data.array_labels import FORMATS, ItemLabel
+from train.data import arrays, decode, decode_crop
 from train.data.arrays import move_channels_last
 from train.data.boxes import CropDraws
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape
 from train.data.sources.arrays import bad_data_failure
 from train.data.splits import CroppedReader, DataSplits, ImageFileSource, SampleIndices, SampleOrigin, SampleSource
-from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION
+from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, configured_task
+from train.tasks.labels import FORMATS, ItemLabel, configured_format
 
 NUM_CHECKED_ITEMS: Final = 8  # read twice, to see whether they change
 DATASET_LOCK: Final = threading.Lock()  # a user's dataset (an HDF5 file, a counter) need not be thread-safe
@@ -470,7 +470,7 @@ def _as_splits(returned: Any, factory: FactoryCall) -> DataSplits:
         raise _contract_failure(data, "training and validation samples of different shapes or types")
     names = getattr(returned[0], "classes", None)
     claimed = len(names) if names else arrays.configured_class_count(data)
-    label_format = array_labels.configured_format(data)
+    label_format = configured_format(data)
     outputs = label_format.names(data.name, claimed, training.labels, validation.labels if validation else None)
     if validation is None:
         is_validation = arrays.validation_fraction_mask(data, training.labels)
@@ -486,7 +486,7 @@ def _as_splits(returned: Any, factory: FactoryCall) -> DataSplits:
         shape=Shape(channels=shape[-1], size=shape[:-1]),
         floats=dtype.is_floating_point,
         warnings=(*warnings, *deep),
-        task=array_labels.configured_task(data),
+        task=configured_task(data),
         target=label_format.scale(training.labels, data.name),
     )
 
@@ -510,8 +510,8 @@ def _open_dataset(dataset: Any, factory: FactoryCall, number: int) -> DatasetSou
     name = f"{data.name}, {split} data:"
     if not (count := len(dataset)):
         raise _contract_failure(data, f"{split}: a {type(dataset).__name__} without items")
-    task = array_labels.configured_task(data)
-    labels = array_labels.configured_format(data).read(_read_labels(dataset, name, task), name)
+    task = configured_task(data)
+    labels = configured_format(data).read(_read_labels(dataset, name, task), name)
     if len(labels) != count:
         raise _contract_failure(data, f"{split}: {count} items, and {len(labels)} labels in .targets or .labels")
     channels = COLOR_CHANNELS[data.color]

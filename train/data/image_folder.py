@@ -28,9 +28,9 @@ from train.config.schema import DataConfig
 from train.data import class_folders, image_lists, partition
 from train.data.class_folders import DirectoryState
 from train.data.image_lists import ImageList, ImageLists
-from train.data.labels import missing_validation_warnings
 from train.data.split_checks import find_layout, refuse_wrong_class_count
 from train.tasks import CLASSIFICATION
+from train.tasks.labels import missing_validation_warnings
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits

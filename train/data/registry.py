@@ -22,7 +22,7 @@ from train.data import split_checks
 from train.data.preprocessing import refuse_cut_border
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.names import look_alike_warnings, normalize_name
-from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
+from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS, task_fact
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -169,8 +169,7 @@ def resume_facts(
     classes: Sequence[str], *, training: int, validation: int, task: str = CLASSIFICATION
 ) -> dict[str, Any]:
     """What a resumed run compares with the facts of its start, by the names that checkpoints use."""
-    facts = {"classes": [*classes], "training": training, "held_out": validation}
-    return facts if task == CLASSIFICATION else facts | {"task": task}
+    return {"classes": [*classes], "training": training, "held_out": validation, **task_fact(task)}
 
 
 def describe_test(images: int) -> str:

@@ -25,11 +25,7 @@ def test_lost_images_are_to_be_moved() -> None:
 
 
 def test_nothing_beside_the_images_is_nothing_said() -> None:
-    assert (
-        class_folders.describe_unread_files({}),
-        class_folders.split_folder_warnings({}),
-        class_folders.missing_validation_warnings((), (), ()),
-    ) == (None, (), ())
+    assert (class_folders.describe_unread_files({}), class_folders.split_folder_warnings({})) == (None, ())
 
 
 def test_a_class_folder_of_classes_is_a_part_of_the_data() -> None:
@@ -106,18 +102,3 @@ def test_many_classes_are_not_all_named() -> None:
     (told,) = class_folders.split_folder_warnings({"more": names, **dict.fromkeys(names, ())})
     assert "(c0, c1, c2 and " in told
     assert told.endswith("fix: move it beside data.root")
-
-
-def test_a_class_too_small_to_be_measured_is_named() -> None:
-    (told,) = class_folders.missing_validation_warnings(["one", "two"], [1, 80], [0, 20])
-    assert (
-        told
-        == "class one has 1 image: none is used for validation. fix: more images of it, or a larger data.val_fraction"
-    )
-
-
-def test_of_several_the_first_three_are_named() -> None:
-    (told,) = class_folders.missing_validation_warnings([*"abcde", "f"], [1, 2, 1, 1, 1, 9], [0, 0, 0, 0, 0, 1])
-    assert told.startswith(
-        "of 5 classes no image is used for validation: a (1 image), b (2 images), c (1 image) and 2 more. fix:"
-    )

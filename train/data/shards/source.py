@@ -32,7 +32,6 @@ from entrypoint import ExitCode, Failure, print_message, shell_command
 from train.config.schema import DataConfig
 from train.data import decode
 from train.data.decode import ImageBytes
-from train.data.labels import missing_validation_warnings, number_scale
 from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
 from train.data.shard_labels import LabelKind
@@ -41,9 +40,11 @@ from train.data.shards.index import ShardIndex
 from train.data.shards.members import BLOCK
 from train.data.shards.order import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout, TrainingRuns
 from train.data.sources.shards import compare_shards, summarize
+from train.data.split_checks import refuse_wrong_class_count
 from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices, SampleSource
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 from train.tasks import AUTO, CLASSIFICATION, TASKS
+from train.tasks.labels import missing_validation_warnings, number_scale
 
 GATHERED_AT_A_TIME: Final = 2**16  # labels
 NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
@@ -422,14 +423,9 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK, *_: object) -> 
     index = shard_index.read_index(Path(data.root))
     _refuse_other_task(data, index.labels)
     has_classes = TASKS[index.labels.task].has_classes
-    if has_classes and data.classes not in (len(index.labels.classes), DataConfig().classes):
-        raise Failure(
-            "data.classes is not the number of classes of the shards",
-            found=f"{len(index.labels.classes)} classes in {index.folder / shard_index.FACTS_FILE}",
-            expected=f"data.classes: {data.classes}",
-            fix=f"set data.classes to {len(index.labels.classes)}, or leave it out",
-            code=ExitCode.DATA,
-        )
+    if has_classes:
+        facts = str(index.folder / shard_index.FACTS_FILE)
+        refuse_wrong_class_count(data, len(index.labels.classes), "classes", facts, " of the shards")
     ends = [index.bounds(split)[1] for split in shard_index.SPLITS]
     validation, test = np.arange(ends[0], ends[1]), np.arange(ends[1], ends[2])
     training = RemainingEntries(ends[0])

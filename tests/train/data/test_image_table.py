@@ -11,7 +11,7 @@ from label_tables import rows, write_table
 
 from entrypoint import Failure
 from train.config.schema import DataConfig
-from train.data import labels, registry, statistics
+from train.data import image_table, registry, statistics
 from train.data.splits import DataSplits
 
 
@@ -190,7 +190,7 @@ def test_a_column_that_is_another_in_most_lines_holds_no_classes(tmp_path: Path)
 
 @pytest.mark.parametrize("cells", [["0", "1"] * 30, [str(number % 30) for number in range(300)], ["a", "1.5"]])
 def test_whole_numbers_with_many_images_each_are_classes(cells: list[str]) -> None:
-    assert not labels.look_like_measurements(cells)
+    assert not image_table.look_like_measurements(cells)
 
 
 def test_masks_are_refused_by_name(tmp_path: Path) -> None:
