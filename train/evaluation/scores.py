@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from entrypoint import ExitCode, Failure, shell_command
+from train.data.batch import Batch
 from train.evaluation.results import EvaluationResult
 from train.metrics import TOP_K, Counts, recall_by_class
 from train.tasks import CLASSIFICATION
@@ -26,6 +27,7 @@ from train.tasks import CLASSIFICATION
 Float64Array = npt.NDArray[np.float64]
 Columns = tuple[npt.NDArray[Any], ...]
 Gather = Callable[[Any], Sequence[Any]]
+Model = Callable[[Tensor], Tensor]  # a network, or what computes with it: images -> outputs
 
 
 class BatchStore:
@@ -69,12 +71,13 @@ class OutputCounter:
         self._num_outputs, self._sample_losses, self._score = outputs, sample_losses, score
         self._store = BatchStore()
 
-    def add(self, outputs: Tensor, labels: Tensor) -> None:
-        """Keep a batch: [n, outputs], and labels as the training has them.
+    def add(self, model: Model, batch: Batch) -> None:
+        """Keep the outputs [n, outputs] for a batch, and its labels as the training has them.
 
         Raises:
             Failure: DATA for outputs of another shape.
         """
+        outputs, labels = model(batch["image"]), batch["label"]
         if outputs.shape != (len(labels), self._num_outputs):
             raise outputs_shape_failure(outputs, len(labels), self._num_outputs)
         losses = self._sample_losses(outputs.float(), labels)
@@ -113,12 +116,13 @@ class ConfusionCounter:
         self._correct, self._predicted, self._support = self._flat[2 : 2 + 3 * classes].view(3, classes)
         self._losses: list[Tensor] = []
 
-    def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: [n, classes] and int64 [n]. No host sync.
+    def add(self, model: Model, batch: Batch) -> None:
+        """Count a batch, whose labels are int64 [n]. No host sync.
 
         Raises:
-            Failure: DATA for logits of another shape.
+            Failure: DATA for logits of another shape than [n, classes].
         """
+        logits, labels = model(batch["image"]), batch["label"]
         if logits.shape != (len(labels), self._classes):
             raise outputs_shape_failure(logits, len(labels), self._classes)
         logits = logits.float()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Final, Literal
 
 import torch
@@ -17,13 +17,14 @@ from torch import distributed as dist
 
 from entrypoint import ExitCode, Failure, Heartbeat, World
 from train.config.schema import EvalConfig
+from train.data.batch import Batch
 from train.data.loader import BatchLoader
 from train.data.sampler import SampleIndices, rank_blocks
 from train.data.splits import DataSplits
 from train.distributed import device
 from train.distributed.runtime import Runtime
 from train.evaluation.results import EvaluationResult
-from train.evaluation.scores import Counter
+from train.evaluation.scores import Counter, Model
 
 AUTO_BATCH_SIZE: Final = 256  # eval.batch_size auto: without gradients it mostly fits if training does
 
@@ -60,7 +61,7 @@ class Validator:
         *,
         weights: AbstractContextManager[None] | None = None,
         thresholds: tuple[float, ...] | None = None,
-        observe: Callable[[Tensor, Tensor], None] | None = None,
+        observe: Callable[[Model, Batch], None] | None = None,
     ) -> Evaluation | None:
         """Evaluate on the validation split of `loader`; None if a rank had to stop before the end. All ranks call it.
 
@@ -70,7 +71,7 @@ class Validator:
             samples: how many the split has.
             weights: inside it the network has the weights to measure; None: it has them.
             thresholds: of several labels, instead of eval.threshold.
-            observe: called with the outputs and the labels of each batch.
+            observe: called with each batch, and with what gives the outputs for its images.
 
         Raises:
             Failure: DATA for a model whose number of outputs is not that of the task, or if no rank has a sample;
@@ -86,13 +87,13 @@ class Validator:
             counter, *plain_counters = (new_counter(runtime.device) for _ in range(1 + self.config.flip))
             with torch.no_grad(), _eval_mode(self.network):
                 for batch in batches:
-                    outputs = self._compute_outputs(batch.images)
+                    plain = cache(self._compute_outputs)  # of this batch, however many ask for them
+                    model = cache(partial(self._average_flips, plain)) if plain_counters else plain
                     for plain_counter in plain_counters:
-                        plain_counter.add(outputs, batch.labels)
-                        outputs = average_outputs(outputs, self._compute_outputs(batch.images.flip(-1)))
-                    counter.add(outputs, batch.labels)
+                        plain_counter.add(plain, batch)
+                    counter.add(model, batch)
                     if observe is not None:
-                        observe(outputs, batch.labels)
+                        observe(model, batch)
                     # An evaluation may outlast the grace time.
                     if self.must_stop is not None and self.must_stop():
                         break
@@ -101,6 +102,9 @@ class Validator:
         if self.must_stop is not None and any(runtime.all_gather(self.must_stop())):
             return None
         return Evaluation(result=result, confusion=confusion, unflipped=unflipped[0] if unflipped else None)
+
+    def _average_flips(self, plain: Model, images: Tensor) -> Tensor:
+        return average_outputs(plain(images), self._compute_outputs(images.flip(-1)))
 
     def _compute_outputs(self, images: Tensor) -> Tensor:
         """The network's outputs for a batch. A padded batch is filled up with copies of its first image."""

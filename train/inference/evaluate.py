@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,7 +41,6 @@ from train.evaluation.validator import (
     Validator,
     explain_out_of_memory,
     max_batch_size,
-    rank_batches,
     refuse_flips,
 )
 from train.inference import checkpoints, csv_table, explanation
@@ -140,14 +138,13 @@ def evaluate_on_rank(
     num_images = len(sets.validation.labels)
     with explain_out_of_memory(max_batch_size(num_images, config.eval.batch_size)):
         loader = open_validation_loader(config, sets, rank_runtime, heartbeat)
-        batches = rank_batches(num_images, config.eval.batch_size, world)
-        task, keeps_images = open_task(sets.task, sets.classes, sets.target), per_image is not None or for_report
-        collector = ResultCollector(batches, loader.broken, task.measure_images) if keeps_images else None
+        task = open_task(sets.task, sets.classes, sets.target, config.optim)
+        collector = ResultCollector(task.measure_images) if per_image is not None or for_report else None
         validator = Validator(
             network=model,
             runtime=rank_runtime,
             config=config.eval,
-            new_counter=partial(task.build_counter, optim=config.optim),
+            new_counter=task.build_counter,
             heartbeat=heartbeat,
         )
         state = checkpoints.read_state(chosen)

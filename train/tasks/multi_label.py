@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from train.config.schema import OptimConfig
-from train.data.mixing import LabelMix
+from train.data.batch import Batch
 from train.evaluation.mistakes import (
     MAX_HARD_CLASSES,
     MAX_HARD_IMAGES,
@@ -26,7 +25,7 @@ from train.evaluation.mistakes import (
     find_largest,
 )
 from train.evaluation.results import EvaluationResult
-from train.evaluation.scores import Columns, OutputCounter
+from train.evaluation.scores import Columns, Model, OutputCounter
 from train.files import one_line
 from train.metrics import Counts
 from train.tasks.base import (
@@ -36,7 +35,6 @@ from train.tasks.base import (
     Int64Array,
     Prediction,
     Task,
-    TaskCriterion,
     Threshold,
 )
 from train.tasks.class_balance import BalanceRow, ClassWeights, format_balance_table
@@ -44,13 +42,6 @@ from train.tasks.table import MULTI_LABEL
 
 LABEL_SEPARATOR: Final = "|"  # between the labels of one image, which a table of labels may have too
 MAX_SCORED_LABELS: Final = 1000  # as many as classes have a confusion matrix
-
-
-class MultiLabelCriterion(TaskCriterion):
-    """The mean binary cross-entropy over samples and labels, in nats. logits, labels: [n, classes]."""
-
-    def each(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return binary_cross_entropy_with_logits(logits.float(), labels, reduction="none").mean(dim=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,20 +132,23 @@ class LabelResults:
 
 
 class MultiLabel(Task):
-    """Any number of labels for each image. Labels: 0 or 1, float32 [n, classes]. Outputs: their logits."""
+    """Any number of labels for each image. Labels: 0 or 1, float32 [n, classes]. Outputs: their logits.
+
+    The loss of a sample is the mean binary cross-entropy over its labels, in nats.
+    """
 
     name = MULTI_LABEL
     averaged = ("label_accuracy",)
 
-    def build_criterion(self, optim: OptimConfig, labels: Tensor) -> MultiLabelCriterion:
-        return MultiLabelCriterion()
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(outputs.float(), labels, reduction="none").mean(dim=1)
 
-    def measure(self, outputs: Tensor, labels: Tensor, mix: LabelMix | None) -> tuple[Tensor, ...]:
+    def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The share of each sample's labels that are predicted as they are (probability 0.5)."""
-        return (((outputs > 0) == (labels > 0.5)).double().mean(dim=1).sum(),)
+        return {"label_accuracy": ((outputs > 0) == (batch["label"] > 0.5)).double().mean(dim=1).sum()}
 
-    def build_counter(self, device: torch.device, *, optim: OptimConfig, threshold: Threshold) -> OutputCounter:
-        return OutputCounter(len(self.classes), MultiLabelCriterion().each, partial(self.score, threshold=threshold))
+    def build_counter(self, device: torch.device, *, threshold: Threshold) -> OutputCounter:
+        return OutputCounter(len(self.classes), self.losses, partial(self.score, threshold=threshold))
 
     def score(self, logits: Float64Array, labels: Float64Array, loss: float, threshold: Threshold) -> EvaluationResult:
         """Average precision and F1 of each label over all samples. loss: the sum over the samples.
@@ -183,8 +177,8 @@ class MultiLabel(Task):
         )
         return EvaluationResult.of_counts(self.name, counts, average_precision=precision, thresholds=thresholds)
 
-    def measure_images(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        return labels > 0.5, outputs.float()
+    def measure_images(self, model: Model, batch: Batch) -> tuple[Tensor, ...]:
+        return batch["label"] > 0.5, model(batch["image"]).float()
 
     def image_results(self, samples: Int64Array, columns: Columns, thresholds: Sequence[float] | None) -> ImageResults:
         results = self.label_results(columns, thresholds)

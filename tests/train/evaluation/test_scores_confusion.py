@@ -30,9 +30,13 @@ def logits_for(given: Tensor, classes: int) -> Tensor:
     return one_hot(given, classes).float() * 4
 
 
+def add(counter: ConfusionCounter, logits: Tensor, labels: Tensor) -> None:
+    counter.add(lambda images: images, {"image": logits, "label": labels})
+
+
 def counted(given: Tensor = GIVEN, due: Tensor = DUE, classes: int = 4) -> ConfusionCounter:
     found = ConfusionCounter(classes, CPU)
-    found.add(logits_for(given, classes), due)
+    add(found, logits_for(given, classes), due)
     return found
 
 
@@ -60,7 +64,7 @@ def test_the_confusion_matrix_has_a_row_for_each_label_and_a_column_for_each_ans
 
 def test_the_top_five_of_seven_count() -> None:
     found = ConfusionCounter(7, CPU)
-    found.add(torch.tensor([[7.0, 6, 5, 4, 3, 2, 1]]).expand(7, 7), torch.arange(7))
+    add(found, torch.tensor([[7.0, 6, 5, 4, 3, 2, 1]]).expand(7, 7), torch.arange(7))
     result, _ = found.read(alone, only)
     assert (result.values["accuracy"], result.values["top5_accuracy"]) == (1 / 7, 5 / 7)
 
@@ -69,7 +73,7 @@ def test_batches_and_ranks_add_up_to_the_whole() -> None:
     whole, matrix = counted().read(alone, only)
     parts = [ConfusionCounter(4, CPU) for _ in range(3)]  # the last one has no batch
     for part, rows in zip(parts, (slice(0, 4), slice(4, 6)), strict=False):
-        part.add(logits_for(GIVEN[rows], 4), DUE[rows])
+        add(part, logits_for(GIVEN[rows], 4), DUE[rows])
     sums: list[Tensor] = []
     losses: list[list[float]] = []
     for part in parts:
@@ -95,7 +99,7 @@ def test_the_loss_does_not_depend_on_which_rank_measured_which_batch() -> None:
 
 def test_an_undefined_logit_spoils_the_loss_and_nothing_else() -> None:
     found = ConfusionCounter(4, CPU)
-    found.add(torch.full((1, 4), float("nan")), torch.tensor([2]))
+    add(found, torch.full((1, 4), float("nan")), torch.tensor([2]))
     result, _ = found.read(alone, only)
     assert result.values["loss"] != result.values["loss"]
     assert result.samples == 1
@@ -104,7 +108,7 @@ def test_an_undefined_logit_spoils_the_loss_and_nothing_else() -> None:
 @pytest.mark.parametrize("shape", [(2, 3), (2, 5), (1, 4), (2, 4, 1)])
 def test_logits_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(Failure, match="do not fit the data") as caught:
-        ConfusionCounter(4, CPU).add(torch.zeros(shape), torch.tensor([0, 1]))
+        add(ConfusionCounter(4, CPU), torch.zeros(shape), torch.tensor([0, 1]))
     assert caught.value.code == 65
 
 
@@ -118,10 +122,10 @@ def test_nothing_to_measure_is_refused() -> None:
 def test_counting_a_batch_never_waits_for_the_gpu() -> None:
     device = torch.device("cuda")
     found, logits, labels = ConfusionCounter(4, device), logits_for(GIVEN, 4).to(device), DUE.to(device)
-    found.add(logits, labels)  # the first use of a kernel may wait
+    add(found, logits, labels)  # the first use of a kernel may wait
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found.add(logits, labels)
+        add(found, logits, labels)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert found.read(alone, only)[0].values["macro_f1"] == counted().read(alone, only)[0].values["macro_f1"]

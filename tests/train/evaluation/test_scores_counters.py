@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from entrypoint import Failure
-from train.config.schema import OptimConfig
 from train.evaluation.results import EvaluationResult, format_epoch_line, metric_rows
 from train.evaluation.scores import Counter
 from train.tasks import TargetScale
@@ -55,9 +54,13 @@ def test_the_tuned_threshold_separates_what_can_be_separated() -> None:
     assert best_threshold(np.array([0.1, 0.2, 0.3, 0.4]), np.array([False, False, True, True])) == pytest.approx(0.25)
 
 
+def add(counter: Any, outputs: Tensor, labels: Tensor) -> None:
+    counter.add(lambda images: images, {"image": outputs, "label": labels})
+
+
 def counted(counter: Any, batches: Sequence[tuple[Tensor, Tensor]]) -> EvaluationResult:
     for outputs, labels in batches:
-        counter.add(outputs, labels)
+        add(counter, outputs, labels)
     result: EvaluationResult
     result, matrix = counter.read(lambda sums: sums, lambda own: [own])
     assert matrix is None
@@ -65,11 +68,11 @@ def counted(counter: Any, batches: Sequence[tuple[Tensor, Tensor]]) -> Evaluatio
 
 
 def labels_counter(threshold: Any = 0.5) -> Counter:
-    return MultiLabel(classes=("a", "b", "c")).build_counter(CPU, optim=OptimConfig(), threshold=threshold)
+    return MultiLabel(classes=("a", "b", "c")).build_counter(CPU, threshold=threshold)
 
 
 def errors_counter() -> Counter:
-    return AGES.build_counter(CPU, optim=OptimConfig(loss="l2"), threshold=0.5)
+    return AGES.build_counter(CPU, threshold=0.5)
 
 
 def test_several_labels_are_measured() -> None:
@@ -114,7 +117,7 @@ def test_the_metrics_do_not_depend_on_which_rank_has_which_batch(task: str) -> N
         ]
         for rank, counter in enumerate(counters):
             for outputs, of_batch in batches[rank::world_size]:
-                counter.add(outputs, of_batch)
+                add(counter, outputs, of_batch)
         stored: list[Any] = []
         for counter in counters:
             with pytest.raises(Failure):
@@ -127,7 +130,7 @@ def test_the_metrics_do_not_depend_on_which_rank_has_which_batch(task: str) -> N
 
 def test_another_number_of_outputs_is_refused() -> None:
     with pytest.raises(Failure) as caught:
-        labels_counter().add(torch.zeros(2, 4), torch.zeros(2, 3))
+        add(labels_counter(), torch.zeros(2, 4), torch.zeros(2, 3))
     assert caught.value.code == 65
 
 

@@ -18,13 +18,12 @@ from train.config.schema import DataConfig
 from train.data import registry
 from train.data.sampler import rank_blocks
 from train.data.splits import ImageFileSource, with_all_as_validation
-from train.data.workers import UnreadableLog
 from train.inference import checkpoints, evaluate, per_image
 from train.inference.per_image import ResultCollector
 from train.tasks import TargetScale
 from train.tasks.base import Task
 from train.tasks.classification import Classification
-from train.tasks.multi_label import MultiLabel, MultiLabelCriterion
+from train.tasks.multi_label import MultiLabel
 from train.tasks.regression import Regression
 
 LOGITS = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
@@ -48,14 +47,12 @@ def collected(
     """The samples and the rows of ten images in blocks of three, of which a loader leaves the broken ones out."""
     collectors = []
     for rank in range(world_size):
-        log = UnreadableLog(5, lambda line: None)
-        log.add("validation", dict.fromkeys(broken, "broken"))
-        blocks = rank_blocks(10, 3, rank=rank, world_size=world_size)
-        collectors.append(ResultCollector(blocks, log, task.measure_images))
-        for block in blocks:
+        collectors.append(ResultCollector(task.measure_images))
+        for block in rank_blocks(10, 3, rank=rank, world_size=world_size):
             rows = torch.tensor([sample for sample in block.tolist() if sample not in broken], dtype=torch.int64)
             if len(rows):
-                collectors[-1].add(outputs[rows], labels[rows])
+                batch = {"image": outputs[rows], "label": labels[rows], "sample": rows}
+                collectors[-1].add(lambda images: images, batch)
     others = [collector.store.own_columns() for collector in collectors[1:]]
     results = task.image_results(*collectors[0].gather(lambda own: [own, *others]), THRESHOLDS)
     return results.samples.tolist(), [*map(list, results.cells)]
@@ -91,7 +88,7 @@ def test_each_image_has_its_own_labels_those_above_their_threshold_and_the_loss_
     predicted = LOGITS.sigmoid() >= torch.tensor(THRESHOLDS)
     for names, members in ((labels, TAGS.bool()), (predictions, predicted)):
         assert names == tuple("|".join(name for name, has in zip("abc", row, strict=True) if has) for row in members)
-    assert losses == pytest.approx(MultiLabelCriterion().each(LOGITS, TAGS).tolist())
+    assert losses == pytest.approx(LABEL_SETS.losses(LOGITS, TAGS).tolist())
 
 
 def test_each_image_has_its_own_number_in_the_unit_of_the_labels() -> None:
@@ -133,8 +130,8 @@ NOT_FINITE = {
 def test_outputs_that_are_not_finite_leave_empty_cells(case: Any, head: str, lines: list[str]) -> None:
     of, outputs, labels = case
     task = of(classes=("-x", "y"), target=AGES.target)
-    collector = ResultCollector([np.arange(2)], UnreadableLog(0, lambda line: None), task.measure_images)
-    collector.add(outputs, labels)
+    collector = ResultCollector(task.measure_images)
+    collector.add(lambda images: images, {"image": outputs, "label": labels, "sample": torch.arange(2)})
     results = task.image_results(*collector.gather(lambda part: [part]), (0.5, 0.5))
     table = per_image.encode_table(results, ImageFileSource(["=a.png", "b.png"], torch.zeros(2), 8))
     rows = [",".join(row) for row in csv.reader(table.decode("utf-8-sig").splitlines())]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,21 +10,27 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import OptimConfig
-from train.data.mixing import LabelMix
+from train.data.batch import Batch
 from train.tasks.class_balance import class_weights
-from train.tasks.classification import NUM_BINS, BinaryCriterion, Criterion, measure_calibration
+from train.tasks.classification import NUM_BINS, Classification, measure_calibration
 
 LOGITS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0])
 COUNTS = [90, 9, 1]
 
 
-def criterion(optim: OptimConfig) -> Criterion:
-    return Criterion(label_smoothing=optim.label_smoothing, weights=class_weights(optim, COUNTS))
+def trained(optim: OptimConfig) -> Classification:
+    """The task of a training on COUNTS images of each class."""
+    task = Classification(classes=("a", "b", "c"), optim=optim)
+    return task.for_training(torch.arange(3).repeat_interleave(torch.tensor(COUNTS)), torch.device("cpu"))
+
+
+def mean_loss(optim: OptimConfig, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return trained(optim).loss(lambda images: images, {"image": logits, **batch}).loss
 
 
 def loss(optim: OptimConfig, part: slice = slice(None)) -> float:
-    return criterion(optim)(LOGITS[part], LABELS[part]).item()
+    return mean_loss(optim, LOGITS[part], {"label": LABELS[part]}).item()
 
 
 def test_without_weights_it_is_the_plain_cross_entropy() -> None:
@@ -71,7 +75,7 @@ def test_a_weight_counts_as_so_many_draws_of_the_image_also_with_smoothed_labels
     weights = class_weights(weighted, COUNTS)
     assert weights is not None
     times = torch.tensor([1, 2, 4])[LABELS]
-    drawn = criterion(plain)(LOGITS.repeat_interleave(times, 0), LABELS.repeat_interleave(times))
+    drawn = mean_loss(plain, LOGITS.repeat_interleave(times, 0), {"label": LABELS.repeat_interleave(times)})
     assert loss(weighted) == pytest.approx(drawn.item() * int(times.sum()) / len(LABELS) * float(weights[0]))
     theirs = cross_entropy(LOGITS, LABELS, weight=weights, label_smoothing=0.2, reduction="sum") / len(LABELS)
     assert loss(weighted) != pytest.approx(theirs.item(), rel=1e-3)
@@ -96,40 +100,47 @@ def test_a_class_without_samples_cannot_be_balanced() -> None:
     assert caught.value.code == ExitCode.DATA
 
 
-def binary(smoothing: float = 0.0, threshold: float | None = None, weights: torch.Tensor | None = None) -> Any:
-    return BinaryCriterion(label_smoothing=smoothing, weights=weights, threshold=threshold)
+def binary(smoothing: float = 0.0, threshold: float | None = None, weights: list[float] | None = None) -> OptimConfig:
+    return OptimConfig(
+        loss="bce", label_smoothing=smoothing, target_threshold=threshold, class_weights=weights or "none"
+    )
 
 
 @pytest.mark.parametrize("threshold", [None, 0.2])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_binary_cross_entropy_of_classes_is_timms(smoothing: float, threshold: float | None) -> None:
     theirs = BinaryCrossEntropy(smoothing=smoothing, target_threshold=threshold)
-    ours = binary(smoothing, threshold)(LOGITS, LABELS)
+    ours = mean_loss(binary(smoothing, threshold), LOGITS, {"label": LABELS})
     torch.testing.assert_close(ours, theirs(LOGITS, LABELS))
 
 
 @pytest.mark.parametrize("threshold", [None, 0.2])
 def test_binary_cross_entropy_of_mixed_labels_is_timms(threshold: float | None) -> None:
     share = torch.linspace(0, 1, len(LABELS))
-    mix = LabelMix(LABELS.flip(0), share)
-    targets = one_hot(LABELS, 3) * share[:, None] + one_hot(mix.other, 3) * (1 - share[:, None])
+    batch = {"label": LABELS, "other": LABELS.flip(0), "share": share}
+    targets = one_hot(LABELS, 3) * share[:, None] + one_hot(LABELS.flip(0), 3) * (1 - share[:, None])
     theirs = BinaryCrossEntropy(target_threshold=threshold)(LOGITS, targets)
-    torch.testing.assert_close(binary(0.0, threshold)(LOGITS, LABELS, mix=mix), theirs)
+    torch.testing.assert_close(mean_loss(binary(0.0, threshold), LOGITS, batch), theirs)
 
 
 def test_a_threshold_gives_a_mixed_image_both_labels() -> None:
-    mix = LabelMix(torch.tensor([1, 1]), torch.tensor([0.7, 0.9]))
-    assert binary(0.0, 0.2).targets(torch.tensor([0, 0]), 3, mix).tolist() == [[1, 1, 0], [1, 0, 0]]
+    batch = {"label": torch.tensor([0, 0]), "other": torch.tensor([1, 1]), "share": torch.tensor([0.7, 0.9])}
+    assert trained(binary(0.0, 0.2)).binary_targets(batch, 3).tolist() == [[1, 1, 0], [1, 0, 0]]
 
 
 def test_weights_of_classes_act_on_the_binary_loss_of_mixed_labels_with_their_shares() -> None:
-    weights, mix = torch.tensor([1.0, 2.0, 4.0]), LabelMix(LABELS.flip(0), torch.full((12,), 0.25))
+    weighted, batch = (
+        binary(weights=[1, 2, 4]),
+        {"label": LABELS, "other": LABELS.flip(0), "share": torch.full((12,), 0.25)},
+    )
+    weights = class_weights(weighted, COUNTS)
+    assert weights is not None
     each = [
-        binary()(LOGITS[n : n + 1], LABELS[n : n + 1], mix=LabelMix(mix.other[n : n + 1], mix.share[n : n + 1]))
+        mean_loss(binary(), LOGITS[n : n + 1], {name: entry[n : n + 1] for name, entry in batch.items()})
         for n in range(12)
     ]
-    factors = weights[LABELS] * 0.25 + weights[mix.other] * 0.75
-    torch.testing.assert_close(binary(weights=weights)(LOGITS, LABELS, mix=mix), (torch.stack(each) * factors).mean())
+    factors = weights[LABELS] * 0.25 + weights[batch["other"]] * 0.75
+    torch.testing.assert_close(mean_loss(weighted, LOGITS, batch), (torch.stack(each) * factors).mean())
 
 
 def by_the_paper(confidences: np.ndarray, correct: np.ndarray) -> float:
