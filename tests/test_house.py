@@ -79,6 +79,7 @@ LAYERS = {
         "checkpoint",
         "evaluation",
         "tasks",
+        "evaluation.validator",
         "models",
         "optim",
         "data_fit",
@@ -180,8 +181,8 @@ def under(package: str, name: str) -> bool:
     return name.split(".")[0] == package
 
 
-# Saves the state of a training, so it needs more than the rest of its folder.
-PARTS_IN_FOLDERS = {"checkpoint.checkpointer"}
+# They need more than the rest of their folders: one saves the state of a training, the other calls a task.
+PARTS_IN_FOLDERS = {"checkpoint.checkpointer", "evaluation.validator"}
 
 
 def part_of(module: str) -> str:

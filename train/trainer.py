@@ -264,7 +264,7 @@ class Trainer:
             network=state.network,
             runtime=runtime,
             config=validation,
-            new_counter=self.task.build_counter,
+            task=self.task,
             heartbeat=self.heartbeat,
             is_padded=self.compiled is not None,
             must_stop=stop.is_made,

@@ -2,8 +2,8 @@
 
 The readers write `image` as it is stored, `label` and `sample`; the loader turns images into float32 [n, *shape.input].
 It adds `weight` where samples count differently in the loss, and `other` and `share` where data.augment mixes
-neighbours. A reader that keeps all images on the device passes all of them, and in `row` which ones are meant: selecting
-and augmenting are one kernel then.
+neighbours. A reader that keeps all images on the device passes all of them, and in `row` which ones are meant: so one
+kernel selects and augments them.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entrypoint import dump_json
+from entrypoint import ExitCode, Failure, dump_json
 from train.config.schema import OptimConfig
 from train.data.batch import Batch
 from train.evaluation.mistakes import Mistakes
 from train.evaluation.results import EvaluationResult
-from train.evaluation.scores import Columns, Counter, Model
+from train.evaluation.totals import Measured, Model, Rows, Totals
 from train.files import one_line
 from train.tasks.class_balance import ClassWeights
 from train.tasks.table import TargetScale
@@ -143,16 +143,37 @@ class Task(ABC):
         return 2
 
     @abstractmethod
-    def build_counter(self, device: torch.device, *, threshold: Threshold) -> Counter:
-        """What counts in an evaluation."""
+    def measure(self, model: Model, batch: Batch, *, details: bool) -> Measured:
+        """What an evaluation adds up of a batch. No host sync. details: with the rows of which `image_results` asks.
+
+        Raises:
+            Failure: as `compute_outputs`.
+        """
 
     @abstractmethod
-    def measure_images(self, model: Model, batch: Batch) -> tuple[Tensor, ...]:
-        """What an evaluation keeps of each image of a batch: tensors [n, ...]. No host sync."""
+    def metrics(self, totals: Totals, threshold: Threshold) -> tuple[EvaluationResult, Tensor | None]:
+        """The result of an evaluation, and where classes are counted the confusion matrix, int64 [classes, classes]."""
 
     @abstractmethod
-    def image_results(self, samples: Int64Array, columns: Columns, thresholds: Sequence[float] | None) -> ImageResults:
-        """The results of all images. columns: what `measure_images` kept. thresholds: of the evaluation."""
+    def image_results(self, rows: Rows, thresholds: Sequence[float] | None) -> ImageResults:
+        """The results of all images. rows: of `Totals`, with details. thresholds: of the evaluation."""
+
+    def compute_outputs(self, model: Model, batch: Batch) -> Tensor:
+        """The outputs for a batch, float32 [n, outputs].
+
+        Raises:
+            Failure: DATA for a network with another number of outputs.
+        """
+        outputs, expected = model(batch["image"]), (len(batch["label"]), len(self.classes))
+        if outputs.shape != expected:
+            raise Failure(
+                "the model's outputs do not fit the data",
+                found=f"logits of shape {list(outputs.shape)}",
+                expected=f"{list(expected)}: one number for each of the {len(self.classes)} classes",
+                fix="let the model's last layer have as many outputs as there are classes",
+                code=ExitCode.DATA,
+            )
+        return outputs.float()
 
     @abstractmethod
     def predict(

@@ -26,8 +26,10 @@ from train.evaluation.mistakes import (
     Selection,
     find_largest,
 )
-from train.evaluation.scores import Columns, ConfusionCounter, Model
+from train.evaluation.results import EvaluationResult
+from train.evaluation.totals import Measured, Model, Rows, Totals
 from train.files import one_line
+from train.metrics import TOP_K, Counts, recall_by_class
 from train.tasks.base import (
     BoolArray,
     Cell,
@@ -52,6 +54,8 @@ from train.tasks.table import CLASSIFICATION
 
 MAX_EVEN_RATIO: Final = 1.5  # largest / smallest class; beyond it a table follows
 NUM_BINS: Final = 15
+MAX_CONFUSION_CLASSES: Final = 1000  # up to which recall and the confusion matrix are kept: 8 MB of counts
+COLUMNS: Final = ("label", "prediction", "confidence", "loss")  # of the results per image
 
 
 def find_class_mistakes(
@@ -188,23 +192,39 @@ class Classification(Task):
     def choices_to_guess(self) -> int:
         return len(self.classes) if self.optim.loss == "auto" else 2  # else it is no cross-entropy over the classes
 
-    def build_counter(self, device: torch.device, *, threshold: Threshold) -> ConfusionCounter:
-        """What counts. It needs neither a threshold nor the training's loss, whose weights the metrics do not have."""
-        return ConfusionCounter(len(self.classes), device)
+    def measure(self, model: Model, batch: Batch, *, details: bool) -> Measured:
+        """Counts of each class. The loss has neither the weights of the training's nor its smoothing."""
+        logits, labels, classes = self.compute_outputs(model, batch), batch["label"], len(self.classes)
+        predictions, ones = logits.argmax(dim=1), torch.ones_like(labels)
+        losses, zeros = cross_entropy(logits, labels, reduction="none"), labels.new_zeros(classes)
+        counts = {
+            "correct": zeros.index_add(0, labels, (predictions == labels).long()),
+            "predicted": zeros.index_add(0, predictions, ones),
+            "support": zeros.index_add(0, labels, ones),
+            "top5_correct": (logits.topk(min(TOP_K, classes)).indices == labels[:, None]).sum(),
+        }
+        if classes <= MAX_CONFUSION_CLASSES:
+            cells = labels.new_zeros(classes * classes).index_add_(0, labels * classes + predictions, ones)
+            counts["confusion"] = cells.view(classes, classes)
+        rows = dict[str, Tensor]()
+        if details:
+            confidences = logits.softmax(dim=1).gather(1, predictions[:, None])[:, 0]
+            rows = dict(zip(COLUMNS, (labels, predictions, confidences, losses), strict=True))
+        return Measured(loss=losses.double().sum(), counts=counts, rows=rows)
 
-    def measure_images(self, model: Model, batch: Batch) -> tuple[Tensor, ...]:
-        logits, labels = model(batch["image"]).float(), batch["label"]
-        predictions = logits.argmax(dim=1)
-        confidences = logits.softmax(dim=1).gather(1, predictions[:, None])[:, 0]
-        return labels, predictions, confidences, cross_entropy(logits, labels, reduction="none")
+    def metrics(self, totals: Totals, threshold: Threshold) -> tuple[EvaluationResult, Tensor | None]:
+        summed: dict[str, Any] = {name: count.tolist() for name, count in totals.counts.items() if name != "confusion"}
+        counts = Counts(samples=totals.samples, loss=totals.loss, **summed)
+        recall = recall_by_class(counts) if len(self.classes) <= MAX_CONFUSION_CLASSES else None
+        return EvaluationResult.of_counts(self.name, counts, recall=recall), totals.counts.get("confusion")
 
-    def image_results(self, samples: Int64Array, columns: Columns, thresholds: Sequence[float] | None) -> ImageResults:
-        labels, predictions, confidences, losses = columns
-        rows = zip(*(column.tolist() for column in columns), strict=True)
+    def image_results(self, rows: Rows, thresholds: Sequence[float] | None) -> ImageResults:
+        labels, predictions, confidences, losses = columns = [rows[name] for name in COLUMNS]
+        cells = zip(*(column.tolist() for column in columns), strict=True)
         return ImageResults(
-            samples=samples,
-            head=("label", "prediction", "confidence", "loss"),
-            cells=((self.classes[label], self.classes[guess], *numbers) for label, guess, *numbers in rows),
+            samples=rows["sample"],
+            head=COLUMNS,
+            cells=((self.classes[label], self.classes[guess], *numbers) for label, guess, *numbers in cells),
             find_mistakes=lambda _: find_class_mistakes(self.classes, labels, predictions, confidences, losses),
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,14 +24,13 @@ from train.evaluation.mistakes import (
     find_largest,
 )
 from train.evaluation.results import EvaluationResult
-from train.evaluation.scores import Columns, Model, OutputCounter
+from train.evaluation.totals import Measured, Model, Rows, Totals
 from train.files import one_line
 from train.metrics import Counts
 from train.tasks.base import (
     BoolArray,
     Float64Array,
     ImageResults,
-    Int64Array,
     Prediction,
     Task,
     Threshold,
@@ -147,17 +145,20 @@ class MultiLabel(Task):
         """The share of each sample's labels that are predicted as they are (probability 0.5)."""
         return {"label_accuracy": ((outputs > 0) == (batch["label"] > 0.5)).double().mean(dim=1).sum()}
 
-    def build_counter(self, device: torch.device, *, threshold: Threshold) -> OutputCounter:
-        return OutputCounter(len(self.classes), self.losses, partial(self.score, threshold=threshold))
+    def measure(self, model: Model, batch: Batch, *, details: bool) -> Measured:
+        outputs, labels = self.compute_outputs(model, batch), batch["label"]
+        rows = {"label": labels > 0.5, "output": outputs}
+        return Measured(loss=self.losses(outputs, labels).double().sum(), rows=rows)
 
-    def score(self, logits: Float64Array, labels: Float64Array, loss: float, threshold: Threshold) -> EvaluationResult:
-        """Average precision and F1 of each label over all samples. loss: the sum over the samples.
+    def metrics(self, totals: Totals, threshold: Threshold) -> tuple[EvaluationResult, Tensor | None]:
+        """Average precision and F1 of each label over all samples.
 
         threshold: of the probability, of all labels or of each; auto: for each label the one with the best F1 on these
         samples.
         """
-        probabilities, is_positive = probabilities_of(torch.from_numpy(logits)).numpy(), labels > 0.5
-        columns = [(probabilities[:, label], is_positive[:, label]) for label in range(labels.shape[1])]
+        probabilities = probabilities_of(torch.from_numpy(totals.rows["output"])).numpy()
+        is_positive = totals.rows["label"]
+        columns = [(probabilities[:, label], is_positive[:, label]) for label in range(len(self.classes))]
         precision = tuple(average_precision(*column) for column in columns)
         if threshold == "auto":
             thresholds = tuple(best_threshold(*column) for column in columns)
@@ -167,32 +168,30 @@ class MultiLabel(Task):
             thresholds = tuple(threshold)
         predicted = probabilities >= np.array(thresholds)
         counts = Counts(
-            samples=len(labels),
-            loss=loss,
+            samples=totals.samples,
+            loss=totals.loss,
             top5_correct=math.nan,
             correct=(predicted & is_positive).sum(axis=0).tolist(),
             predicted=predicted.sum(axis=0).tolist(),
             support=is_positive.sum(axis=0).tolist(),
             average_precision=precision,
         )
-        return EvaluationResult.of_counts(self.name, counts, average_precision=precision, thresholds=thresholds)
+        result = EvaluationResult.of_counts(self.name, counts, average_precision=precision, thresholds=thresholds)
+        return result, None
 
-    def measure_images(self, model: Model, batch: Batch) -> tuple[Tensor, ...]:
-        return batch["label"] > 0.5, model(batch["image"]).float()
-
-    def image_results(self, samples: Int64Array, columns: Columns, thresholds: Sequence[float] | None) -> ImageResults:
-        results = self.label_results(columns, thresholds)
-        rows = enumerate(results.losses.tolist())
+    def image_results(self, rows: Rows, thresholds: Sequence[float] | None) -> ImageResults:
+        results = self.label_results(rows, thresholds)
+        losses = enumerate(results.losses.tolist())
         return ImageResults(
-            samples=samples,
+            samples=rows["sample"],
             head=("labels", "predictions", "loss"),
-            cells=((*results.names(row, LABEL_SEPARATOR), loss) for row, loss in rows),
+            cells=((*results.names(row, LABEL_SEPARATOR), loss) for row, loss in losses),
             find_mistakes=results.find_mistakes,
         )
 
-    def label_results(self, columns: Columns, thresholds: Sequence[float] | None) -> LabelResults:
+    def label_results(self, rows: Rows, thresholds: Sequence[float] | None) -> LabelResults:
         """Arguments: as those of `image_results`."""
-        labels, logits = (torch.from_numpy(column) for column in columns)
+        labels, logits = torch.from_numpy(rows["label"]), torch.from_numpy(rows["output"])
         probabilities = probabilities_of(logits).numpy()
         losses = binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="none")
         return LabelResults(

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss, l1_loss, mse_loss
 
 from train.data.batch import Batch
 from train.evaluation.mistakes import MAX_MISTAKES, Mistakes, NumberPairs, Selection, find_largest
 from train.evaluation.results import EvaluationResult
-from train.evaluation.scores import Columns, Model, OutputCounter
+from train.evaluation.totals import Measured, Model, Rows, Totals
 from train.files import one_line
 from train.metrics import ErrorSums
 from train.tasks.base import (
@@ -94,29 +93,29 @@ class Regression(Task):
         """The absolute errors."""
         return {"mae": (self.in_units(outputs) - batch["label"]).abs().sum()}
 
-    def build_counter(self, device: torch.device, *, threshold: Threshold) -> OutputCounter:
-        return OutputCounter(len(self.classes), self.losses, self.score)
+    def measure(self, model: Model, batch: Batch, *, details: bool) -> Measured:
+        outputs, labels = self.compute_outputs(model, batch), batch["label"]
+        rows = {"number": labels.double(), "prediction": self.in_units(outputs)}
+        return Measured(loss=self.losses(outputs, labels).double().sum(), rows=rows)
 
-    def score(self, outputs: Float64Array, labels: Float64Array, loss: float) -> EvaluationResult:
-        """The errors of all samples, in the unit of the labels. loss: the sum over the samples."""
-        errors = outputs[:, 0] * self.scale.std + self.scale.mean - labels
-        mean = math.fsum(labels) / len(labels)
+    def metrics(self, totals: Totals, threshold: Threshold) -> tuple[EvaluationResult, Tensor | None]:
+        """The errors of all samples, in the unit of the labels."""
+        numbers = totals.rows["number"]
+        errors = totals.rows["prediction"] - numbers
+        mean = math.fsum(numbers) / len(numbers)
         sums = ErrorSums(
-            samples=len(labels),
-            loss=loss,
+            samples=totals.samples,
+            loss=totals.loss,
             absolute=math.fsum(np.abs(errors)),
             squared=math.fsum(errors**2),
-            variation=math.fsum((labels - mean) ** 2),
+            variation=math.fsum((numbers - mean) ** 2),
         )
-        return EvaluationResult.of_counts(self.name, sums)
+        return EvaluationResult.of_counts(self.name, sums), None
 
-    def measure_images(self, model: Model, batch: Batch) -> tuple[Tensor, ...]:
-        return batch["label"].double(), self.in_units(model(batch["image"]))
-
-    def image_results(self, samples: Int64Array, columns: Columns, thresholds: Sequence[float] | None) -> ImageResults:
-        numbers, predictions = columns
+    def image_results(self, rows: Rows, thresholds: Sequence[float] | None) -> ImageResults:
+        numbers, predictions = rows["number"], rows["prediction"]
         return ImageResults(
-            samples=samples,
+            samples=rows["sample"],
             head=("number", "prediction", "error"),
             cells=zip(*(column.tolist() for column in (numbers, predictions, predictions - numbers)), strict=True),
             find_mistakes=lambda _: find_number_mistakes(self.classes[0], numbers, predictions),

@@ -65,7 +65,7 @@ class Loader:
     def evaluate(self, blocks: Sequence[SampleIndices]) -> Iterator[Batch]:
         for block in blocks:
             self.sizes.append(len(block))
-            yield {"image": IMAGES[block], "label": LABELS[block]}
+            yield {"image": IMAGES[block], "label": LABELS[block], "sample": torch.from_numpy(block)}
 
 
 def validator(model: nn.Module = MODEL, *, size: int = 20, flip: bool = False, **options: Any) -> Validator:
@@ -73,7 +73,7 @@ def validator(model: nn.Module = MODEL, *, size: int = 20, flip: bool = False, *
         network=model,
         runtime=OneRank(),  # type: ignore[arg-type]
         config=EvalConfig(batch_size=size, flip=flip),
-        new_counter=Classification(classes=tuple("abcd")).build_counter,
+        task=Classification(classes=tuple("abcd")),
         heartbeat=Heartbeat(),
         **options,
     )

@@ -1,16 +1,18 @@
-"""One class for each image: the loss that is trained on, and how well confidence agrees with accuracy."""
+"""One class for each image: the loss that is trained on, the metrics, and how well confidence agrees with accuracy."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from evaluations import as_batch, evaluate, measure
 from timm.loss import BinaryCrossEntropy
 from torch.nn.functional import cross_entropy, one_hot
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import OptimConfig
 from train.data.batch import Batch
+from train.tasks import classification
 from train.tasks.class_balance import class_weights
 from train.tasks.classification import NUM_BINS, Classification, measure_calibration
 
@@ -176,3 +178,65 @@ def test_images_without_a_finite_confidence_are_left_out() -> None:
 
 def test_no_image_has_no_error() -> None:
     assert measure_calibration(np.empty(0), np.empty(0, bool)).error == 0
+
+
+# Three samples of class 0, two of class 1, one of class 2, none of class 3.
+TRUE = torch.tensor([0, 0, 0, 1, 1, 2])
+PREDICTED = torch.tensor([0, 0, 1, 1, 0, 0])
+FOUR = Classification(classes=("a", "b", "c", "d"))
+
+
+def logits_for(predicted: torch.Tensor) -> torch.Tensor:
+    """Logits whose largest is that of each class."""
+    return one_hot(predicted, 4).float() * 4
+
+
+def test_the_metrics_are_those_computed_by_hand() -> None:
+    result, _ = evaluate(FOUR, logits_for(PREDICTED), TRUE)
+    assert result.values["accuracy"] == 3 / 6
+    assert result.recall == (2 / 3, 1 / 2, 0.0, None)
+    # F1 = 2 correct / (predicted + support): class 0: 4/7, class 1: 2/4, class 2: 0, class 3 does not occur
+    assert result.values["macro_f1"] == pytest.approx((4 / 7 + 1 / 2 + 0) / 3, abs=1e-15)
+    assert result.values["balanced_accuracy"] == pytest.approx((2 / 3 + 1 / 2 + 0) / 3, abs=1e-15)
+    assert (result.samples, result.values["top5_accuracy"]) == (6, 1.0)
+
+
+def test_a_class_that_is_only_predicted_counts_as_zero() -> None:
+    result, _ = evaluate(FOUR, logits_for(torch.tensor([0, 3])), torch.tensor([0, 0]))
+    assert result.values["macro_f1"] == pytest.approx((2 / 3 + 0) / 2, abs=1e-15)
+
+
+def test_the_confusion_matrix_has_a_row_for_each_label_and_a_column_for_each_prediction() -> None:
+    _, matrix = evaluate(FOUR, logits_for(PREDICTED), TRUE)
+    assert matrix == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_the_top_five_of_seven_count() -> None:
+    logits = torch.tensor([[7.0, 6, 5, 4, 3, 2, 1]]).expand(7, 7)
+    result, _ = evaluate(Classification(classes=tuple("abcdefg")), logits, torch.arange(7))
+    assert (result.values["accuracy"], result.values["top5_accuracy"]) == (1 / 7, 5 / 7)
+
+
+def test_many_classes_keep_no_matrix_and_no_recall(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, _ = evaluate(FOUR, logits_for(PREDICTED), TRUE)
+    monkeypatch.setattr(classification, "MAX_CONFUSION_CLASSES", 3)
+    result, matrix = evaluate(FOUR, logits_for(PREDICTED), TRUE)
+    assert (result.recall, matrix) == (None, None)
+    assert result.values["macro_f1"] == few.values["macro_f1"]
+
+
+def test_an_undefined_logit_spoils_the_loss_and_nothing_else() -> None:
+    result, _ = evaluate(FOUR, torch.full((1, 4), float("nan")), torch.tensor([2]))
+    assert result.values["loss"] != result.values["loss"]
+    assert result.samples == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="gpu: there is none that could be waited for")
+def test_measuring_a_batch_never_waits_for_the_gpu() -> None:
+    batch = as_batch(logits_for(PREDICTED).cuda(), TRUE.cuda())
+    totals = measure(FOUR, [batch])  # the first use of a kernel may wait
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        totals.add(batch, FOUR.measure(lambda images: images, batch, details=True))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
