@@ -15,7 +15,8 @@ from train.bench.training import MANY_EPOCHS
 from train.config import load
 from train.config.batches import compute_batch_sizes, count_steps
 from train.data import registry
-from train.data.loader import Batch, open_loader
+from train.data.batch import Batch
+from train.data.loader import open_loader
 from train.data.sampler import BatchSampler, MicroBatch
 from train.data.shards import order as shard_order
 

@@ -80,6 +80,7 @@ LAYERS = {
         "checkpoint",
         "evaluation",
         "tasks",
+        "evaluation.validator",
         "models",
         "optim",
         "data_fit",
@@ -181,8 +182,8 @@ def under(package: str, name: str) -> bool:
     return name.split(".")[0] == package
 
 
-# Saves the state of a training, so it needs more than the rest of its folder.
-PARTS_IN_FOLDERS = {"checkpoint.checkpointer", "tasks.labels"}
+# They need more than the rest of their folders: one saves the state of a training, one calls a task, one reads raw labels.
+PARTS_IN_FOLDERS = {"checkpoint.checkpointer", "evaluation.validator", "tasks.labels"}
 
 
 def part_of(module: str) -> str:

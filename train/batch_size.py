@@ -178,14 +178,14 @@ class Trials:
         components = build_components(self.resolved, self.splits, device=device, fused=fused, move=runtime.to_device)
         # As on a single rank: SyncBatchNorm would wait for the trials of the other ranks, which may be fewer.
         network = adapt_for_training(self.resolved.used, components.network, world_size=1)
-        criterion, optimizer = components.criterion, components.optimizer
+        task, optimizer = components.task, components.optimizer
         average = build_average(train, network)
         images = registry.to_channels_last(torch.rand((micro, *self.splits.shape.input), device=device))
         label = torch.zeros_like(as_targets(self.splits.training.labels[0]), device=device)
-        labels = label.expand(micro, *label.shape)
+        batch = {"image": images, "label": label.expand(micro, *label.shape)}
         for _ in range(TRIAL_STEPS):
             with runtime.accelerator.autocast():
-                loss = criterion(network(images), labels)
+                loss = task.loss(network, batch).loss
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()

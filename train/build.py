@@ -113,7 +113,6 @@ def build_trainer(
     replica_check.refuse_different_weights(runtime, network)
 
     loader = _open_loader(config, runtime, splits, heartbeat, host)
-    criterion = components.criterion.to(runtime.device)
     batches, micro_batch = batch_size.find_micro_batch(resolved, splits, runtime, batches, micro_batch_cache, heartbeat)
     loader.augmenter.refuse_odd_micro_batch(batches.micro)
     _refuse_small_shared_memory(config, runtime, splits, loader, batches)
@@ -172,7 +171,7 @@ def build_trainer(
         steps=steps,
         schedule=build_schedule(config.optim, steps, batches.global_),
         parallel=parallel,
-        criterion=criterion,
+        task=components.task,
         compiled=compiled,
         state=state,
         faults=context.faults,

@@ -1,4 +1,5 @@
-"""Builds what is trained, once and in one order: the network, its loss, its optimizer, and what of it is frozen.
+"""Builds what is trained, once and in one order: the network, the task that computes its loss, its optimizer, and what
+of it is frozen.
 
 A training (`train find-lr` is one), the trials of a micro batch, `train check` and `train data profile` call
 `build_components`. Whoever only computes with a trained network (`train eval`, `predict`, `export`) calls
@@ -30,7 +31,7 @@ from train.models import custom, registry, weights
 from train.models.depth import enable_activation_checkpointing
 from train.models.freezing import Freezing, build_freezing
 from train.optim.optimizer import CPU, build_optimizer
-from train.tasks.base import TaskCriterion
+from train.tasks.base import Task
 from train.tasks.registry import open_task
 
 UNKNOWN_NORMALIZATION: Final = (
@@ -45,7 +46,7 @@ class Components:
     """A network with random weights, and what trains it."""
 
     network: nn.Module
-    criterion: TaskCriterion
+    task: Task
     optimizer: Optimizer
     freezing: Freezing | None
 
@@ -60,7 +61,7 @@ def build_components(
     fused: bool = False,
     move: Callable[[nn.Module], nn.Module] | None = None,
 ) -> Components:
-    """Build the network for the samples, and what trains it. All of it stays on the CPU without `move`.
+    """Build the network for the samples, and what trains it. Without `move` the network stays on the CPU.
 
     A training moves the network later: first it loads weights, and tries which micro batch fits while the device's
     memory is still empty.
@@ -69,7 +70,7 @@ def build_components(
         batches: a micro batch that is too small for the network is refused; None: it is not known yet.
         steps: model.freeze counts epochs by them; None: nothing is frozen.
         device: where the training computes. fused: as of `build_optimizer`.
-        move: moves the network to the device; the loss follows it.
+        move: moves the network to the device.
 
     Raises:
         Failure: USAGE, as `registry.build_model`, `build_freezing` and `build_optimizer`; and for a network that does
@@ -86,13 +87,13 @@ def build_components(
     if freezing is not None and freezing.until is None:
         freezing.freeze_parameters(True)  # the optimizer need not know them
     with CPU:  # `train check` builds networks on the meta device, where nothing can compare the weights of classes
-        task = open_task(splits.task, splits.classes, splits.target)
-        criterion = task.build_criterion(config.optim, splits.training.labels)
+        task = open_task(splits.task, splits.classes, splits.target, config.optim)
+        task = task.for_training(splits.training.labels, device)
     if move is not None:  # before the optimizer is built: its state lies where the weights are
-        network, criterion = move(network), criterion.to(device)
+        network = move(network)
     return Components(
         network=network,
-        criterion=criterion,
+        task=task,
         optimizer=build_optimizer(config.optim, network, device, fused=fused),
         freezing=freezing,
     )

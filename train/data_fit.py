@@ -36,7 +36,8 @@ def refuse_unfit_data(
     augmenter = build_augmenter(splits, config.data, config.run.seed)
     refuse_other_channels(configured_preprocessing(config.data), splits.shape.channels)
     statistics.labels_to_balance(config.data, splits)  # refuses labels that cannot be balanced
-    open_task(splits.task, splits.classes, splits.target).build_criterion(config.optim, splits.training.labels)
+    task = open_task(splits.task, splits.classes, splits.target, config.optim)
+    task.for_training(splits.training.labels, torch.device("cpu"))
     refuse_gpu_decoding(config.data, splits, augmenter, device, attempt=attempt)
     if not checks.searches_micro_batch(config.train, device.type):  # else it is not known yet
         augmenter.refuse_odd_micro_batch(batches.micro)

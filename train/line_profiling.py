@@ -44,7 +44,8 @@ OWN: Final[Mapping[str, Sequence[str]]] = {
     "train.data.loader": ("BatchLoader.train", "BatchLoader._draw_ahead", "BatchLoader._plain"),
     "train.data.in_memory": ("DeviceDataset.read", "HostDataset.read"),
     "train.data.workers": ("WorkerLoader.read",),
-    "train.tasks.classification": ("Criterion.__call__",),
+    "train.tasks.base": ("Task.loss",),
+    "train.tasks.classification": ("Classification.mean_loss",),
     "train.evaluation.validator": ("Validator.measure",),
 }
 

@@ -1,7 +1,7 @@
 """This table holds every metric of an evaluation: how it is computed, compared and written.
 
-To add a metric, add one entry to `METRICS`; if `Counts` lacks what it needs, extend `Counts` and
-`scores.ConfusionCounter`. torch is not imported.
+To add a metric, add one entry to `METRICS`; if `Counts` lacks what it needs, extend `Counts` and the task that counts
+(`Classification.measure`). torch is not imported.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from train.checkpoint.checkpointer import Checkpointer, find_nonfinite
 from train.compilation import Compiled
 from train.config.batches import BatchSizes, StepCounts
 from train.config.schema import RunConfig
-from train.data.loader import Batch, BatchLoader
+from train.data.batch import Batch
+from train.data.loader import BatchLoader
 from train.data.sampler import BatchSampler, MicroBatch
 from train.distributed import shared_memory
 from train.distributed.runtime import Runtime
@@ -34,7 +35,6 @@ from train.evaluation.results import TEST_FILE, EvaluationResult, FinalScore
 from train.evaluation.validator import Evaluation, Validator, max_batch_size
 from train.fault_injection import FaultInjector
 from train.hooks import StepHook, open_hooks
-from train.logging import running_mean
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import EpochStats, EpochStatsCounter, Progress
 from train.logging.resources import UsageRecorder
@@ -51,7 +51,7 @@ from train.loss_monitor import (
 from train.models.freezing import Freezing
 from train.optim.optimizer import set_learning_rate
 from train.optim.schedule import Schedule
-from train.parallel.base import Parallel, StepLoss, Update
+from train.parallel.base import Parallel, Update
 from train.run import resume
 from train.run.deadline import Durations, estimate_first_save
 from train.run.lock import RunLock
@@ -59,8 +59,7 @@ from train.run.record import BEST_CONFUSION_FILE, CONFUSION_FILE
 from train.run.stop import StopRequest, StopSignals
 from train.state import LogWindow, TrainState
 from train.tasks import CLASSIFICATION, TASKS, TargetScale
-from train.tasks.base import Task, TaskCriterion
-from train.tasks.registry import open_task
+from train.tasks.base import StepLoss, Task
 
 BatchStream = Iterator[tuple[MicroBatch, Batch]]
 NO_VOTE: Final = Vote()
@@ -137,7 +136,7 @@ class Trainer:
     steps: StepCounts
     schedule: Schedule
     parallel: Parallel
-    criterion: TaskCriterion
+    task: Task
     compiled: Compiled | None
     state: TrainState
     faults: FaultInjector
@@ -159,10 +158,6 @@ class Trainer:
     checkpointer: Checkpointer = field(init=False)
     validator: Validator = field(init=False)
     hooks: list[StepHook] = field(default_factory=list)
-    task: Task = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.task = open_task(self.dataset.task, self.dataset.classes, self.dataset.target)
 
     # Training, from the first step to the last
 
@@ -238,7 +233,7 @@ class Trainer:
             epoch_stats=EpochStatsCounter(
                 state.step, stopwatch.seconds, batch=self.batches.global_, loss=loss, samples=samples
             ),
-            recent_losses=RecentLosses(self.task.choices_to_guess(config.optim)),
+            recent_losses=RecentLosses(self.task.choices_to_guess),
             stop=stop,
             logged_at=logged_at,
             stepped_at=stopwatch.seconds,
@@ -269,7 +264,7 @@ class Trainer:
             network=state.network,
             runtime=runtime,
             config=validation,
-            new_counter=partial(self.task.build_counter, optim=config.optim),
+            task=self.task,
             heartbeat=self.heartbeat,
             is_padded=self.compiled is not None,
             must_stop=stop.is_made,
@@ -337,8 +332,8 @@ class Trainer:
         self.faults.strike("step", state.step)
         self.faults.flip_parameter_bit(state.step, state.network)
         set_learning_rate(self.parallel.optimizer, self.schedule(state.step))
-        for values, samples in self.parallel.accumulate(partial(self._compute_loss, batches)):
-            loop.running_mean.add(values, samples)
+        for step_loss in self.parallel.accumulate(partial(self._compute_loss, batches)):
+            loop.running_mean.add(step_loss)
         self.heartbeat.at("optimizer")
         self.checkpointer.wait_for_copy()  # the writer still reads what the update changes
         update = self.parallel.update(self.config.train.clip_grad_norm)
@@ -362,12 +357,11 @@ class Trainer:
         self.faults.strike("fwd", step)
         if self.compiled is not None and self.compiled.replayed:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        logits = self.parallel.model(batch.images)
-        loss = self.faults.corrupt_loss(step, self.criterion(logits, batch.labels, batch.weights, batch.mix))
-        values = running_mean.measure_micro_batch(loss, logits, batch.labels, self.task, batch.mix)
+        result = self.task.loss(self.parallel.model, batch)
+        result.loss = self.faults.corrupt_loss(step, result.loss)
         self.heartbeat.at("backward")  # nothing but the backward pass follows
         self.faults.strike("bwd", step)
-        return StepLoss(loss=loss, values=values, samples=len(batch.labels))
+        return result
 
     # Logging
 

@@ -255,7 +255,7 @@ def test_without_strace_nothing_is_counted(tmp_path: Path, monkeypatch: pytest.M
 def test_batches_never_end() -> None:
     endless = feed.make_batches(feed.memory_settings(8), batch=4, size=8)
     batches = [batch for _, batch in islice(endless, 5)]
-    assert {tuple(batch.images.shape) for batch in batches} == {(4, 3, 8, 8)}
+    assert {tuple(batch["image"].shape) for batch in batches} == {(4, 3, 8, 8)}
 
 
 def test_our_feed_runs_a_block_on_request(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from train.data import registry
 from train.data.shape import Shape
 from train.data.splits import DataSplits
 from train.models import registry as models
-from train.tasks.classification import Criterion
+from train.tasks.classification import Classification
 
 BATCHES = compute_batch_sizes(16, 8, 1)
 STEPS = StepCounts(per_epoch=4, total=8, dropped=0)
@@ -60,18 +60,18 @@ def test_what_is_moved_is_where_the_training_computes() -> None:
         *opened("optim.class_weights=[1,3]"), device=meta, move=lambda network: network.to(meta)
     )
     assert {parameter.device for parameter in components.network.parameters()} == {meta}
-    assert isinstance(components.criterion, Criterion)
-    assert components.criterion.weights is not None
-    assert components.criterion.weights.device == meta
+    assert isinstance(components.task, Classification)
+    assert components.task.class_weights is not None
+    assert components.task.class_weights.device == meta
 
 
 def test_weights_of_classes_are_compared_also_where_networks_have_only_shapes() -> None:
     resolved, splits = opened("optim.class_weights=[1,3]")
     with torch.device("meta"):
-        criterion = build_components(resolved, splits).criterion
-    assert isinstance(criterion, Criterion)
-    assert criterion.weights is not None
-    assert criterion.weights.tolist() == pytest.approx([0.5, 1.5])
+        task = build_components(resolved, splits).task
+    assert isinstance(task, Classification)
+    assert task.class_weights is not None
+    assert task.class_weights.tolist() == pytest.approx([0.5, 1.5])
 
 
 def test_a_trained_network_has_the_stem_of_its_tensors() -> None:

@@ -18,7 +18,8 @@ from PIL import Image
 from train.config.batches import compute_batch_sizes, count_steps
 from train.config.schema import DataConfig
 from train.data import registry
-from train.data.loader import Batch, open_loader
+from train.data.batch import Batch
+from train.data.loader import open_loader
 from train.data.sampler import BatchSampler, MicroBatch
 
 SEED = 3
@@ -63,9 +64,9 @@ def drawn(settings: DataConfig, *, ranks: int, first: int = 0) -> Stream:
 
 
 def fingerprint(piece: MicroBatch, given: Batch) -> str:
-    parts = [piece.samples, given.images.contiguous().numpy(), given.labels.numpy()]
-    if given.mix is not None:
-        parts += [given.mix.other.numpy(), given.mix.share.numpy()]
+    parts = [piece.samples, given["image"].contiguous().numpy(), given["label"].numpy()]
+    if "share" in given:
+        parts += [given["other"].numpy(), given["share"].numpy()]
     return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
 
@@ -158,7 +159,8 @@ def test_crops_of_whole_files_are_the_same_on_any_number_of_ranks_and_workers(wh
 def test_another_micro_batch_size_changes_no_pixel(source: Callable[..., DataConfig], kind: str) -> None:
     settings = source(kind, loader="memory")
     small, large = (
-        torch.cat([batch.images for batch in batches(settings, micro=micro)]).reshape(LAST * 16, -1) for micro in (2, 8)
+        torch.cat([batch["image"] for batch in batches(settings, micro=micro)]).reshape(LAST * 16, -1)
+        for micro in (2, 8)
     )
     assert torch.equal(small, large)
 

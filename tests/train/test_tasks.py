@@ -22,6 +22,7 @@ from runs import Run
 from entrypoint import Failure
 from train import tasks
 from train.config import checks, load
+from train.config.schema import OptimConfig
 from train.inference import checkpoints, evaluate, export
 from train.inference.predict import encode_table
 from train.logging.metrics_logger import METRICS_FILE, read_events
@@ -29,9 +30,9 @@ from train.metrics import METRICS, metrics_of
 from train.report import saved_evaluation
 from train.tasks.base import Prediction
 from train.tasks.labels import FORMATS
-from train.tasks.multi_label import MultiLabel, MultiLabelCriterion
+from train.tasks.multi_label import MultiLabel
 from train.tasks.registry import TASK_CLASSES
-from train.tasks.regression import Regression, RegressionCriterion
+from train.tasks.regression import Regression
 
 TASKS = ("multi_label", "regression")
 
@@ -98,10 +99,13 @@ def test_a_run_resumes_with_its_best_result(table: Path, tmp_path: Path, task: s
 def test_weights_of_samples_act_on_every_task() -> None:
     weights, labels = torch.tensor([2.0, 0.0]), torch.tensor([[1.0], [0.0]])
     outputs = torch.tensor([[0.5], [3.0]])
-    several = MultiLabelCriterion()
-    assert torch.isclose(several(outputs, labels, weights), several(outputs[:1], labels[:1]))
-    numbers = RegressionCriterion(distance="l1", target=tasks.TargetScale(mean=0.0, std=2.0))
-    assert float(numbers(outputs, torch.tensor([2.0, 0.0]), weights)) == pytest.approx(0.5)
+    several = MultiLabel(classes=("a",))
+    weighted = several.mean_loss(outputs, {"label": labels, "weight": weights})
+    assert torch.isclose(weighted, several.mean_loss(outputs[:1], {"label": labels[:1]}))
+    target = tasks.TargetScale(mean=0.0, std=2.0)
+    numbers = Regression(classes=("age",), target=target, optim=OptimConfig(loss="l1"))
+    batch = {"label": torch.tensor([2.0, 0.0]), "weight": weights}
+    assert float(numbers.mean_loss(outputs, batch)) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("distance", "loss"), [("l1", 2.0), ("l2", 4.0), ("huber", 1.5), ("auto", 4.0)])
@@ -110,7 +114,8 @@ def test_the_distance_is_that_of_optim_loss(table: Path, tmp_path: Path, distanc
         target = trainer.dataset.target
         assert target is not None
         label = torch.tensor([target.mean + 2 * target.std])
-        assert float(trainer.criterion(torch.zeros(1, 1), label)) == pytest.approx(loss, rel=1e-5)
+        batch = {"image": torch.zeros(1, 1), "label": label}
+        assert float(trainer.task.loss(lambda images: images, batch).loss) == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_metric_of_another_task_is_refused(table: Path, tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ from train.config.resolved import ResolvedConfig, resolve
 from train.config.schema import RunConfig
 from train.data import augment, decoded_cache, in_memory, loader, registry
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
+from train.data.batch import to_device
 from train.data.gpu_decoding import GpuDecoder, decoder_for, find_obstacle, for_reading
 from train.data.splits import DataSplits
-from train.data.workers import SkipUnreadable, read_to_augment, to_device
+from train.data.workers import SkipUnreadable, read_to_augment
 from train.distributed.device import (
     allow_tf32,
     choose_device,
@@ -426,10 +427,11 @@ def _time_step(resolved: ResolvedConfig, splits: DataSplits, images: Tensor, clo
     dtype = None if dtype_name is None else getattr(torch, dtype_name)
     components = build_components(resolved, splits, device=device, fused=True, move=lambda network: network.to(device))
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
+    batch = {"image": images, "label": labels}
 
     def act() -> None:
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            loss = components.criterion(components.network(images), labels)
+            loss = components.task.loss(components.network, batch).loss
         loss.backward()  # type: ignore[no-untyped-call]
         components.optimizer.step()
         components.optimizer.zero_grad()

@@ -75,8 +75,9 @@ def first_samples(config: RunConfig) -> list[tuple[Tensor, str]]:
 
     def each() -> Iterator[tuple[Tensor, str]]:
         for _, batch in loader.train(sampler.micro_batches(0)):
-            images = batch.images if splits.floats else augment.undo_normalization(batch.images, loader.preprocessing)
-            for image, label in zip(images.movedim(1, -1), batch.labels.tolist(), strict=True):
+            images = batch["image"]
+            images = images if splits.floats else augment.undo_normalization(images, loader.preprocessing)
+            for image, label in zip(images.movedim(1, -1), batch["label"].tolist(), strict=True):
                 yield image, describe_label(label, splits.classes)
 
     return [*islice(each(), NUM_IMAGES)]

@@ -15,8 +15,8 @@ from train.config import augmentations
 from train.config.augmentations import Step
 from train.config.schema import DataConfig
 from train.data import mixing
+from train.data.batch import Batch
 from train.data.boxes import CropDraws
-from train.data.mixing import LabelMix
 from train.data.splits import CroppedReader, DataSplits
 from train.tasks import TASKS
 
@@ -75,13 +75,12 @@ class Augmenter:
             images = _operations().apply_step(images, step, samples, seed=self.seed, epoch=epoch)
         return images
 
-    def mix(self, images: Tensor, labels: Tensor, samples: Int64Array, epoch: int) -> tuple[Tensor, LabelMix | None]:
-        """Mix normalized images, [n, channels, *size], with their neighbours; and how their labels mix, if they do."""
-        if not self.mixes:
-            return images, None
-        height, width = images.shape[-2:]
-        draws = mixing.draw_mix(self.mixes, samples, size=(height, width), seed=self.seed, epoch=epoch)
-        return mixing.mix_images(images, draws), mixing.mix_labels(labels, draws)
+    def mix(self, batch: Batch, samples: Int64Array, epoch: int) -> None:
+        """Mix normalized images with their neighbours, where data.augment does; see `mixing.mix_batch`."""
+        if self.mixes:
+            height, width = batch["image"].shape[-2:]
+            draws = mixing.draw_mix(self.mixes, samples, size=(height, width), seed=self.seed, epoch=epoch)
+            mixing.mix_batch(batch, draws)
 
     def refuse_odd_micro_batch(self, micro_batch: int) -> None:
         """Refuse a micro batch in which a sample has no neighbour to be mixed with.

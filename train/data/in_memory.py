@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from entrypoint import Failure, Heartbeat
+from train.data.batch import Batch, to_device
 from train.data.splits import SampleIndices, as_targets
-from train.data.workers import PixelBatch, Request, Split, in_blocks, to_device
+from train.data.workers import Request, Split, in_blocks
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
 IMAGES_PER_CHUNK: Final = 128  # decoded by one thread between two heartbeats
@@ -41,13 +42,14 @@ class DeviceDataset:
     def __str__(self) -> str:
         return "memory" if self.pixels.device.type == "cpu" else "memory, on the GPU"
 
-    def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
-        """Yield the pixels of all images for each request, and the rows of its samples, copied for several at once."""
+    def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, Batch]]:
+        """Yield all images for each request, and the rows of its samples, copied for several requests at once."""
         for block in in_blocks(_readable_requests(requests, self.readable), itemgetter(1)):
             copied = to_device(np.concatenate([samples for _, samples in block]), self.pixels.device)
             parts = torch.split(copied, [len(samples) for _, samples in block])
-            for (request, _), rows in zip(block, parts, strict=True):
-                yield request, (self.pixels, rows, self.labels.index_select(0, rows))
+            for (request, samples), rows in zip(block, parts, strict=True):
+                labels = self.labels.index_select(0, rows)
+                yield request, {"image": self.pixels, "row": rows, "label": labels, "sample": torch.from_numpy(samples)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,47 +64,38 @@ class HostDataset:
     def __str__(self) -> str:
         return "memory, of the host: copied one batch ahead"
 
-    def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
-        """Yield the pixels of the samples alone."""
+    def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, Batch]]:
+        """Yield the images of the samples alone."""
         lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        pending: tuple[Request, _PendingCopy] | None = None
+        pending: tuple[Request, Batch, torch.cuda.Event | None] | None = None
         for request, samples in _readable_requests(requests, self.readable):
-            ready, pending = pending, (request, self._start_copy(samples, lane))
+            ready, pending = pending, (request, *self._start_copy(samples, lane))
             if ready is not None:
-                yield ready[0], ready[1].wait()
+                yield _wait_for_copy(*ready)
         if pending is not None:
-            yield pending[0], pending[1].wait()
+            yield _wait_for_copy(*pending)
 
-    def _start_copy(self, samples: SampleIndices, lane: torch.cuda.Stream | None) -> _PendingCopy:
-        """Gather the samples in pinned memory, and copy them while the device computes."""
+    def _start_copy(
+        self, samples: SampleIndices, lane: torch.cuda.Stream | None
+    ) -> tuple[Batch, torch.cuda.Event | None]:
+        """Gather the samples in pinned memory, and copy them while the device computes. The event ends the copy."""
         rows, pinned = torch.from_numpy(samples), lane is not None
         images = torch.empty((len(rows), *self.pixels.shape[1:]), dtype=self.pixels.dtype, pin_memory=pinned)
-        torch.index_select(self.pixels, 0, rows, out=images)
-        labels = self.labels[rows]
+        entries = {"image": torch.index_select(self.pixels, 0, rows, out=images), "label": self.labels[rows]}
         with nullcontext() if lane is None else torch.cuda.stream(lane):
-            return _PendingCopy(
-                images=images.to(self.device, non_blocking=True),
-                labels=(labels.pin_memory() if pinned else labels).to(self.device, non_blocking=True),
-                copied=None if lane is None else lane.record_event(),
-            )
+            copies = {name: to_device(each, self.device) for name, each in entries.items()}
+            return {**copies, "sample": rows}, None if lane is None else lane.record_event()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PendingCopy:
-    """A batch that is being copied to the device. copied: the event that ends the copy."""
-
-    images: Tensor
-    labels: Tensor
-    copied: torch.cuda.Event | None
-
-    def wait(self) -> PixelBatch:
-        """Make the device wait, not the host; the device keeps the memory until it has used it."""
-        if self.copied is not None:
-            stream = torch.cuda.current_stream(self.images.device)
-            stream.wait_event(self.copied)
-            self.images.record_stream(stream)
-            self.labels.record_stream(stream)
-        return self.images, None, self.labels
+def _wait_for_copy(request: Request, batch: Batch, copied: torch.cuda.Event | None) -> tuple[Request, Batch]:
+    """Make the device wait, not the host; the device keeps the memory until it has used it."""
+    if copied is not None:
+        for tensor in batch.values():
+            if tensor.device.type == "cuda":
+                stream = torch.cuda.current_stream(tensor.device)
+                stream.wait_event(copied)
+                tensor.record_stream(stream)
+    return request, batch
 
 
 def _readable_requests(

@@ -22,10 +22,10 @@ from entrypoint import ExitCode, Failure, Heartbeat, print_message
 from train.config.schema import DataConfig
 from train.data import augment, decoded_cache
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
+from train.data.batch import Batch, to_device
 from train.data.gpu_decoding import decoder_for
 from train.data.image_sizes import ProgressiveSize
 from train.data.in_memory import DeviceDataset, HostDataset, load_in_memory
-from train.data.mixing import LabelMix
 from train.data.preprocessing import (
     DEFAULT_PREPROCESSING,
     Preprocessing,
@@ -38,38 +38,22 @@ from train.data.splits import DataSplits, SampleIndices, SampleSource
 from train.data.workers import (
     PREFETCH_FACTOR,
     SHARED_MEMORY_FOLDER,
-    PixelBatch,
     Request,
     Split,
     UnreadableLog,
     WorkerLoader,
     in_blocks,
-    to_device,
 )
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
 MAX_IN_MEMORY_BYTES: Final = 2 * 2**30  # pixels of both splits together
 
 
-@dataclass(slots=True, kw_only=True)
-class Batch:
-    """float32 images [n, *shape.input] and int64 labels [n], on the device. Not frozen: see `MicroBatch`.
-
-    weights: how much each image counts in the loss, float32 [n]; None: all alike. mix:
-    how the labels mix, where data.augment mixes images.
-    """
-
-    images: Tensor
-    labels: Tensor
-    weights: Tensor | None = None
-    mix: LabelMix | None = None
-
-
 class SplitReader(Protocol):
-    """Reads the pixels of one split."""
+    """Reads the samples of one split."""
 
-    def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
-        """For each (request, samples): the request unchanged, and the pixels of the samples.
+    def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, Batch]]:
+        """For each (request, samples): the request unchanged, and the samples with their stored images.
 
         In evaluation a request without a readable sample is left out.
         """
@@ -118,40 +102,40 @@ class BatchLoader:
         return loader
 
     def train(self, micro_batches: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
-        """Each micro batch with its images, augmented."""
+        """Each micro batch with its samples, augmented."""
         moves: Iterator[tuple[Tensor, bool]] | None = None
         drawn: Iterable[MicroBatch] = ()
         if has_moves := not augment.is_identity(self.augmenter.moves):
             # tee keeps what only one of them has taken: a block at most
             micro_batches, drawn = itertools.tee(micro_batches)
-        for micro_batch, (pixels, rows, labels) in self.training.read((each, each.samples) for each in micro_batches):
+        for micro_batch, batch in self.training.read((each, each.samples) for each in micro_batches):
             keys, epoch = micro_batch.augmentation_keys, micro_batch.epoch
             if self.augmenter.changes_stored and not self.workers_augment:
-                pixels, rows = self.augmenter.augment_stored(_select(pixels, rows), keys, epoch), None
+                batch["image"] = self.augmenter.augment_stored(_take_pixels(batch), keys, epoch)
             if has_moves:
+                pixels, rows = batch["image"], batch.pop("row", None)
                 moves = moves or self._draw_ahead(drawn, pixels.device)
                 rows = torch.arange(len(keys), device=pixels.device) if rows is None else rows
                 shifts, gray = next(moves)
-                images = self.transform(pixels, rows, shifts, gray=gray, preprocessing=self.preprocessing)
+                batch["image"] = self.transform(pixels, rows, shifts, gray=gray, preprocessing=self.preprocessing)
             else:
-                images = self._plain(pixels, rows)
+                batch["image"] = self._plain(batch)
             if self.progressive_size is not None:
-                images = self.progressive_size.scale(images, epoch)
-            images = self.augmenter.augment_values(images, keys, epoch)
-            images, mix = self.augmenter.mix(images, labels, keys, epoch)
-            yield micro_batch, Batch(images=images, labels=labels, weights=self._weights(micro_batch), mix=mix)
+                batch["image"] = self.progressive_size.scale(batch["image"], epoch)
+            batch["image"] = self.augmenter.augment_values(batch["image"], keys, epoch)
+            self.augmenter.mix(batch, keys, epoch)
+            if self.weights is not None:  # a sample that replaces an unreadable one gets the weight of that one
+                batch["weight"] = self.weights[to_device(micro_batch.samples, self.weights.device)]
+            yield micro_batch, batch
 
     def evaluate(self, blocks: Sequence[SampleIndices]) -> Iterator[Batch]:
         """Each block of validation samples, not augmented."""
-        for _, (pixels, rows, labels) in self.validation.read(enumerate(blocks)):
-            yield Batch(images=self._plain(pixels, rows), labels=labels)
+        for _, batch in self.validation.read(enumerate(blocks)):
+            batch["image"] = self._plain(batch)
+            yield batch
 
-    def _weights(self, micro_batch: MicroBatch) -> Tensor | None:
-        """The weights of a micro batch. A sample that replaces an unreadable one gets the weight of that one."""
-        return None if self.weights is None else self.weights[to_device(micro_batch.samples, self.weights.device)]
-
-    def _plain(self, pixels: Tensor, rows: Tensor | None) -> Tensor:
-        return augment.normalize(_select(pixels, rows), self.preprocessing)
+    def _plain(self, batch: Batch) -> Tensor:
+        return augment.normalize(_take_pixels(batch), self.preprocessing)
 
     def _draw_ahead(self, micro_batches: Iterable[MicroBatch], device: torch.device) -> Iterator[tuple[Tensor, bool]]:
         """The `shifts` and `gray` of `augment.apply` for each micro batch.
@@ -176,7 +160,10 @@ class BatchLoader:
                     yield shifts.view(part.shape), parameters.gray
 
 
-def _select(pixels: Tensor, rows: Tensor | None) -> Tensor:
+def _take_pixels(batch: Batch) -> Tensor:
+    """The stored images of the batch alone, [n, *stored]."""
+    pixels: Tensor = batch["image"]
+    rows = batch.pop("row", None)
     return pixels if rows is None else pixels.index_select(0, rows)
 
 

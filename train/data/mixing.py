@@ -19,6 +19,7 @@ from torch import Tensor
 
 from train import rng
 from train.config.augmentations import Step
+from train.data.batch import Batch
 
 Int64Array = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -26,14 +27,6 @@ FloatArray = npt.NDArray[np.float64]
 FIRST_STREAMS: Final[Mapping[str, int]] = {"mixup": 64 * 10, "cutmix": 64 * 11}
 CHOICE_STREAM: Final = 64 * 12
 BETA_GRID: Final = 4097  # points of the table of a Beta distribution
-
-
-@dataclass(frozen=True, slots=True)
-class LabelMix:
-    """The labels of mixed images: `other` int64 [n], the neighbours' labels; `share` float32 [n], of the own label."""
-
-    other: Tensor
-    share: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +103,11 @@ def mix_images(images: Tensor, draws: MixDraws) -> Tensor:
     return mixed
 
 
-def mix_labels(labels: Tensor, draws: MixDraws) -> LabelMix:
-    """The labels of the mixed images."""
-    share = torch.from_numpy(draws.share.astype(np.float32)).to(labels.device)
-    return LabelMix(other=swap_neighbours(labels), share=share)
+def mix_batch(batch: Batch, draws: MixDraws) -> None:
+    """Mix the images of a batch, and write `other`, the neighbours' labels, and `share` [n], of the own label."""
+    batch["image"] = mix_images(batch["image"], draws)
+    batch["other"] = swap_neighbours(batch["label"])
+    batch["share"] = torch.from_numpy(draws.share.astype(np.float32)).to(batch["label"].device)
 
 
 def swap_neighbours(batch: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -28,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from entrypoint import ExitCode, Failure, die_with_parent, list_some, shell_command
 from train import rng
 from train.data.augmenter import Augmenter
+from train.data.batch import Batch, to_device
 from train.data.gpu_decoding import EncodedBatch, GpuDecoder, for_reading
 from train.data.process_pool import START_METHOD
 from train.data.splits import SampleIndices, SampleSource, as_targets
@@ -179,8 +179,6 @@ def too_many_unreadable_failure(texts: Iterable[str], most: int) -> Failure:
 
 
 PREFETCH_FACTOR: Final = 2  # batches that each worker process has ready
-# Pixels [N, *stored], rows int64 [n] of them (None: all, one after the other), labels int64 [n], on the device.
-PixelBatch = tuple[Tensor, Tensor | None, Tensor]
 Request = TypeVar("Request")  # returned with the pixels of its samples: a micro batch, a number
 SHARED_MEMORY_FOLDER: Final = "/dev/shm"  # where Linux keeps shared memory; 64 MiB in a container by default
 
@@ -232,7 +230,7 @@ class WorkerLoader:
         workers = f"{self.workers} worker" + "s" * (self.workers != 1)
         return workers if self.decoder is None else f"{workers}, JPEGs are decoded on the GPU"
 
-    def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
+    def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, Batch]]:
         """Read all requests in one stream: the workers are started once, not once per epoch.
 
         A request travels through the worker with its samples, so the order in which batches return does not matter.
@@ -244,7 +242,8 @@ class WorkerLoader:
             batches = self._decode_on_gpu(self.decoder, batches)
         for request, samples, pixels in batches:
             labels = as_targets(self.split.source.labels[samples])
-            yield request, (pixels.to(self.device, non_blocking=True), None, to_device(labels, self.device))
+            entries = {"image": pixels.to(self.device, non_blocking=True), "label": to_device(labels, self.device)}
+            yield request, {**entries, "sample": torch.as_tensor(samples)}  # torch's loader makes a tensor of numpy's
 
     def _receive(
         self, requests: Iterable[tuple[Request, SampleIndices]]
@@ -311,12 +310,6 @@ class WorkerLoader:
             worker_init_fn=_init_worker,
             generator=torch.Generator(),  # else each stream would draw from the generator that dropout uses
         )
-
-
-def to_device(numbers: Tensor | npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    """Copy without waiting: CUDA may wait for its stream if the memory is not pinned."""
-    tensor = numbers if isinstance(numbers, Tensor) else torch.from_numpy(numbers)  # as_tensor takes 2 µs longer
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def in_blocks(items: Iterable[Item], samples: Callable[[Item], SampleIndices]) -> Iterator[list[Item]]:

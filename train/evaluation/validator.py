@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Final, Literal
 
 import torch
@@ -23,7 +23,8 @@ from train.data.splits import DataSplits
 from train.distributed import device
 from train.distributed.runtime import Runtime
 from train.evaluation.results import EvaluationResult
-from train.evaluation.scores import Counter
+from train.evaluation.totals import EvaluationTotals, Model, Rows
+from train.tasks.base import Task
 
 AUTO_BATCH_SIZE: Final = 256  # eval.batch_size auto: without gradients it mostly fits if training does
 
@@ -33,11 +34,12 @@ class Evaluation:
     """The result of an evaluation.
 
     confusion: int64 [classes, classes] on the CPU, rows by label, columns by prediction; None for many classes.
-    unflipped: with eval.flip, the result of the outputs for the images alone.
+    rows: what the task keeps of each image. unflipped: with eval.flip, the result of the outputs for the images alone.
     """
 
     result: EvaluationResult
     confusion: Tensor | None
+    rows: Rows
     unflipped: EvaluationResult | None = None
 
 
@@ -48,7 +50,7 @@ class Validator:
     network: nn.Module  # not wrapped in DDP
     runtime: Runtime
     config: EvalConfig
-    new_counter: Callable[..., Counter]  # the task's `build_counter`
+    task: Task
     heartbeat: Heartbeat
     is_padded: bool = False  # to eval.batch_size: the network is compiled, for batches of one size
     must_stop: Callable[[], bool] | None = None  # whether this rank cannot wait for the end of an evaluation
@@ -60,7 +62,7 @@ class Validator:
         *,
         weights: AbstractContextManager[None] | None = None,
         thresholds: tuple[float, ...] | None = None,
-        observe: Callable[[Tensor, Tensor], None] | None = None,
+        details: bool = False,
     ) -> Evaluation | None:
         """Evaluate on the validation split of `loader`; None if a rank had to stop before the end. All ranks call it.
 
@@ -70,37 +72,40 @@ class Validator:
             samples: how many the split has.
             weights: inside it the network has the weights to measure; None: it has them.
             thresholds: of several labels, instead of eval.threshold.
-            observe: called with the outputs and the labels of each batch.
+            details: whether `rows` are read afterwards, for results per image.
 
         Raises:
             Failure: DATA for a model whose number of outputs is not that of the task, or if no rank has a sample;
                 RESOURCE for batches that do not fit into the GPU's memory.
         """
         runtime, size = self.runtime, self.config.batch_size
-        threshold = thresholds or self.config.threshold
-        new_counter = partial(self.new_counter, threshold=threshold)
+        threshold, flip = thresholds or self.config.threshold, self.config.flip
         batches = self.heartbeat.each("evaluation", loader.evaluate(rank_batches(samples, size, runtime.world)))
         autocast = runtime.accelerator.autocast()  # with DataParallel, the network has none itself
         with weights or nullcontext(), autocast, explain_out_of_memory(max_batch_size(samples, size)):
             broadcast_buffers(self.network, runtime)
-            counter, *plain_counters = (new_counter(runtime.device) for _ in range(1 + self.config.flip))
+            measured, unflipped = EvaluationTotals(), EvaluationTotals()
             with torch.no_grad(), _eval_mode(self.network):
                 for batch in batches:
-                    outputs = self._compute_outputs(batch.images)
-                    for plain_counter in plain_counters:
-                        plain_counter.add(outputs, batch.labels)
-                        outputs = average_outputs(outputs, self._compute_outputs(batch.images.flip(-1)))
-                    counter.add(outputs, batch.labels)
-                    if observe is not None:
-                        observe(outputs, batch.labels)
+                    model: Model = self._compute_outputs
+                    if flip:
+                        plain = cache(model)  # the outputs of this batch are used twice
+                        unflipped.add(batch, self.task.measure(plain, batch, details=False))
+                        model = partial(self._average_flips, plain)
+                    measured.add(batch, self.task.measure(model, batch, details=details))
                     # An evaluation may outlast the grace time.
                     if self.must_stop is not None and self.must_stop():
                         break
-            result, confusion = counter.read(runtime.all_reduce_sum, runtime.all_gather)
-            unflipped = [each.read(runtime.all_reduce_sum, runtime.all_gather)[0] for each in plain_counters]
+            totals = measured.read(runtime)
+            plain_totals = unflipped.read(runtime) if flip else None
         if self.must_stop is not None and any(runtime.all_gather(self.must_stop())):
             return None
-        return Evaluation(result=result, confusion=confusion, unflipped=unflipped[0] if unflipped else None)
+        result, confusion = self.task.metrics(totals, threshold)
+        plain_result = None if plain_totals is None else self.task.metrics(plain_totals, threshold)[0]
+        return Evaluation(result=result, confusion=confusion, rows=totals.rows, unflipped=plain_result)
+
+    def _average_flips(self, plain: Model, images: Tensor) -> Tensor:
+        return average_outputs(plain(images), self._compute_outputs(images.flip(-1)))
 
     def _compute_outputs(self, images: Tensor) -> Tensor:
         """The network's outputs for a batch. A padded batch is filled up with copies of its first image."""

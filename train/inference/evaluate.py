@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,14 +41,12 @@ from train.evaluation.validator import (
     Validator,
     explain_out_of_memory,
     max_batch_size,
-    rank_batches,
     refuse_flips,
 )
 from train.inference import checkpoints, csv_table, explanation
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
 from train.inference.gallery import Explain, make_gallery
-from train.inference.per_image import ResultCollector, encode_table
 from train.report import saved_evaluation
 from train.report.saved_evaluation import SavedEvaluation
 from train.run import record
@@ -137,17 +134,15 @@ def evaluate_on_rank(
     if with_heat_maps:
         example = torch.zeros((1, *sets.shape.input), device=rank_runtime.device)
         explanation.refuse_network_without_map(model, example, explanation.EXPLAIN_OPTION)
-    num_images = len(sets.validation.labels)
+    num_images, keeps_images = len(sets.validation.labels), per_image is not None or for_report
     with explain_out_of_memory(max_batch_size(num_images, config.eval.batch_size)):
         loader = open_validation_loader(config, sets, rank_runtime, heartbeat)
-        batches = rank_batches(num_images, config.eval.batch_size, world)
-        task, keeps_images = open_task(sets.task, sets.classes, sets.target), per_image is not None or for_report
-        collector = ResultCollector(batches, loader.broken, task.measure_images) if keeps_images else None
+        task = open_task(sets.task, sets.classes, sets.target, config.optim)
         validator = Validator(
             network=model,
             runtime=rank_runtime,
             config=config.eval,
-            new_counter=partial(task.build_counter, optim=config.optim),
+            task=task,
             heartbeat=heartbeat,
         )
         state = checkpoints.read_state(chosen)
@@ -156,20 +151,17 @@ def evaluate_on_rank(
             num_images,
             # Those of the training's evaluation of these weights: no image of a test set chooses them.
             thresholds=checkpoints.recorded_thresholds(state, len(sets.classes), flip=config.eval.flip),
-            observe=None if collector is None else collector.add,
+            details=keeps_images,
         )
     assert evaluation is not None  # nothing stops it
-    results = None
-    if collector is not None:
-        samples, columns = collector.gather(rank_runtime.all_gather)
-        results = task.image_results(samples, columns, evaluation.result.thresholds)
     if rank_runtime.is_main:
         report = _build_report(
             config, chosen, data, rank_runtime, evaluation, averaged=weights.averaged, loader=loader.description
         )
         print_message(report.as_json() if as_json else report.as_text(), sys.stdout)
+        results = task.image_results(evaluation.rows, evaluation.result.thresholds) if keeps_images else None
         if per_image is not None and results is not None:
-            table = encode_table(results, sets.validation)
+            table = encode_per_image(results, sets.validation)
             files.write_named_file(per_image, table, csv_table.PER_IMAGE_OPTION, csv_table.SUFFIX)
             print_message(f"per image      {len(results.samples):,} rows in {per_image}", sys.stderr)
         if for_report and results is not None:
@@ -179,6 +171,13 @@ def evaluate_on_rank(
     rank_runtime.barrier()
     rank_runtime.close()
     return int(ExitCode.OK)
+
+
+def encode_per_image(results: ImageResults, source: SampleSource) -> bytes:
+    """The CSV table of `train eval --per-image`."""
+    head = "sample" if source.file_names is None else "path"
+    rows = zip(source.names(results.samples), results.cells, strict=True)
+    return csv_table.encode((head, *results.head), ((csv_table.path_cell(name), *cells) for name, cells in rows))
 
 
 def open_evaluation_data(

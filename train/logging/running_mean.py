@@ -1,6 +1,6 @@
 """`RunningMean` averages the training loss and the values that the task names between two log points.
 
-To log one more value, add it to `averaged` and `measure` of the task, in `train.tasks`. The module also
+To log one more value, add it to `averaged` and `sum_values` of the task, in `train.tasks`. The module also
 measures the time spent in training.
 """
 
@@ -17,22 +17,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from train.data.mixing import LabelMix
-from train.tasks.base import Task
+from train.tasks.base import StepLoss
 
 MAX_KEPT_LOSSES: Final = 4096  # micro batches whose own loss is kept between two readings
-
-
-# The mean loss [] of a micro batch, and the sum [] over its samples of each value that the task averages.
-MicroBatchValues = tuple[Tensor, ...]
-
-
-def measure_micro_batch(
-    loss: Tensor, outputs: Tensor, labels: Tensor, task: Task, mix: LabelMix | None = None
-) -> MicroBatchValues:
-    """The values of a micro batch. loss: the mean []. mix: how the labels mix."""
-    with torch.no_grad():
-        return (loss.detach(), *task.measure(outputs, labels, mix))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +52,7 @@ class RunningMean:
         """averaged: as in the task. sums: of an earlier start, from the checkpoint."""
         self._device, self._names = device, ("loss", *averaged)
         self._sums = [*sums] if sums else [0.0] * (len(self._names) + 1)
-        self._waiting: list[tuple[MicroBatchValues, int]] = []
+        self._waiting: list[StepLoss] = []
         self._losses: deque[float] = deque(maxlen=MAX_KEPT_LOSSES)
 
     def sums(self) -> list[float]:
@@ -73,12 +60,12 @@ class RunningMean:
         self._fetch()
         return [*self._sums]
 
-    def add(self, values: MicroBatchValues, samples: int) -> None:
-        """Add the values of one or several micro batches. One host sync in MAX_KEPT_LOSSES calls.
+    def add(self, step_loss: StepLoss) -> None:
+        """Add the values of one or several micro batches, detached. One host sync in MAX_KEPT_LOSSES calls.
 
         Of 0 samples only the loss is kept: another rank counts them.
         """
-        self._waiting.append((values, samples))
+        self._waiting.append(step_loss)
         if len(self._waiting) >= MAX_KEPT_LOSSES:
             self._fetch()
 
@@ -108,13 +95,13 @@ class RunningMean:
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
-        columns = [torch.stack(column).tolist() for column in zip(*(values for values, _ in waiting), strict=True)]
-        for index, column in enumerate(columns):
-            for value, (_, samples) in zip(column, waiting, strict=True):
-                if samples:
-                    self._sums[index] += value if index else value * samples  # the first is the mean loss
-        self._sums[-1] += sum(samples for _, samples in waiting)
-        self._losses.extend(columns[0])
+        losses = torch.stack([each.loss for each in waiting]).tolist()
+        others = [torch.stack([each.values[name] for each in waiting]).tolist() for name in self._names[1:]]
+        for each, loss, *values in zip(waiting, losses, *others, strict=True):
+            if each.samples:
+                for index, value in enumerate((loss * each.samples, *values, each.samples)):
+                    self._sums[index] += value
+        self._losses.extend(losses)
 
 
 class TrainingStopwatch:

@@ -17,18 +17,7 @@ from torch.optim import Optimizer
 
 from train.config.batches import BatchSizes
 from train.distributed.runtime import Runtime
-from train.logging.running_mean import MicroBatchValues
-
-LoggedValues = tuple[MicroBatchValues, int]  # as `RunningMean.add` takes them
-
-
-@dataclass(slots=True, kw_only=True)
-class StepLoss:
-    """What the trainer computes for one micro batch: the loss to differentiate, and the values to log."""
-
-    loss: Tensor  # [], the mean over the samples
-    values: MicroBatchValues  # detached
-    samples: int
+from train.tasks.base import StepLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +87,8 @@ class Parallel:
         if self.runtime.device.type == "cuda":
             torch.cuda.default_generators[self.runtime.device.index or 0].manual_seed(number)
 
-    def accumulate(self, compute: Callable[[], StepLoss]) -> list[LoggedValues]:
-        """Leave the mean gradient of the global batch in `.grad`; returns what is to be logged.
+    def accumulate(self, compute: Callable[[], StepLoss]) -> list[StepLoss]:
+        """Leave the mean gradient of the global batch in `.grad`; returns what is to be logged, detached.
 
         compute: computes the loss of this rank's next micro batch. Gradients add up in `.grad`, and are exchanged
         during the backward pass of the last micro batch.
@@ -111,14 +100,15 @@ class Parallel:
         self._check_gradients()
         return logged
 
-    def _add_gradients(self, compute: Callable[[], StepLoss]) -> LoggedValues:
+    def _add_gradients(self, compute: Callable[[], StepLoss]) -> StepLoss:
         """The backward pass of one micro batch. Accelerate would divide even by 1, with two kernels."""
         result = compute()
         if self._accelerator.scaler is None and self._accelerator.gradient_accumulation_steps == 1:
             result.loss.backward()  # type: ignore[no-untyped-call]
         else:
             self._accelerator.backward(result.loss)
-        return result.values, result.samples
+        result.loss = result.loss.detach()
+        return result
 
     def _check_gradients(self) -> None:
         """Check after the backward passes of a step that all gradients have come."""

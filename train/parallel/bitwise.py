@@ -15,8 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from entrypoint import ExitCode, Failure
-from train.logging.running_mean import MicroBatchValues
-from train.parallel.base import LoggedValues, Parallel, StepLoss
+from train.parallel.base import Parallel
+from train.tasks.base import StepLoss
 
 
 class ReductionTree:
@@ -172,36 +172,35 @@ class Bitwise(Parallel):
             raise _unfit("its SyncBatchNorm adds up over the micro batches that ranks compute at the same time")
         _refuse_hidden_state(network, images)
 
-    def accumulate(self, compute: Callable[[], StepLoss]) -> list[LoggedValues]:
+    def accumulate(self, compute: Callable[[], StepLoss]) -> list[StepLoss]:
         """Set every `.grad` to the mean over all micro batches, whichever rank computes them.
 
         Each rank returns one entry, of the global batch. It counts on rank 0 alone.
         """
         self._statistics.open()
         for _ in range(self.batches.accumulation):
-            values, samples = self._add_gradients(compute)
+            step_loss = self._add_gradients(compute)
             gradients = [_remove_gradient(parameter) for parameter in self._parameters]
-            self._tree.add([*gradients, _sum_values(values, samples).float(), *self._statistics.taken()])
+            self._tree.add([*gradients, _sum_values(step_loss).float(), *self._statistics.taken()])
         totals, own = self._tree.total(), len(self._parameters)
         for parameter, gradient in zip(self._parameters, totals[:own], strict=True):
             # In new memory, with the parameter's layout: the order in which a kernel adds may depend on both.
             mean = torch.empty_like(parameter).copy_(gradient)
             parameter.grad = mean.div_(self.batches.global_ // self.batches.micro)
         self._statistics.update(totals[own + 1 :])
-        samples = self.batches.global_
-        return [(_values_of_sums(totals[own], samples), samples if self.runtime.is_main else 0)]
+        loss, *values = totals[own].unbind()
+        return [
+            StepLoss(
+                loss=loss / self.batches.global_,
+                samples=self.batches.global_ if self.runtime.is_main else 0,
+                values=dict(zip(step_loss.values, values, strict=True)),
+            )
+        ]
 
 
-def _sum_values(values: MicroBatchValues, samples: int) -> Tensor:
-    """The sums over the samples of a micro batch: of its mean loss, of the other values, which are sums, and of 1."""
-    loss, *others = (value.double() for value in values)
-    return torch.stack([loss * samples, *others, torch.full_like(loss, samples)])
-
-
-def _values_of_sums(sums: Tensor, samples: int) -> MicroBatchValues:
-    """The inverse of `_sum_values`."""
-    loss, *others, _ = sums.unbind()
-    return loss / samples, *others
+def _sum_values(step_loss: StepLoss) -> Tensor:
+    """The sums over the samples of a micro batch: of its mean loss, and of the other values, which are sums."""
+    return torch.stack([step_loss.loss.double() * step_loss.samples, *map(Tensor.double, step_loss.values.values())])
 
 
 def _refuse_hidden_state(model: nn.Module, images: Tensor) -> None:

@@ -8,20 +8,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entrypoint import dump_json
+from entrypoint import ExitCode, Failure, dump_json
 from train.config.schema import OptimConfig
-from train.data.mixing import LabelMix
+from train.data.batch import Batch
 from train.evaluation.mistakes import Mistakes
 from train.evaluation.results import EvaluationResult
-from train.evaluation.scores import Columns, Counter
+from train.evaluation.totals import Measured, Model, Rows, Totals
 from train.files import one_line
 from train.tasks.class_balance import ClassWeights
 from train.tasks.table import TargetScale
@@ -32,32 +33,26 @@ Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 Cell = str | float  # of a CSV table
 Threshold = float | Literal["auto"] | Sequence[float]  # eval.threshold, or one of each label
+DEFAULT_OPTIM: Final = OptimConfig()
 
 
-class TaskCriterion(ABC):
-    """The training loss of a task: the mean over the samples of a micro batch."""
+@dataclass(slots=True, kw_only=True)
+class StepLoss:
+    """What a task computes for a micro batch: the loss to differentiate, and the values to log."""
 
-    __slots__ = ()
+    loss: Tensor  # [], the mean over the samples
+    samples: int
+    # For each of `Task.averaged` the sum [] over the samples, on the device, without a graph of operations.
+    values: Mapping[str, Tensor]
 
-    def to(self, device: torch.device) -> Self:
-        """The criterion with its tensors on `device`."""
-        return self
 
-    @abstractmethod
-    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each sample, [n]."""
-
-    def losses(self, outputs: Tensor, labels: Tensor, mix: LabelMix | None) -> Tensor:
-        """The loss of each sample, [n], also of mixed labels: what is linear in the labels is mixed itself."""
-        losses = self.each(outputs, labels)
-        return losses if mix is None else losses * mix.share + self.each(outputs, mix.other) * (1 - mix.share)
-
-    def __call__(
-        self, outputs: Tensor, labels: Tensor, sample_weights: Tensor | None = None, mix: LabelMix | None = None
-    ) -> Tensor:
-        """The mean loss []. sample_weights: float32 [n]; None: all 1. mix: of the labels of mixed images."""
-        losses = self.losses(outputs, labels, mix)
-        return (losses if sample_weights is None else losses * sample_weights).mean()
+def mixed(batch: Batch, of_labels: Callable[[Tensor], Tensor]) -> Tensor:
+    """`of_labels` of the batch's labels, [n] or [n, ...]; of mixed images, that of both labels with their shares."""
+    own = of_labels(batch["label"])
+    if "share" not in batch:
+        return own
+    share: Tensor = batch["share"].view(-1, *[1] * (own.dim() - 1))
+    return own * share + of_labels(batch["other"]) * (1 - share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,36 +93,87 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(ABC):
-    """Everything that depends on the kind of labels."""
+    """Everything that depends on the kind of labels.
+
+    Of a batch (`train.data.batch`) a task takes `image`, for the model, and `label`; what else is in it changes how the
+    samples count in the loss.
+    """
 
     name: ClassVar[str]  # of its entry in the table
-    averaged: ClassVar[tuple[str, ...]]  # the values of a training log line beside the loss, in the order of `measure`
+    averaged: ClassVar[tuple[str, ...]]  # the values of a training log line beside the loss
     classes: tuple[str, ...]  # the names of the model's outputs
     target: TargetScale | None = None
+    optim: OptimConfig = DEFAULT_OPTIM  # of the training, for its loss
+
+    def for_training(self, labels: Tensor, device: torch.device) -> Self:
+        """The task with all that its loss needs. labels: of all training samples. device: where it computes.
+
+        Raises:
+            Failure: as `class_balance.class_weights`.
+        """
+        return self
+
+    def loss(self, model: Model, batch: Batch) -> StepLoss:
+        """The mean loss of a micro batch, and what is logged beside it. No host sync: each would cost a step's time."""
+        outputs = model(batch["image"])
+        loss = self.mean_loss(outputs, batch)
+        with torch.no_grad():
+            return StepLoss(loss=loss, samples=len(batch["label"]), values=self.sum_values(outputs, batch))
+
+    def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The mean loss [] over the samples of the batch, each with its `weight`."""
+        losses = self.batch_losses(outputs, batch)
+        return (losses * batch["weight"] if "weight" in batch else losses).mean()
+
+    def batch_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The loss of each sample, [n], also of mixed images: a loss that is linear in the labels is mixed itself."""
+        return mixed(batch, partial(self.losses, outputs))
 
     @abstractmethod
-    def build_criterion(self, optim: OptimConfig, labels: Tensor) -> TaskCriterion:
-        """The training loss. labels: of all training samples. Raises Failure: as `class_balance.class_weights`."""
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each sample, [n]."""
 
     @abstractmethod
-    def measure(self, outputs: Tensor, labels: Tensor, mix: LabelMix | None) -> tuple[Tensor, ...]:
+    def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The sum [] of each of `averaged` over the samples of a micro batch, on the device. No host sync."""
 
-    def choices_to_guess(self, optim: OptimConfig) -> int:
+    @property
+    def choices_to_guess(self) -> int:
         """The number of choices of which a guess takes one: the loss of guessing is about the log of it."""
         return 2
 
     @abstractmethod
-    def build_counter(self, device: torch.device, *, optim: OptimConfig, threshold: Threshold) -> Counter:
-        """What counts in an evaluation. optim: of the training, for its loss."""
+    def measure(self, model: Model, batch: Batch, *, details: bool) -> Measured:
+        """What an evaluation adds up of a batch. No host sync. details: with the rows of which `image_results` asks.
+
+        Raises:
+            Failure: as `compute_outputs`.
+        """
 
     @abstractmethod
-    def measure_images(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """What an evaluation keeps of each image of a batch: tensors [n, ...]. No host sync."""
+    def metrics(self, totals: Totals, threshold: Threshold) -> tuple[EvaluationResult, Tensor | None]:
+        """The result of an evaluation, and where classes are counted the confusion matrix, int64 [classes, classes]."""
 
     @abstractmethod
-    def image_results(self, samples: Int64Array, columns: Columns, thresholds: Sequence[float] | None) -> ImageResults:
-        """The results of all images. columns: what `measure_images` kept. thresholds: of the evaluation."""
+    def image_results(self, rows: Rows, thresholds: Sequence[float] | None) -> ImageResults:
+        """The results of all images. rows: of `Totals`, with details. thresholds: of the evaluation."""
+
+    def compute_outputs(self, model: Model, batch: Batch) -> Tensor:
+        """The outputs for a batch, float32 [n, outputs].
+
+        Raises:
+            Failure: DATA for a network with another number of outputs.
+        """
+        outputs, expected = model(batch["image"]), (len(batch["label"]), len(self.classes))
+        if outputs.shape != expected:
+            raise Failure(
+                "the model's outputs do not fit the data",
+                found=f"logits of shape {list(outputs.shape)}",
+                expected=f"{list(expected)}: one number for each of the {len(self.classes)} classes",
+                fix="let the model's last layer have as many outputs as there are classes",
+                code=ExitCode.DATA,
+            )
+        return outputs.float()
 
     @abstractmethod
     def predict(

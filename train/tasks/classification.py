@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
-from train.config.schema import OptimConfig
-from train.data.mixing import LabelMix
+from train.data.batch import Batch
 from train.data.splits import as_targets
 from train.data.statistics import ClassCounts, class_counts
 from train.evaluation.mistakes import (
@@ -27,8 +26,10 @@ from train.evaluation.mistakes import (
     Selection,
     find_largest,
 )
-from train.evaluation.scores import Columns, ConfusionCounter
+from train.evaluation.results import EvaluationResult
+from train.evaluation.totals import Measured, Model, Rows, Totals
 from train.files import one_line
+from train.metrics import TOP_K, Counts, recall_by_class
 from train.tasks.base import (
     BoolArray,
     Cell,
@@ -37,8 +38,8 @@ from train.tasks.base import (
     Int64Array,
     Prediction,
     Task,
-    TaskCriterion,
     Threshold,
+    mixed,
 )
 from train.tasks.class_balance import (
     ClassWeights,
@@ -52,80 +53,8 @@ from train.tasks.table import CLASSIFICATION
 
 MAX_EVEN_RATIO: Final = 1.5  # largest / smallest class; beyond it a table follows
 NUM_BINS: Final = 15
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassCriterion(TaskCriterion):
-    """A loss whose samples have the weights of their classes.
-
-    weights: float32 [classes], 1 on average over the training samples. A sample's whole loss, with the smoothed part,
-    is multiplied by the weight of its class, as if the sample were drawn so often. torch weights each class's share of
-    the smoothed label instead: the two differ with label_smoothing.
-
-    The weighted sum is divided by the number of samples. torch's weighted mean divides it by the sum
-    of the weights in the micro batch, so its gradients would change with the number of ranks.
-    """
-
-    label_smoothing: float
-    weights: Tensor | None
-
-    def to(self, device: torch.device) -> Self:
-        """The criterion with its weights on `device`."""
-        return self if self.weights is None else replace(self, weights=self.weights.to(device))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Criterion(ClassCriterion):
-    """The mean cross-entropy of a micro batch, in nats. logits: [n, classes]. labels: [n]."""
-
-    def __call__(
-        self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None, mix: LabelMix | None = None
-    ) -> Tensor:
-        if self.weights is None and sample_weights is None and mix is None:
-            return cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
-        # No super(): dataclasses with slots are another class than the one that it would look for.
-        return TaskCriterion.__call__(self, logits, labels, sample_weights, mix)
-
-    def each(self, logits: Tensor, labels: Tensor) -> Tensor:
-        each = cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none")
-        return each if self.weights is None else each * self.weights[labels]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BinaryCriterion(ClassCriterion):
-    """The mean binary cross-entropy over samples and classes, in nats: each class is its own question.
-
-    Wightman et al.: ResNet strikes back (2021). threshold: targets above it are 1, and 0 otherwise, so that a mixed
-    image has both labels; None: targets as they are mixed and smoothed. logits: [n, classes]. labels: [n].
-    """
-
-    threshold: float | None
-
-    def each(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self.losses(logits, labels, None)
-
-    def losses(self, logits: Tensor, labels: Tensor, mix: LabelMix | None) -> Tensor:
-        # The labels are mixed before the loss, not the losses after it: a threshold is not linear in them.
-        targets = self.targets(labels, logits.shape[1], mix)
-        losses = binary_cross_entropy_with_logits(logits.float(), targets, reduction="none").mean(dim=1)
-        if self.weights is None:
-            return losses
-        return losses * _mixed(self.weights[labels], None if mix is None else self.weights[mix.other], mix)
-
-    def targets(self, labels: Tensor, classes: int, mix: LabelMix | None) -> Tensor:
-        """What each output should be, float32 [n, classes]."""
-        other = None if mix is None else one_hot(mix.other, classes).float()
-        mixed = _mixed(one_hot(labels, classes).float(), other, mix)
-        smooth = mixed * (1 - self.label_smoothing) + self.label_smoothing / classes
-        return smooth if self.threshold is None else (smooth > self.threshold).float()
-
-
-def _mixed(own: Tensor, other: Tensor | None, mix: LabelMix | None) -> Tensor:
-    """What belongs to the labels of mixed images, [n] or [n, classes]."""
-    if mix is None or other is None:
-        return own
-    share = mix.share if own.dim() == 1 else mix.share[:, None]
-    return own * share + other * (1 - share)
+MAX_CONFUSION_CLASSES: Final = 1000  # up to which recall and the confusion matrix are kept: 8 MB of counts
+COLUMNS: Final = ("label", "prediction", "confidence", "loss")  # of the results per image
 
 
 def find_class_mistakes(
@@ -205,45 +134,96 @@ def measure_calibration(confidences: npt.NDArray[Any], correct: BoolArray) -> Ca
     return Calibration(error=error, bins=tuple(bins))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Classification(Task):
-    """One class for each image. Labels: integers [n]. Outputs: a logit for each class, [n, classes]."""
+    """One class for each image. Labels: integers [n]. Outputs: a logit for each class, [n, classes].
+
+    The loss is the cross-entropy in nats, of the classes together or (optim.loss: bce) of each class as its own
+    question: Wightman et al., ResNet strikes back (2021).
+
+    A sample's whole loss, with the smoothed part, is multiplied by the weight of its class, as if the sample were drawn
+    so often. torch weights each class's share of the smoothed label instead: the two differ with label_smoothing. The
+    weighted sum is divided by the number of samples. torch's weighted mean divides it by the sum of the weights in the
+    micro batch, so its gradients would change with the number of ranks.
+    """
 
     name = CLASSIFICATION
     averaged = ("accuracy",)
+    class_weights: Tensor | None = None  # float32 [classes], 1 on average over the training samples
 
-    def build_criterion(self, optim: OptimConfig, labels: Tensor) -> Criterion | BinaryCriterion:
-        weights = class_weights(optim, class_counts(labels, len(self.classes)).tolist(), self.classes)
-        if optim.loss != "bce":
-            return Criterion(label_smoothing=optim.label_smoothing, weights=weights)
-        return BinaryCriterion(label_smoothing=optim.label_smoothing, weights=weights, threshold=optim.target_threshold)
+    def for_training(self, labels: Tensor, device: torch.device) -> Self:
+        weights = class_weights(self.optim, class_counts(labels, len(self.classes)).tolist(), self.classes)
+        return self if weights is None else replace(self, class_weights=weights.to(device))
 
-    def measure(self, outputs: Tensor, labels: Tensor, mix: LabelMix | None) -> tuple[Tensor, ...]:
+    def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        if self.class_weights is None and self.optim.loss != "bce" and not batch.keys() & {"weight", "share"}:
+            return cross_entropy(outputs, batch["label"], label_smoothing=self.optim.label_smoothing)
+        # No super(): dataclasses with slots are another class than the one that it would look for.
+        return Task.mean_loss(self, outputs, batch)
+
+    def batch_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        if self.optim.loss != "bce":
+            return Task.batch_losses(self, outputs, batch)
+        # The labels are mixed before the loss, not the losses after it: a threshold is not linear in them.
+        targets = self.binary_targets(batch, outputs.shape[1])
+        losses = binary_cross_entropy_with_logits(outputs.float(), targets, reduction="none").mean(dim=1)
+        return losses if self.class_weights is None else losses * mixed(batch, self.class_weights.__getitem__)
+
+    def binary_targets(self, batch: Batch, classes: int) -> Tensor:
+        """What each output should be, float32 [n, classes].
+
+        optim.target_threshold: targets above it are 1, and 0 otherwise, so that a mixed image has both labels.
+        """
+        smoothing, threshold = self.optim.label_smoothing, self.optim.target_threshold
+        targets = mixed(batch, lambda labels: one_hot(labels, classes).float())
+        smooth = targets * (1 - smoothing) + smoothing / classes
+        return smooth if threshold is None else (smooth > threshold).float()
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        losses = cross_entropy(outputs, labels, label_smoothing=self.optim.label_smoothing, reduction="none")
+        return losses if self.class_weights is None else losses * self.class_weights[labels]
+
+    def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The correct predictions. A mixed image counts with the share of the label that was predicted."""
-        predicted = outputs.argmax(dim=1)
-        if mix is None:
-            return ((predicted == labels).sum(),)
-        return (((predicted == labels) * mix.share + (predicted == mix.other) * (1 - mix.share)).sum(),)
+        return {"accuracy": mixed(batch, outputs.argmax(dim=1).eq).sum()}
 
-    def choices_to_guess(self, optim: OptimConfig) -> int:
-        return len(self.classes) if optim.loss == "auto" else 2  # else it is no cross-entropy over the classes
+    @property
+    def choices_to_guess(self) -> int:
+        return len(self.classes) if self.optim.loss == "auto" else 2  # else it is no cross-entropy over the classes
 
-    def build_counter(self, device: torch.device, *, optim: OptimConfig, threshold: Threshold) -> ConfusionCounter:
-        """What counts. It needs neither a threshold nor the training's loss, whose weights the metrics do not have."""
-        return ConfusionCounter(len(self.classes), device)
+    def measure(self, model: Model, batch: Batch, *, details: bool) -> Measured:
+        """Counts of each class. The loss has neither the weights of the training's nor its smoothing."""
+        logits, labels, classes = self.compute_outputs(model, batch), batch["label"], len(self.classes)
+        predictions, ones = logits.argmax(dim=1), torch.ones_like(labels)
+        losses, zeros = cross_entropy(logits, labels, reduction="none"), labels.new_zeros(classes)
+        counts = {
+            "correct": zeros.index_add(0, labels, (predictions == labels).long()),
+            "predicted": zeros.index_add(0, predictions, ones),
+            "support": zeros.index_add(0, labels, ones),
+            "top5_correct": (logits.topk(min(TOP_K, classes)).indices == labels[:, None]).sum(),
+        }
+        if classes <= MAX_CONFUSION_CLASSES:
+            cells = labels.new_zeros(classes * classes).index_add_(0, labels * classes + predictions, ones)
+            counts["confusion"] = cells.view(classes, classes)
+        rows = dict[str, Tensor]()
+        if details:
+            confidences = logits.softmax(dim=1).gather(1, predictions[:, None])[:, 0]
+            rows = dict(zip(COLUMNS, (labels, predictions, confidences, losses), strict=True))
+        return Measured(loss=losses.double().sum(), counts=counts, rows=rows)
 
-    def measure_images(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        logits = outputs.float()
-        predictions = logits.argmax(dim=1)
-        confidences = logits.softmax(dim=1).gather(1, predictions[:, None])[:, 0]
-        return labels, predictions, confidences, cross_entropy(logits, labels, reduction="none")
+    def metrics(self, totals: Totals, threshold: Threshold) -> tuple[EvaluationResult, Tensor | None]:
+        summed: dict[str, Any] = {name: count.tolist() for name, count in totals.counts.items() if name != "confusion"}
+        counts = Counts(samples=totals.samples, loss=totals.loss, **summed)
+        recall = recall_by_class(counts) if len(self.classes) <= MAX_CONFUSION_CLASSES else None
+        return EvaluationResult.of_counts(self.name, counts, recall=recall), totals.counts.get("confusion")
 
-    def image_results(self, samples: Int64Array, columns: Columns, thresholds: Sequence[float] | None) -> ImageResults:
-        labels, predictions, confidences, losses = columns
-        rows = zip(*(column.tolist() for column in columns), strict=True)
+    def image_results(self, rows: Rows, thresholds: Sequence[float] | None) -> ImageResults:
+        labels, predictions, confidences, losses = columns = [rows[name] for name in COLUMNS]
+        cells = zip(*(column.tolist() for column in columns), strict=True)
         return ImageResults(
-            samples=samples,
-            head=("label", "prediction", "confidence", "loss"),
-            cells=((self.classes[label], self.classes[guess], *numbers) for label, guess, *numbers in rows),
+            samples=rows["sample"],
+            head=COLUMNS,
+            cells=((self.classes[label], self.classes[guess], *numbers) for label, guess, *numbers in cells),
             find_mistakes=lambda _: find_class_mistakes(self.classes, labels, predictions, confidences, losses),
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from train.config.schema import OptimConfig
-from train.data.mixing import LabelMix
+from train.data.batch import Batch
 from train.evaluation.mistakes import (
     MAX_HARD_CLASSES,
     MAX_HARD_IMAGES,
@@ -26,17 +24,15 @@ from train.evaluation.mistakes import (
     find_largest,
 )
 from train.evaluation.results import EvaluationResult
-from train.evaluation.scores import Columns, OutputCounter
+from train.evaluation.totals import Measured, Model, Rows, Totals
 from train.files import one_line
 from train.metrics import Counts
 from train.tasks.base import (
     BoolArray,
     Float64Array,
     ImageResults,
-    Int64Array,
     Prediction,
     Task,
-    TaskCriterion,
     Threshold,
 )
 from train.tasks.class_balance import ClassWeights, format_balance_table
@@ -44,13 +40,6 @@ from train.tasks.table import MULTI_LABEL
 
 LABEL_SEPARATOR: Final = "|"  # between the labels of one image, which a table of labels may have too
 MAX_SCORED_LABELS: Final = 1000  # as many as classes have a confusion matrix
-
-
-class MultiLabelCriterion(TaskCriterion):
-    """The mean binary cross-entropy over samples and labels, in nats. logits, labels: [n, classes]."""
-
-    def each(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return binary_cross_entropy_with_logits(logits.float(), labels, reduction="none").mean(dim=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,29 +130,35 @@ class LabelResults:
 
 
 class MultiLabel(Task):
-    """Any number of labels for each image. Labels: 0 or 1, float32 [n, classes]. Outputs: their logits."""
+    """Any number of labels for each image. Labels: 0 or 1, float32 [n, classes]. Outputs: their logits.
+
+    The loss of a sample is the mean binary cross-entropy over its labels, in nats.
+    """
 
     name = MULTI_LABEL
     averaged = ("label_accuracy",)
 
-    def build_criterion(self, optim: OptimConfig, labels: Tensor) -> MultiLabelCriterion:
-        return MultiLabelCriterion()
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(outputs.float(), labels, reduction="none").mean(dim=1)
 
-    def measure(self, outputs: Tensor, labels: Tensor, mix: LabelMix | None) -> tuple[Tensor, ...]:
+    def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The share of each sample's labels that are predicted as they are (probability 0.5)."""
-        return (((outputs > 0) == (labels > 0.5)).double().mean(dim=1).sum(),)
+        return {"label_accuracy": ((outputs > 0) == (batch["label"] > 0.5)).double().mean(dim=1).sum()}
 
-    def build_counter(self, device: torch.device, *, optim: OptimConfig, threshold: Threshold) -> OutputCounter:
-        return OutputCounter(len(self.classes), MultiLabelCriterion().each, partial(self.score, threshold=threshold))
+    def measure(self, model: Model, batch: Batch, *, details: bool) -> Measured:
+        outputs, labels = self.compute_outputs(model, batch), batch["label"]
+        rows = {"label": labels > 0.5, "output": outputs}
+        return Measured(loss=self.losses(outputs, labels).double().sum(), rows=rows)
 
-    def score(self, logits: Float64Array, labels: Float64Array, loss: float, threshold: Threshold) -> EvaluationResult:
-        """Average precision and F1 of each label over all samples. loss: the sum over the samples.
+    def metrics(self, totals: Totals, threshold: Threshold) -> tuple[EvaluationResult, Tensor | None]:
+        """Average precision and F1 of each label over all samples.
 
         threshold: of the probability, of all labels or of each; auto: for each label the one with the best F1 on these
         samples.
         """
-        probabilities, is_positive = probabilities_of(torch.from_numpy(logits)).numpy(), labels > 0.5
-        columns = [(probabilities[:, label], is_positive[:, label]) for label in range(labels.shape[1])]
+        probabilities = probabilities_of(torch.from_numpy(totals.rows["output"])).numpy()
+        is_positive = totals.rows["label"]
+        columns = [(probabilities[:, label], is_positive[:, label]) for label in range(len(self.classes))]
         precision = tuple(average_precision(*column) for column in columns)
         if threshold == "auto":
             thresholds = tuple(best_threshold(*column) for column in columns)
@@ -173,32 +168,30 @@ class MultiLabel(Task):
             thresholds = tuple(threshold)
         predicted = probabilities >= np.array(thresholds)
         counts = Counts(
-            samples=len(labels),
-            loss=loss,
+            samples=totals.samples,
+            loss=totals.loss,
             top5_correct=math.nan,
             correct=(predicted & is_positive).sum(axis=0).tolist(),
             predicted=predicted.sum(axis=0).tolist(),
             support=is_positive.sum(axis=0).tolist(),
             average_precision=precision,
         )
-        return EvaluationResult.of_counts(self.name, counts, average_precision=precision, thresholds=thresholds)
+        result = EvaluationResult.of_counts(self.name, counts, average_precision=precision, thresholds=thresholds)
+        return result, None
 
-    def measure_images(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        return labels > 0.5, outputs.float()
-
-    def image_results(self, samples: Int64Array, columns: Columns, thresholds: Sequence[float] | None) -> ImageResults:
-        results = self.label_results(columns, thresholds)
-        rows = enumerate(results.losses.tolist())
+    def image_results(self, rows: Rows, thresholds: Sequence[float] | None) -> ImageResults:
+        results = self.label_results(rows, thresholds)
+        losses = enumerate(results.losses.tolist())
         return ImageResults(
-            samples=samples,
+            samples=rows["sample"],
             head=("labels", "predictions", "loss"),
-            cells=((*results.names(row, LABEL_SEPARATOR), loss) for row, loss in rows),
+            cells=((*results.names(row, LABEL_SEPARATOR), loss) for row, loss in losses),
             find_mistakes=results.find_mistakes,
         )
 
-    def label_results(self, columns: Columns, thresholds: Sequence[float] | None) -> LabelResults:
+    def label_results(self, rows: Rows, thresholds: Sequence[float] | None) -> LabelResults:
         """Arguments: as those of `image_results`."""
-        labels, logits = (torch.from_numpy(column) for column in columns)
+        labels, logits = torch.from_numpy(rows["label"]), torch.from_numpy(rows["output"])
         probabilities = probabilities_of(logits).numpy()
         losses = binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="none")
         return LabelResults(

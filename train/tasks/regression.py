@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss, l1_loss, mse_loss
 
-from train.config.schema import OptimConfig
-from train.data.mixing import LabelMix
+from train.data.batch import Batch
 from train.evaluation.mistakes import MAX_MISTAKES, Mistakes, NumberPairs, Selection, find_largest
 from train.evaluation.results import EvaluationResult
-from train.evaluation.scores import Columns, OutputCounter
+from train.evaluation.totals import Measured, Model, Rows, Totals
 from train.files import one_line
 from train.metrics import ErrorSums
 from train.tasks.base import (
@@ -26,7 +23,6 @@ from train.tasks.base import (
     Int64Array,
     Prediction,
     Task,
-    TaskCriterion,
     Threshold,
 )
 from train.tasks.class_balance import ClassWeights
@@ -34,23 +30,12 @@ from train.tasks.table import AUTO, REGRESSION, TargetScale
 
 MAX_POINTS: Final = 2000  # of a diagram
 # optim.loss -> the distance. huber is squared up to one standard deviation, and linear beyond.
-DISTANCES: Final[Mapping[str, Callable[..., Tensor]]] = {"l1": l1_loss, "l2": mse_loss, "huber": huber_loss}
-DEFAULT_DISTANCE: Final = "l2"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegressionCriterion(TaskCriterion):
-    """The mean distance between predictions and numbers, both in standard deviations of the training's numbers.
-
-    distance: of `DISTANCES`. outputs: [n, 1]. labels: numbers [n], never mixed: distances are not linear in them.
-    """
-
-    distance: str
-    target: TargetScale
-
-    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        standardized = (labels - self.target.mean) / self.target.std
-        return DISTANCES[self.distance](outputs.float().flatten(), standardized, reduction="none")
+DISTANCES: Final[Mapping[str, Callable[..., Tensor]]] = {
+    AUTO: mse_loss,
+    "l1": l1_loss,
+    "l2": mse_loss,
+    "huber": huber_loss,
+}
 
 
 def find_number_mistakes(name: str, numbers: Float64Array, predictions: Float64Array) -> Mistakes:
@@ -81,7 +66,11 @@ def evenly(rows: Int64Array, most: int) -> Int64Array:
 
 
 class Regression(Task):
-    """One number for each image. Labels: float32 [n]. Outputs: the standardized number, [n, 1]."""
+    """One number for each image. Labels: float32 [n]. Outputs: the standardized number, [n, 1].
+
+    The loss is a distance (optim.loss) in standard deviations of the training's numbers. Images are never mixed:
+    distances are not linear in the labels.
+    """
 
     name = REGRESSION
     averaged = ("mae",)
@@ -96,37 +85,37 @@ class Regression(Task):
         """The numbers [n], float64, in the unit of the labels."""
         return outputs.double().flatten() * self.scale.std + self.scale.mean
 
-    def build_criterion(self, optim: OptimConfig, labels: Tensor) -> RegressionCriterion:
-        distance = DEFAULT_DISTANCE if optim.loss == AUTO else optim.loss
-        return RegressionCriterion(distance=distance, target=self.scale)
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        standardized = (labels - self.scale.mean) / self.scale.std
+        return DISTANCES[self.optim.loss](outputs.float().flatten(), standardized, reduction="none")
 
-    def measure(self, outputs: Tensor, labels: Tensor, mix: LabelMix | None) -> tuple[Tensor, ...]:
+    def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The absolute errors."""
-        return ((self.in_units(outputs) - labels).abs().sum(),)
+        return {"mae": (self.in_units(outputs) - batch["label"]).abs().sum()}
 
-    def build_counter(self, device: torch.device, *, optim: OptimConfig, threshold: Threshold) -> OutputCounter:
-        return OutputCounter(len(self.classes), self.build_criterion(optim, torch.empty(0)).each, self.score)
+    def measure(self, model: Model, batch: Batch, *, details: bool) -> Measured:
+        outputs, labels = self.compute_outputs(model, batch), batch["label"]
+        rows = {"number": labels.double(), "prediction": self.in_units(outputs)}
+        return Measured(loss=self.losses(outputs, labels).double().sum(), rows=rows)
 
-    def score(self, outputs: Float64Array, labels: Float64Array, loss: float) -> EvaluationResult:
-        """The errors of all samples, in the unit of the labels. loss: the sum over the samples."""
-        errors = outputs[:, 0] * self.scale.std + self.scale.mean - labels
-        mean = math.fsum(labels) / len(labels)
+    def metrics(self, totals: Totals, threshold: Threshold) -> tuple[EvaluationResult, Tensor | None]:
+        """The errors of all samples, in the unit of the labels."""
+        numbers = totals.rows["number"]
+        errors = totals.rows["prediction"] - numbers
+        mean = math.fsum(numbers) / len(numbers)
         sums = ErrorSums(
-            samples=len(labels),
-            loss=loss,
+            samples=totals.samples,
+            loss=totals.loss,
             absolute=math.fsum(np.abs(errors)),
             squared=math.fsum(errors**2),
-            variation=math.fsum((labels - mean) ** 2),
+            variation=math.fsum((numbers - mean) ** 2),
         )
-        return EvaluationResult.of_counts(self.name, sums)
+        return EvaluationResult.of_counts(self.name, sums), None
 
-    def measure_images(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        return labels.double(), self.in_units(outputs)
-
-    def image_results(self, samples: Int64Array, columns: Columns, thresholds: Sequence[float] | None) -> ImageResults:
-        numbers, predictions = columns
+    def image_results(self, rows: Rows, thresholds: Sequence[float] | None) -> ImageResults:
+        numbers, predictions = rows["number"], rows["prediction"]
         return ImageResults(
-            samples=samples,
+            samples=rows["sample"],
             head=("number", "prediction", "error"),
             cells=zip(*(column.tolist() for column in (numbers, predictions, predictions - numbers)), strict=True),
             find_mistakes=lambda _: find_number_mistakes(self.classes[0], numbers, predictions),

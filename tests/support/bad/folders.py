@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from bad.case import Case, standing_in, through, through_entrypoint, through_rank, through_train
 from bad.saved import run as finished
+from evaluations import evaluate, read_together
 
 from entrypoint import launch
 from train import file_lock, files
 from train.data import workers
-from train.evaluation.scores import ConfusionCounter
+from train.evaluation.totals import EvaluationTotals
 from train.run import folder, lock
+from train.tasks.classification import Classification
 
 RUN = ("runs", "runs/*")
 train = partial(Case, door=through_train, line=("run.name=run",))
@@ -38,11 +40,11 @@ def too_many(folder: Path) -> None:
 
 
 def misshapen(folder: Path) -> None:
-    ConfusionCounter(2, torch.device("cpu")).add(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+    evaluate(Classification(classes=("a", "b")), torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
 
 
 def unanswered(folder: Path) -> None:
-    ConfusionCounter(2, torch.device("cpu")).read(lambda sums: sums, lambda value: [value])
+    read_together([EvaluationTotals()])
 
 
 CASES = [

@@ -20,14 +20,15 @@ def _fill_counts(module: Any) -> None:
     """An evaluation has seen a sample of each class, and its loss is a number."""
     import torch
 
-    read = module.ConfusionCounter.read
+    read = module.EvaluationTotals.read
 
     def read_filled(self: Any, *arguments: Any) -> Any:
-        self._flat.copy_(torch.ones_like(self._flat, device="cpu"))
+        for count in self._counts.values():
+            count.copy_(torch.ones_like(count, device="cpu"))
         self._losses = [torch.zeros((), dtype=torch.float64)] * len(self._losses)
         return read(self, *arguments)
 
-    module.ConfusionCounter.read = read_filled
+    module.EvaluationTotals.read = read_filled
 
 
 def _fill_losses(module: Any) -> None:
@@ -65,7 +66,7 @@ CHANGES: Final[Mapping[str, Callable[[Any], None]]] = {
     "torch.backends.cudnn": _choose_no_fastest_engine,
     "torch.nn.parallel.distributed": _skip_shape_comparison,
     "train.distributed.replica_check": _accept_replicas,
-    "train.evaluation.scores": _fill_counts,
+    "train.evaluation.totals": _fill_counts,
     "train.logging.running_mean": _fill_losses,
     "train.trainer": _accept_weights,
 }

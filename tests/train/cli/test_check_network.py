@@ -25,7 +25,7 @@ from train.config.schema import ModelConfig
 from train.data.shape import Shape
 from train.logging.trackers import load_tracker_classes
 from train.models import registry
-from train.tasks.classification import Criterion
+from train.tasks.classification import Classification
 
 OWN = """
 import torch
@@ -254,9 +254,9 @@ def test_check_and_start_show_each_class_beside_its_weight(weights: str, said: s
         assert f"class weights  {said}" in trainer.class_table
         assert any(note.startswith("the classes are sorted as text") for note in trainer.notes)
         numbers = [float(pair.partition(": ")[2]) for pair in said.split(", ")]
-        assert isinstance(trainer.criterion, Criterion)
-        assert trainer.criterion.weights is not None
-        assert trainer.criterion.weights.tolist() == pytest.approx([number / 6.5 for number in numbers])
+        assert isinstance(trainer.task, Classification)
+        assert trainer.task.class_weights is not None
+        assert trainer.task.class_weights.tolist() == pytest.approx([number / 6.5 for number in numbers])
 
 
 def test_weights_by_name_of_data_that_is_not_fetched_yet_are_shown_by_their_names(tmp_path: Path) -> None:

@@ -72,10 +72,10 @@ def test_whole_files_are_read_by_workers_though_their_pixels_would_fit_into_memo
 def test_the_shift_that_the_config_sets_acts(photos: DataConfig) -> None:
     first = MicroBatch(step=0, number=0, epoch=0, samples=np.arange(8))
     still, shifted = (
-        next(iter(opened(photos, augment=[{"translate": {"shift": shift}}]).train([first])))[1].images
+        next(iter(opened(photos, augment=[{"translate": {"shift": shift}}]).train([first])))[1]["image"]
         for shift in (0, 0.25)
     )
-    assert torch.equal(still, next(iter(opened(photos, augment="none").train([first])))[1].images)
+    assert torch.equal(still, next(iter(opened(photos, augment="none").train([first])))[1]["image"])
     assert not torch.equal(still, shifted)
 
 
@@ -108,8 +108,8 @@ def test_floats_are_flipped_cropped_and_erased(tmp_path: Path) -> None:
     (batch,) = [
         given for _, given in opened(data).train([MicroBatch(step=0, epoch=0, number=0, samples=np.arange(16))])
     ]
-    assert (batch.images.shape, batch.images.dtype) == ((16, 1, 8, 10), torch.float32)
-    assert batch.mix is not None
+    assert (batch["image"].shape, batch["image"].dtype) == ((16, 1, 8, 10), torch.float32)
+    assert "share" in batch
 
 
 def test_digits_are_not_flipped() -> None:

@@ -210,7 +210,7 @@ def test_workers_do_not_share_a_file_that_a_data_set_opens(write: Any, packed: P
     data = replace(write(expression.format(str(packed))), loader="workers", workers=4)
     ready = open_loader(registry.open_splits(data), data, seed=0, device=torch.device("cpu"), cores=2)
     blocks = np.random.default_rng(0).integers(0, 2000, (100, 40))
-    found = torch.stack([pixels[:, 0, 0, 0] for _, (pixels, _, _) in ready.training.read(enumerate(blocks))])
+    found = torch.stack([batch["image"][:, 0, 0, 0] for _, batch in ready.training.read(enumerate(blocks))])
     assert (found.numpy() == blocks % 251).all()
 
 

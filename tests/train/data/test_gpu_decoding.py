@@ -90,7 +90,7 @@ def batches(opened: BatchLoader) -> list[torch.Tensor]:
     ]
     given = list(opened.train(wanted))
     assert [micro_batch.step for micro_batch, _ in given] == list(range(6))
-    return [batch.images for _, batch in given]
+    return [batch["image"] for _, batch in given]
 
 
 def test_boxes_that_are_decoded_later_have_the_pixels_of_those_that_workers_decode(photos: DataConfig) -> None:

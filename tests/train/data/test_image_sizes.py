@@ -98,7 +98,7 @@ def test_each_epoch_has_its_size() -> None:
     data = DataConfig(samples=20, image_size=24, progressive_size={"start": 8, "epochs": 2})
     opened = loader.open_loader(registry.open_splits(data), data, seed=0, device=CPU, cores=1)
     batches = [MicroBatch(step=epoch, epoch=epoch, number=0, samples=np.arange(2)) for epoch in range(3)]
-    assert [batch.images.shape[-1] for _, batch in opened.train(batches)] == [8, 16, 24]
+    assert [batch["image"].shape[-1] for _, batch in opened.train(batches)] == [8, 16, 24]
     (evaluation,) = opened.evaluate([np.arange(2)])
     assert evaluation.images.shape[-1] == 24
 

@@ -81,12 +81,13 @@ def test_staged_batches_are_those_of_memory_on_the_device(replaced: bool) -> Non
     whole, wanted = filled(replaced=replaced), [np.array([1, 2, 3]), np.array([2]), np.array([9, 8])]
     one, other = (
         [
-            (pixels[rows].flatten().tolist(), labels.tolist())
-            for _, (pixels, rows, labels) in made.read(enumerate(wanted))
+            (batch["image"][batch.get("row", slice(None))].flatten().tolist(), batch["label"].tolist(), batch["sample"])
+            for _, batch in made.read(enumerate(wanted))
         ]
         for made in (whole, staged(whole))
     )
-    assert one == other
+    assert [batch[:2] for batch in one] == [batch[:2] for batch in other]
+    assert all(torch.equal(batch[2], same[2]) for batch, same in zip(one, other, strict=True))
 
 
 def test_one_batch_is_on_its_way_before_it_is_asked_for() -> None:

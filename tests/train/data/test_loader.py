@@ -15,7 +15,8 @@ from images import write_classes
 from entrypoint import Failure
 from train.config.schema import DataConfig
 from train.data import in_memory, loader, registry
-from train.data.loader import Batch, BatchLoader
+from train.data.batch import Batch
+from train.data.loader import BatchLoader
 from train.data.sampler import MicroBatch
 
 CPU = torch.device("cpu")
@@ -35,7 +36,7 @@ def training(**changes: object) -> list[tuple[MicroBatch, Batch]]:
 
 
 def same(first: Batch, second: Batch) -> bool:
-    return torch.equal(first.images, second.images) and torch.equal(first.labels, second.labels)
+    return torch.equal(first["image"], second["image"]) and torch.equal(first["label"], second["label"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -50,11 +51,11 @@ def test_evaluation_gives_the_images_as_they_are(kind: str) -> None:
     raw = registry.open_splits(DataConfig(samples=12, image_size=16, val_fraction=0.25)).validation.read(
         np.array([2, 0])
     )
-    assert torch.equal(batch.images, raw.permute(0, 3, 1, 2).float().sub(127.5).div(63.75))
+    assert torch.equal(batch["image"], raw.permute(0, 3, 1, 2).float().sub(127.5).div(63.75))
 
 
 def test_a_batch_is_channels_first_in_shape_and_last_in_memory() -> None:
-    images = training()[0][1].images
+    images = training()[0][1]["image"]
     assert (images.shape, images.dtype) == ((2, 3, 16, 16), torch.float32)
     assert images.is_contiguous(memory_format=torch.channels_last)
 
@@ -62,7 +63,7 @@ def test_a_batch_is_channels_first_in_shape_and_last_in_memory() -> None:
 def test_a_sample_moves_otherwise_in_the_next_epoch() -> None:
     again = [MicroBatch(step=0, epoch=epoch, number=0, samples=np.arange(8)) for epoch in (0, 1)]
     first, second = (batch for _, batch in opened().train(iter(again)))
-    assert not torch.equal(first.images, second.images)
+    assert not torch.equal(first["image"], second["image"])
 
 
 def test_what_may_not_be_mirrored_is_only_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +79,7 @@ def test_what_may_not_be_mirrored_is_only_shifted(monkeypatch: pytest.MonkeyPatc
 def test_without_augmentation_every_epoch_sees_the_same() -> None:
     again = [MicroBatch(step=0, epoch=epoch, number=0, samples=np.arange(8)) for epoch in (0, 1)]
     first, second = (batch for _, batch in opened(augment="none").train(iter(again)))
-    assert torch.equal(first.images, second.images)
+    assert torch.equal(first["image"], second["image"])
 
 
 @pytest.mark.parametrize("augmentation", ["none", "standard"])
@@ -146,7 +147,7 @@ def test_a_broken_image_that_may_be_skipped_is_said_once_though_met_in_every_epo
     said: list[str] = []
     pieces = [MicroBatch(step=epoch, epoch=epoch, number=0, samples=np.arange(8)) for epoch in range(3)]
     ready = loader.open_loader(registry.open_splits(settings), settings, seed=0, device=CPU, cores=2, say=said.append)
-    assert [len(batch.labels) for _, batch in ready.train(pieces)] == [8, 8, 8]
+    assert [len(batch["label"]) for _, batch in ready.train(pieces)] == [8, 8, 8]
     assert len(said) == len(list(ready.broken)) == 1
     assert "ant/000.png" in said[0]
 

@@ -15,9 +15,8 @@ from train.config import augmentations
 from train.config.schema import DataConfig, OptimConfig
 from train.data import mixing, registry
 from train.data.augmenter import build_augmenter
-from train.data.mixing import LabelMix, MixDraws
-from train.tasks.class_balance import class_weights
-from train.tasks.classification import Classification, Criterion
+from train.data.mixing import MixDraws
+from train.tasks.classification import Classification
 
 SAMPLES = np.arange(4000)
 IMAGES = torch.rand((2, 3, 8, 12), generator=torch.Generator().manual_seed(0))
@@ -52,9 +51,11 @@ def test_mixup_adds_images_as_torchvision_does(monkeypatch: pytest.MonkeyPatch) 
     labels = torch.tensor([0, 1])
     wanted, targets = transform(IMAGES, labels)
     drawn = fixed(blend=np.full(2, 0.3), share=np.full(2, 0.3))
-    mix = mixing.mix_labels(labels, drawn)
-    torch.testing.assert_close(mixing.mix_images(IMAGES, drawn), wanted)
-    ours = one_hot(labels) * mix.share[:, None] + one_hot(mix.other) * (1 - mix.share[:, None])
+    batch = {"image": IMAGES, "label": labels}
+    mixing.mix_batch(batch, drawn)
+    torch.testing.assert_close(batch["image"], wanted)
+    share = batch["share"][:, None]
+    ours = one_hot(labels) * share + one_hot(batch["other"]) * (1 - share)
     torch.testing.assert_close(ours, targets)
 
 
@@ -96,25 +97,30 @@ def test_a_probability_leaves_the_other_samples_as_they_are() -> None:
 @pytest.mark.parametrize("changes", [{}, {"label_smoothing": 0.1}])
 def test_the_loss_is_that_of_the_mixed_targets(changes: dict[str, Any]) -> None:
     logits, labels = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
-    mix = LabelMix(torch.tensor([1, 0, 0, 2]), torch.tensor([0.3, 1.0, 0.5, 0.0]))
-    targets = one_hot(labels, 3) * mix.share[:, None] + one_hot(mix.other, 3) * (1 - mix.share[:, None])
-    ours = Criterion(**{"label_smoothing": 0.0, "weights": None, **changes})(logits, labels, mix=mix)
+    other, share = torch.tensor([1, 0, 0, 2]), torch.tensor([0.3, 1.0, 0.5, 0.0])
+    targets = one_hot(labels, 3) * share[:, None] + one_hot(other, 3) * (1 - share[:, None])
+    task = Classification(classes=("a", "b", "c"), optim=OptimConfig(**changes))
+    ours = task.mean_loss(logits, {"label": labels, "other": other, "share": share})
     torch.testing.assert_close(ours, cross_entropy(logits, targets, **changes))
 
 
 def test_labels_that_do_not_mix_give_the_loss_without_mixing() -> None:
     logits, labels = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
-    weights = class_weights(OptimConfig(class_weights=[1, 2, 3]), [5, 5, 5])
-    criterion = Criterion(label_smoothing=0.0, weights=weights)
-    mix = LabelMix(labels.flip(0), torch.ones(4))
-    torch.testing.assert_close(criterion(logits, labels, mix=mix), criterion(logits, labels))
+    task = Classification(classes=("a", "b", "c"), optim=OptimConfig(class_weights=[1, 2, 3]))
+    task = task.for_training(torch.arange(15) % 3, torch.device("cpu"))
+    mixed = {"label": labels, "other": labels.flip(0), "share": torch.ones(4)}
+    torch.testing.assert_close(task.mean_loss(logits, mixed), task.mean_loss(logits, {"label": labels}))
 
 
 def test_a_mixed_image_counts_as_correct_with_the_share_of_the_predicted_label() -> None:
-    logits, labels = torch.eye(3), torch.tensor([0, 2, 2])
-    mix = LabelMix(torch.tensor([1, 1, 0]), torch.tensor([0.7, 0.4, 0.9]))
-    (correct,) = Classification(classes=("a", "b", "c")).measure(logits, labels, mix)
-    assert float(correct) == pytest.approx(0.7 + 0.6 + 0.9)
+    batch = {
+        "image": torch.eye(3),
+        "label": torch.tensor([0, 2, 2]),
+        "other": torch.tensor([1, 1, 0]),
+        "share": torch.tensor([0.7, 0.4, 0.9]),
+    }
+    values = Classification(classes=("a", "b", "c")).loss(lambda images: images, batch).values
+    assert float(values["accuracy"]) == pytest.approx(0.7 + 0.6 + 0.9)
 
 
 def test_an_odd_micro_batch_is_refused() -> None:

@@ -112,7 +112,7 @@ def test_training_and_evaluation_are_normalized_alike(tmp_path: Path) -> None:
     (batch,) = opened.evaluate([np.arange(2)])
     mean, std = (torch.tensor(IMAGENET[key])[1:, None, None] for key in ("mean", "std"))
     wanted = (torch.tensor([100, 200])[:, None, None] / 255 - mean) / std
-    torch.testing.assert_close(batch.images[:, 1:], wanted.expand(2, 2, 8, 8), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(batch["image"][:, 1:], wanted.expand(2, 2, 8, 8), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mean", [(0.5,), (0.485, 0.456, 0.406)])

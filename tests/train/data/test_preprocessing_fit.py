@@ -169,14 +169,14 @@ def test_training_and_evaluation_have_the_height_and_the_width(tmp_path: Path, l
     micro_batch = MicroBatch(step=0, number=0, epoch=0, samples=np.arange(3))
     ((_, batch),) = opened.train([micro_batch])
     (validation,) = opened.evaluate([np.arange(2)])
-    assert (batch.images.shape, validation.images.shape) == ((3, 3, 8, 16), (2, 3, 8, 16))
+    assert (batch["image"].shape, validation["image"].shape) == ((3, 3, 8, 16), (2, 3, 8, 16))
 
 
 def test_a_random_crop_is_scaled_to_the_height_and_the_width(tmp_path: Path) -> None:
     data = config(write_folder(tmp_path), image_size=[8, 16], workers=0, augment=["random_resized_crop"])
     opened = loader.open_loader(registry.open_splits(data), data, seed=0, device=torch.device("cpu"), cores=1)
     ((_, batch),) = opened.train([MicroBatch(step=0, number=0, epoch=0, samples=np.arange(3))])
-    assert batch.images.shape == (3, 3, 8, 16)
+    assert batch["image"].shape == (3, 3, 8, 16)
 
 
 def test_drawn_samples_have_the_height_and_the_width() -> None:
@@ -231,10 +231,10 @@ def test_gray_files_are_trained_on_with_one_channel(tmp_path: Path, augment: str
     opened = loader.open_loader(splits, replace(data, workers=0), seed=0, device=torch.device("cpu"), cores=1)
     ((_, batch),) = opened.train([MicroBatch(step=0, number=0, epoch=0, samples=np.arange(4))])
     (validation,) = opened.evaluate([np.arange(2)])
-    assert (batch.images.shape, validation.images.shape) == ((4, 1, 8, 8), (2, 1, 8, 8))
+    assert (batch["image"].shape, validation["image"].shape) == ((4, 1, 8, 8), (2, 1, 8, 8))
     path = Path(splits.validation.paths[0])  # type: ignore[attr-defined]
     read = augment_module.normalize(torch.from_numpy(np.array(inputs.read_image(path, splits.shape)))[None])
-    assert torch.equal(read[0], validation.images[0])
+    assert torch.equal(read[0], validation["image"][0])
 
 
 def test_pictures_of_a_data_set_of_ones_own_become_gray() -> None:

@@ -47,7 +47,7 @@ def read(source: ShardSource, samples: SampleIndices, workers: int = 0) -> list[
     loader = WorkerLoader(split, workers, torch.device("cpu"))
     batches = list(loader.read(in_batches(samples)))
     assert [number for number, _ in batches] == list(range(len(samples) // 8))
-    return [value for _, (pixels, _, _) in batches for value in pixels[:, 0, 0, 0].tolist()]
+    return [value for _, batch in batches for value in batch["image"][:, 0, 0, 0].tolist()]
 
 
 @pytest.fixture

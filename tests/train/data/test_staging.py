@@ -82,7 +82,7 @@ def values(source: ShardSource, workers: int | None = None) -> list[int]:
     split = Split(name="training", source=source, ledger=UnreadableLog(0, print), most=0, replace=True)
     loader = WorkerLoader(split, workers, torch.device("cpu"))
     batches = loader.read((number, each) for number, each in enumerate(samples.reshape(-1, 8)))
-    return [value for _, (pixels, _, _) in batches for value in pixels[:, 0, 0, 0].tolist()]
+    return [value for _, batch in batches for value in batch["image"][:, 0, 0, 0].tolist()]
 
 
 def flip_byte_of_first_image(path: Path, index: ShardIndex) -> None:

@@ -16,7 +16,7 @@ from entrypoint import ExitCode, Failure, Heartbeat
 from train.config.schema import DataConfig
 from train.data import decoded_cache, registry, statistics
 from train.data.splits import DataSplits, ImageFileSource
-from train.tasks.classification import Criterion
+from train.tasks.classification import Classification
 
 
 def data(file: Path, **changes: Any) -> DataConfig:
@@ -137,9 +137,9 @@ def test_weights_are_1_on_average_over_the_training_images(tmp_path: Path) -> No
 
 def test_a_sample_counts_in_the_loss_by_its_weight() -> None:
     logits, labels = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([1, 1])
-    criterion = Criterion(label_smoothing=0.0, weights=None)
-    each = [criterion(logits[[row]], labels[[row]]) for row in (0, 1)]
-    weighted = criterion(logits, labels, torch.tensor([0.5, 1.5]))
+    task = Classification(classes=("a", "b"))
+    each = [task.mean_loss(logits[[row]], {"label": labels[[row]]}) for row in (0, 1)]
+    weighted = task.mean_loss(logits, {"label": labels, "weight": torch.tensor([0.5, 1.5])})
     assert torch.isclose(weighted, (0.5 * each[0] + 1.5 * each[1]) / 2)
 
 
@@ -148,8 +148,7 @@ def test_each_image_of_a_batch_gets_its_own_weight(tmp_path: Path) -> None:
     words = (f"data.root={table}", "data.name=table", "data.val_fraction=0", "data.augment=none")
     with built(tmp_path / "run", *TINY, *words) as trainer:
         micro_batch, batch = next(trainer.loader.train(trainer.sampler.micro_batches(0)))
-        assert batch.weights is not None
-        assert batch.weights.tolist() == pytest.approx([sample / 7.5 for sample in micro_batch.samples])
+        assert batch["weight"].tolist() == pytest.approx([sample / 7.5 for sample in micro_batch.samples])
 
 
 def test_without_a_weight_column_no_weights_are_read(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from processes import python, unmeasured
 from entrypoint import ExitCode, Failure
 from train.config.batches import StepCounts, compute_batch_sizes
 from train.data import in_memory, workers
+from train.data.batch import Batch
 from train.data.sampler import BatchSampler
 from train.data.splits import SampleIndices
 from train.data.workers import UnreadableLog
@@ -38,8 +39,14 @@ def pool(
 
 
 def drawn(made: Made, *wanted: list[int]) -> Iterator[tuple[list[int], list[int]]]:
-    for _, (pixels, rows, labels) in made.read(enumerate([np.array(samples, np.int64) for samples in wanted])):
-        yield pixels[rows].flatten().tolist(), labels.tolist()
+    for _, batch in made.read(enumerate([np.array(samples, np.int64) for samples in wanted])):
+        yield images(batch).flatten().tolist(), batch["label"].tolist()
+
+
+def images(batch: Batch) -> torch.Tensor:
+    """Those of the batch: a reader that keeps all images in memory says which they are."""
+    selected: torch.Tensor = batch["image"][batch.get("row", slice(None))]
+    return selected
 
 
 KINDS = ["memory", "0", "2"]
@@ -67,8 +74,8 @@ def test_a_worker_s_garbage_collection_leaves_alone_what_it_shares() -> None:
     source = FrozenCounts((), ExitCode.DATA)
     side = workers.Split(name="side", source=source, ledger=UnreadableLog(0, print), most=0, replace=True)
     before = gc.get_freeze_count()
-    ((pixels, *_),) = [batch for _, batch in workers.WorkerLoader(side, 1, CPU).read([(0, np.array([1]))])]
-    assert (pixels.item(), gc.get_freeze_count()) == (255, before)
+    ((_, batch),) = workers.WorkerLoader(side, 1, CPU).read([(0, np.array([1]))])
+    assert (batch["image"].item(), gc.get_freeze_count()) == (255, before)
 
 
 def test_more_workers_than_processors_are_not_warned_of_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +88,7 @@ def test_a_request_comes_back_with_its_own_pixels_also_where_another_is_left_out
     made, _ = pool(kind, bad=(2, 3), replace=False)
     requests = [("first", np.array([1])), ("broken", np.array([2, 3])), ("last", np.array([4, 2]))]
     read = made.read(requests)
-    assert [(name, pixels[rows].flatten().tolist()) for name, (pixels, rows, _) in read] == [
+    assert [(name, images(batch).flatten().tolist()) for name, batch in read] == [
         ("first", [1]),
         ("last", [4]),
     ]
@@ -136,7 +143,7 @@ def test_what_a_source_draws_in_workers_differs_by_seed_rank_and_step_and_is_dra
         for again in range(2):
             requests = ((piece, piece.samples % 10) for piece in islice(course.micro_batches(step), 2))
             read = workers.WorkerLoader(side, 1, CPU).read(requests)
-            found[seed, rank, step, again] = tuple(n for _, (pixels, *_) in read for n in pixels.flatten().tolist())
+            found[seed, rank, step, again] = tuple(n for _, batch in read for n in batch["image"].flatten().tolist())
     assert len(set(found.values())) == 5
     assert all(found[*key, 0] == found[*key, 1] for *key, _ in found)
 

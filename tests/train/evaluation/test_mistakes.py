@@ -47,9 +47,9 @@ CLASSES = ("dark", "striped")
 
 
 def label_results(labels: list[list[int]], logits: list[list[float]]) -> LabelResults:
-    columns = (np.array(labels, bool), np.array(logits, np.float32))
+    rows = {"label": np.array(labels, bool), "output": np.array(logits, np.float32)}
     task = MultiLabel(classes=CLASSES if len(labels[0]) == 2 else tuple(map(str, range(len(labels[0])))))
-    return task.label_results(columns, [0.5] * len(labels[0]))
+    return task.label_results(rows, [0.5] * len(labels[0]))
 
 
 def measured(*average_precision: float | None) -> EvaluationResult:

@@ -105,3 +105,35 @@ def test_names_that_end_a_line_or_that_a_terminal_obeys_are_shown_as_python_writ
 def test_names_whose_bytes_are_no_text_are_told_in_json_that_every_reader_takes() -> None:
     for text in (results.confusion_json(1, ODD, MATRIX), results.result_to_json(UNEVEN, MATRIX, {"classes": ODD})):
         assert json.loads(text.encode())["classes"] == [*ODD]
+
+
+OF_OTHER_TASKS = [
+    EvaluationResult(
+        samples=3,
+        values={"map": 0.5, "macro_f1": 0.25, "loss": 0.5},
+        task="multi_label",
+        average_precision=(0.9, None, 0.1),
+        thresholds=(0.5, 0.5, 0.25),
+    ),
+    EvaluationResult(samples=3, values={"mae": 1234.567, "r2": -0.5, "loss": 1.5}, task="regression"),
+]
+
+
+@pytest.mark.parametrize("result", OF_OTHER_TASKS)
+def test_a_result_comes_back_from_json_as_it_was(result: EvaluationResult) -> None:
+    assert EvaluationResult.from_json(result.to_json()) == result
+
+
+def test_the_lines_of_an_epoch_have_the_tasks_own_metrics() -> None:
+    assert [
+        results.format_epoch_line(result, metric) for result, metric in zip(OF_OTHER_TASKS, ("map", "mae"), strict=True)
+    ] == [
+        "val mAP 50.00%, val loss 0.500",
+        "val MAE 1235, val R² -0.500, val loss 1.500",
+    ]
+
+
+def test_the_weakest_labels_are_named() -> None:
+    rows = results.metric_rows(OF_OTHER_TASKS[0], ("cat", "dog", "sofa"))
+    assert rows["weak classes"] == "sofa 10.0% (average precision)"
+    assert rows["mAP"] == "50.00% of 3 validation images, loss 0.5000"

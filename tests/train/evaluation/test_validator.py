@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
@@ -17,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from entrypoint import Failure, Heartbeat
-from train.config.schema import DataConfig, EvalConfig, OptimConfig
+from train.config.schema import DataConfig, EvalConfig
 from train.data import registry
-from train.data.loader import Batch
+from train.data.batch import Batch
 from train.data.sampler import SampleIndices
 from train.evaluation.results import EvaluationResult
 from train.evaluation.validator import (
@@ -66,7 +65,7 @@ class Loader:
     def evaluate(self, blocks: Sequence[SampleIndices]) -> Iterator[Batch]:
         for block in blocks:
             self.sizes.append(len(block))
-            yield Batch(images=IMAGES[block], labels=LABELS[block])
+            yield {"image": IMAGES[block], "label": LABELS[block], "sample": torch.from_numpy(block)}
 
 
 def validator(model: nn.Module = MODEL, *, size: int = 20, flip: bool = False, **options: Any) -> Validator:
@@ -74,7 +73,7 @@ def validator(model: nn.Module = MODEL, *, size: int = 20, flip: bool = False, *
         network=model,
         runtime=OneRank(),  # type: ignore[arg-type]
         config=EvalConfig(batch_size=size, flip=flip),
-        new_counter=partial(Classification(classes=tuple("abcd")).build_counter, optim=OptimConfig()),
+        task=Classification(classes=tuple("abcd")),
         heartbeat=Heartbeat(),
         **options,
     )

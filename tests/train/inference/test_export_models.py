@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 import torch
 from checkpoints import flip
+from evaluations import evaluate
 from images import write_image
 from jobs import trained
 
@@ -21,9 +22,9 @@ from entrypoint import Failure
 from train.data import augment, registry
 from train.data.preprocessing import DEFAULT_PREPROCESSING
 from train.evaluation.results import EvaluationResult, metric_rows
-from train.evaluation.scores import ConfusionCounter
 from train.inference import checkpoints, export, model_card
 from train.inference.model_code import ModelCode
+from train.tasks.classification import Classification
 
 LEARNS = ("data.augment=none", "model.args.norm=batch", "train.ema_decay=0.5", "train.epochs=4")
 CLIPS = ("data.frames=3", "model.name=cnn3d", "train.max_steps=2")
@@ -70,11 +71,8 @@ def test_of_a_run_with_flips_the_card_has_the_score_of_the_network_in_the_folder
     step = json.loads((model / export.DESCRIPTION_FILE).read_text())["checkpoint"]["step"]
     found = checkpoints.choose_checkpoint(str(tmp_path / "run" / "checkpoints" / f"step-{step:08d}"))
     validation = registry.open_splits(checkpoints.load_config(found, None, ())[0].data).validation
-    counter = ConfusionCounter(len(loaded.classes), torch.device("cpu"))
-    counter.add(
-        loaded.network(augment.normalize(validation.read(np.arange(len(validation.labels))))), validation.labels
-    )
-    result, _ = counter.read(lambda tensor: tensor, lambda value: [value])
+    outputs = loaded.network(augment.normalize(validation.read(np.arange(len(validation.labels)))))
+    result, _ = evaluate(Classification(classes=tuple(loaded.classes)), outputs, validation.labels)
     card = (model / export.CARD_FILE).read_text()
     for label, value in metric_rows(result, loaded.classes).items():
         assert f"| {label} | {value.replace('|', '')} |" in card or label == "weak classes"

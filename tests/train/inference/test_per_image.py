@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from evaluations import as_batch, measure, read_together
 from images import write_classes
 from jobs import ALONE, forget_accelerate, trained
 from torch.nn.functional import cross_entropy
@@ -18,13 +19,11 @@ from train.config.schema import DataConfig
 from train.data import registry
 from train.data.sampler import rank_blocks
 from train.data.splits import ImageFileSource, with_all_as_validation
-from train.data.workers import UnreadableLog
-from train.inference import checkpoints, evaluate, per_image
-from train.inference.per_image import ResultCollector
+from train.inference import checkpoints, evaluate
 from train.tasks import TargetScale
 from train.tasks.base import Task
 from train.tasks.classification import Classification
-from train.tasks.multi_label import MultiLabel, MultiLabelCriterion
+from train.tasks.multi_label import MultiLabel
 from train.tasks.regression import Regression
 
 LOGITS = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
@@ -46,18 +45,13 @@ def collected(
     labels: torch.Tensor = LABELS,
 ) -> tuple[list[int], list[Any]]:
     """The samples and the rows of ten images in blocks of three, of which a loader leaves the broken ones out."""
-    collectors = []
+    ranks = []
     for rank in range(world_size):
-        log = UnreadableLog(5, lambda line: None)
-        log.add("validation", dict.fromkeys(broken, "broken"))
         blocks = rank_blocks(10, 3, rank=rank, world_size=world_size)
-        collectors.append(ResultCollector(blocks, log, task.measure_images))
-        for block in blocks:
-            rows = torch.tensor([sample for sample in block.tolist() if sample not in broken], dtype=torch.int64)
-            if len(rows):
-                collectors[-1].add(outputs[rows], labels[rows])
-    others = [collector.store.own_columns() for collector in collectors[1:]]
-    results = task.image_results(*collectors[0].gather(lambda own: [own, *others]), THRESHOLDS)
+        readable = [torch.tensor([sample for sample in block.tolist() if sample not in broken]) for block in blocks]
+        batches = [{"image": outputs[rows], "label": labels[rows], "sample": rows} for rows in readable if len(rows)]
+        ranks.append(measure(task, batches, details=True))
+    results = task.image_results(read_together(ranks)[0].rows, THRESHOLDS)
     return results.samples.tolist(), [*map(list, results.cells)]
 
 
@@ -91,7 +85,7 @@ def test_each_image_has_its_own_labels_those_above_their_threshold_and_the_loss_
     predicted = LOGITS.sigmoid() >= torch.tensor(THRESHOLDS)
     for names, members in ((labels, TAGS.bool()), (predictions, predicted)):
         assert names == tuple("|".join(name for name, has in zip("abc", row, strict=True) if has) for row in members)
-    assert losses == pytest.approx(MultiLabelCriterion().each(LOGITS, TAGS).tolist())
+    assert losses == pytest.approx(LABEL_SETS.losses(LOGITS, TAGS).tolist())
 
 
 def test_each_image_has_its_own_number_in_the_unit_of_the_labels() -> None:
@@ -132,11 +126,10 @@ NOT_FINITE = {
 @pytest.mark.parametrize(("case", "head", "lines"), NOT_FINITE.values(), ids=NOT_FINITE)
 def test_outputs_that_are_not_finite_leave_empty_cells(case: Any, head: str, lines: list[str]) -> None:
     of, outputs, labels = case
-    task = of(classes=("-x", "y"), target=AGES.target)
-    collector = ResultCollector([np.arange(2)], UnreadableLog(0, lambda line: None), task.measure_images)
-    collector.add(outputs, labels)
-    results = task.image_results(*collector.gather(lambda part: [part]), (0.5, 0.5))
-    table = per_image.encode_table(results, ImageFileSource(["=a.png", "b.png"], torch.zeros(2), 8))
+    task = of(classes=("-x", "y")[: outputs.shape[1]], target=AGES.target)
+    (totals,) = read_together([measure(task, [as_batch(outputs, labels)], details=True)])
+    results = task.image_results(totals.rows, (0.5, 0.5))
+    table = evaluate.encode_per_image(results, ImageFileSource(["=a.png", "b.png"], torch.zeros(2), 8))
     rows = [",".join(row) for row in csv.reader(table.decode("utf-8-sig").splitlines())]
     assert rows == [f"path,{head}", f"./=a.png,{lines[0]}", f"b.png,{lines[1]}"]
 

@@ -8,21 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from train.data.mixing import LabelMix
-from train.logging.running_mean import RunningMean, TrainingStopwatch, measure_micro_batch
-from train.parallel import bitwise
+from train.data.batch import Batch
+from train.logging.running_mean import RunningMean, TrainingStopwatch
+from train.tasks.base import StepLoss
 from train.tasks.classification import Classification
 from train.tasks.multi_label import MultiLabel
 
 CPU = torch.device("cpu")
 CLASSES = Classification(classes=("a", "b"))
-LOGITS = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+
+
+def step_loss(loss: float, samples: int = 3) -> StepLoss:
+    """Of a micro batch, in which two predictions are correct."""
+    return StepLoss(loss=torch.tensor(loss), samples=samples, values={"accuracy": torch.tensor(2)})
 
 
 def averaged(*losses: float) -> RunningMean:
     found = RunningMean(CPU, CLASSES.averaged)
     for loss in losses:
-        found.add(measure_micro_batch(torch.tensor(loss), LOGITS, torch.tensor([0, 1, 1]), CLASSES), 3)
+        found.add(step_loss(loss))
     return found
 
 
@@ -55,7 +59,7 @@ def test_sums_do_not_depend_on_where_they_were_read_between() -> None:
     whole, first = averaged(*losses), averaged(*losses[:20])
     rest = RunningMean(CPU, CLASSES.averaged, first.sums())
     for loss in losses[20:]:
-        rest.add((torch.tensor(loss), torch.tensor(2)), 3)
+        rest.add(step_loss(loss))
     assert rest.sums() == whole.sums()
 
 
@@ -69,7 +73,7 @@ def test_more_micro_batches_than_are_remembered_all_count(monkeypatch: pytest.Mo
 def test_values_of_no_samples_keep_only_their_loss() -> None:
     mean = averaged(1.0)
     before = mean.sums()
-    mean.add((torch.tensor(math.inf), torch.tensor(2)), 0)
+    mean.add(step_loss(math.inf, samples=0))
     assert mean.sums() == before
     assert mean.losses() == [1.0, math.inf]
 
@@ -88,8 +92,8 @@ class WithMore(MultiLabel):
 
     averaged = (*MultiLabel.averaged, "labels")
 
-    def measure(self, outputs: Tensor, labels: Tensor, mix: LabelMix | None) -> tuple[Tensor, ...]:
-        return (*super().measure(outputs, labels, mix), labels.sum())
+    def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return {**super().sum_values(outputs, batch), "labels": batch["label"].sum()}
 
 
 class WithNone(MultiLabel):
@@ -97,22 +101,18 @@ class WithNone(MultiLabel):
 
     averaged = ()
 
-    def measure(self, outputs: Tensor, labels: Tensor, mix: LabelMix | None) -> tuple[Tensor, ...]:
-        return ()
+    def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return {}
 
 
 @pytest.mark.parametrize(("task", "expected"), [(WithMore, {"label_accuracy": 0.75, "labels": 1.5}), (WithNone, {})])
-@pytest.mark.parametrize("in_one_sum", [False, True])
-def test_a_task_may_average_any_number_of_values(
-    task: type[MultiLabel], expected: dict[str, float], in_one_sum: bool
-) -> None:
-    labels, outputs = torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([[1.0, -1.0], [1.0, -1.0]])
+def test_a_task_may_average_any_number_of_values(task: type[MultiLabel], expected: dict[str, float]) -> None:
+    batch = {"image": torch.tensor([[1.0, -1.0], [1.0, -1.0]]), "label": torch.tensor([[1.0, 0.0], [1.0, 1.0]])}
     running = RunningMean(CPU, task.averaged)
-    for loss in (0.5, 1.5):
-        values = measure_micro_batch(torch.tensor(loss), outputs, labels, task(classes=("a", "b")))
-        running.add(bitwise._values_of_sums(bitwise._sum_values(values, 2), 2) if in_one_sum else values, 2)
+    for _ in range(2):
+        running.add(task(classes=("a", "b")).loss(lambda images: images, batch))
     means = running.read(lambda total: total, [7.0])
-    assert means.means == {"loss": 1.0, **expected}
+    assert means.means == {"loss": pytest.approx(means.loss), **expected}
     assert (means.samples, means.extra_sums, len(running.sums())) == (4, (7.0,), len(expected) + 2)
 
 

@@ -10,8 +10,8 @@ from jobs import built
 from torch import nn
 
 from entrypoint import ExitCode, Failure
-from train.parallel.base import StepLoss
 from train.parallel.bitwise import Bitwise
+from train.tasks.base import StepLoss
 
 
 class Counting(nn.Module):
@@ -60,14 +60,15 @@ def test_gradients_and_values_are_means_over_micro_batches_and_zero_where_nothin
 
     def compute() -> StepLoss:
         value = losses.pop(0)
-        values = (torch.tensor(value), torch.tensor(2))  # a mean, and a sum
+        values = {"accuracy": torch.tensor(2), "other": torch.tensor(value)}
         return StepLoss(loss=net[0](torch.tensor([[value]])).sum(), values=values, samples=8)
 
     with built(tmp_path, "train.reproducible=bitwise") as trainer:
         trainer.parallel.wrap(net, torch.optim.SGD(net.parameters(), lr=0.1))
-        ((values, samples),) = trainer.parallel.accumulate(compute)
-    assert [value.item() for value in values] == [2.0, 4.0]
-    assert samples == 16
+        weight = net[0].weight.item()
+        (logged,) = trainer.parallel.accumulate(compute)
+    assert {name: value.item() for name, value in logged.values.items()} == {"accuracy": 4.0, "other": 4.0}
+    assert (logged.loss.item(), logged.samples) == (pytest.approx(2 * weight), 16)
     assert [parameter.grad.item() for parameter in net.parameters()] == [2.0, 0.0]  # type: ignore[union-attr]
 
 
