@@ -21,6 +21,7 @@ from train.config import augmentations, models
 from train.config.models import BUILTIN_MODELS, TORCHVISION_MODELS
 from train.config.optimizers import OPTIMIZERS
 from train.config.precisions import PRECISIONS
+from train.config.strategies import STRATEGIES
 from train.metrics import METRICS
 from train.tasks import AUTO, TASKS, UNSUPPORTED_TASKS
 
@@ -596,7 +597,7 @@ class TrainConfig:
         meaning="default or reduce-overhead (CUDA graphs, for short steps): a mode of torch.compile",
         may_differ="the same mathematics with other rounding, as on another number of ranks",
     )
-    parallel: Literal["ddp", "dp", "none"] = key(
+    parallel: Literal[*STRATEGIES] = key(  # type: ignore[valid-type]  # as for precision
         "ddp", meaning="ddp, none (one process), or dp (DataParallel, to compare with)"
     )
     gradient_exchange: Literal["fp32", "bf16"] = key(
