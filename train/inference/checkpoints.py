@@ -141,7 +141,9 @@ def load_config(
     factories = {"model.name": config.model.name, "data.name": config.data.name}
     typed = load.overridden_keys(words, (*factories, *DOWNLOAD_DEFAULTS))
     plugin.refuse_recorded_factory(factories, _writer_folder(chosen), config=file, typed=typed, args=config.model.args)
-    notes = _data_change_notes(own, config)
+    # `evaluation_caveats` compares the splits, once the data is open.
+    listed = [change for change in input_changes(own, config) if change.startswith("data.")]
+    notes = (f"the data is not as in the training: {'; '.join(listed)}",) if listed else ()
     if not file:
         defaults = {
             key.removeprefix("data."): default for key, default in DOWNLOAD_DEFAULTS.items() if key not in typed
@@ -245,15 +247,6 @@ def _refuse_differences(differences: Sequence[str], why: str, file: str | None =
             fix=f"leave it out{other}: all else is as the checkpoint was trained",
             code=ExitCode.USAGE,
         )
-
-
-def _data_change_notes(own: RunConfig, config: RunConfig) -> tuple[str, ...]:
-    """A note about settings that change the model's input.
-
-    `evaluation_caveats` compares the splits, once the data is open.
-    """
-    listed = [change for change in input_changes(own, config) if change.startswith("data.")]
-    return (f"the data is not as in the training: {'; '.join(listed)}",) if listed else ()
 
 
 def input_changes(own: RunConfig, config: RunConfig) -> tuple[str, ...]:

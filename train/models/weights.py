@@ -66,7 +66,7 @@ def read_weights(path: Path) -> LoadedWeights:
     if reader is None:
         ending, fix = (
             f"a name that ends in {path.suffix or 'nothing'}",
-            f"name a file that ends in {_readable_suffixes()}",
+            f"name a file that ends in {', '.join(READERS)}",
         )
         raise _weights_failure(f"{WEIGHTS_KEY} {path} is of no known kind", ending, fix, ExitCode.USAGE)
     try:
@@ -140,10 +140,6 @@ READERS: Final[Mapping[str, Callable[[Path], Any]]] = {
     ".safetensors": _read_safetensors,
     **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), _read_torch_file),
 }
-
-
-def _readable_suffixes() -> str:
-    return ", ".join(READERS)
 
 
 def _extract_state_dict(path: Path, loaded: Any) -> LoadedWeights:
