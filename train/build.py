@@ -126,9 +126,7 @@ def build_trainer(
     example = partial(compilation.black_images, batches.micro, splits.shape, runtime.device)
     parallel = strategy_class(train, world.world_size)(runtime, batches, example)
     parallel.wrap(network, optimizer)
-    network = parallel.network
-    average = ema.build_average(train, network)
-    state = TrainState(network=network, optimizer=optimizer, scaler=runtime.accelerator.scaler, ema=average)
+    state = TrainState(parallel=parallel, ema=ema.build_average(train, parallel.network))
     resume_notes = resume.restore(config, runtime, checkpoints, resume_point, state, dataset.fingerprint)
 
     heartbeat.beat("start")  # the model is compiled in this phase, however long the data took

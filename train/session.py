@@ -177,7 +177,7 @@ def banner(
     }
     if config.train.reproducible != TrainConfig().reproducible:
         rows["reproducible"] = checks.describe_reproducibility(config.train)
-    if config.train.parallel != "ddp":
+    if config.train.parallel != TrainConfig().parallel:
         rows["parallel"] = checks.describe_parallel(config.train, world.world_size)
     if trainer.compiled:
         rows["compiled"] = trainer.compiled

@@ -36,10 +36,11 @@ from entrypoint import (
     world_from_environ,
 )
 from train import fault_injection, files, line_profiling, plugin
+from train.checkpoint import store
+from train.checkpoint.store import CommittedCheckpoint
 from train.config import environment, load
 from train.config.schema import RunConfig
 from train.inference import checkpoints
-from train.inference.checkpoints import ChosenCheckpoint
 from train.rank_context import RankContext
 from train.run.continue_command import TYPED_COMMAND_VARIABLE
 from train.run.folder import run_folder
@@ -144,7 +145,7 @@ def no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def load_config(arguments: argparse.Namespace) -> tuple[RunConfig, Path, ChosenCheckpoint | None]:
+def load_config(arguments: argparse.Namespace) -> tuple[RunConfig, Path, CommittedCheckpoint | None]:
     """The configuration, the folder that this rank writes to, and the checkpoint with --evaluate.
 
     An evaluation does not write into the run's folder.
@@ -152,7 +153,7 @@ def load_config(arguments: argparse.Namespace) -> tuple[RunConfig, Path, ChosenC
     if arguments.evaluate is None:
         config = load.load_config(arguments.config, arguments.overrides)
         return config, run_folder(config), None
-    checkpoint = checkpoints.reopen_checkpoint(Path(arguments.evaluate))
+    checkpoint = store.open_checkpoint(Path(arguments.evaluate), damaged_fix=checkpoints.OTHER_CHECKPOINT_FIX)
     config, _ = checkpoints.load_config(checkpoint, arguments.config, arguments.overrides)
     return config, Path(arguments.scratch), checkpoint
 

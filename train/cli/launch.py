@@ -41,6 +41,7 @@ from train.checkpoint import store
 from train.config import checks, environment, load, models
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import EvalConfig, RunConfig
+from train.config.strategies import STRATEGIES
 from train.data import download, registry
 from train.data.shards import staging
 from train.metrics import METRICS
@@ -257,7 +258,7 @@ def plan_launch(config: RunConfig, options: LaunchOptions, environ: Mapping[str,
         Failure: as `make_plan`.
     """
     plan = make_plan(environ, options)
-    if plan.spawn == 1 or options.procs_per_node or not checks.is_single_process(config.train.parallel):
+    if plan.spawn == 1 or options.procs_per_node or not STRATEGIES[config.train.parallel].is_single_process:
         return plan
     # dp uses all GPUs that it sees, so the second plan's warnings about unused GPUs would be wrong.
     alone = make_plan(environ, replace(options, procs_per_node=1))
@@ -290,7 +291,7 @@ def add_config_warnings(plan: Plan, config: RunConfig) -> Plan:
     """Add the warnings about the configuration to the plan."""
     unused = (*registry.unused_key_warnings(config.data), *checks.unused_key_warnings(config))
     others = (
-        *checks.parallel_warnings(config.train.parallel),
+        *STRATEGIES[config.train.parallel].warnings,
         *checks.mixing_warnings(config),
         *schedule.fine_tuning_warnings(config),
     )

@@ -20,6 +20,7 @@ from train.config.models import BUILTIN_MODELS, FORBIDDEN_ARGUMENTS
 from train.config.optimizers import OPTIMIZERS, TorchOptimizer, usual_learning_rate
 from train.config.precisions import PRECISIONS
 from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
+from train.config.strategies import STRATEGIES
 from train.metrics import DEFAULT_METRIC, METRICS, metrics_of
 from train.names import nearest_name
 from train.tasks import AUTO, CLASSIFICATION, TASKS
@@ -76,7 +77,7 @@ UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] 
         "set optim.loss to bce, or leave it out",
     ),
     "train.gradient_exchange": (
-        lambda config: config.train.parallel != "ddp",
+        lambda config: STRATEGIES[config.train.parallel].is_single_process,
         "set train.parallel to ddp: one process exchanges nothing",
     ),
     "train.ema_every_steps": (
@@ -346,15 +347,6 @@ def _world_size_failure(train: TrainConfig, world_size: int) -> Failure:
     )
 
 
-DATA_PARALLEL_WARNING: Final = (
-    "train.parallel dp: one process feeds all GPUs and copies the model to each of them in every step, which is slower "
-    "than ddp and leaves the CPU's other cores idle. fix: train.parallel=ddp, unless you want to compare"
-)
-PARALLEL_DESCRIPTIONS: Final = {
-    "ddp": "DDP: one process for each rank, gradients are averaged",
-    "dp": "DataParallel, one process for all GPUs",
-    "none": "none: one process",
-}
 BITWISE_DESCRIPTION: Final = "one process for each rank, whose gradients meet in pairs"
 ONE_RANK_DESCRIPTION: Final = "none: one process, nobody to exchange gradients with"
 
@@ -363,17 +355,7 @@ def describe_parallel(train: TrainConfig, world_size: int) -> str:
     """How the ranks work together, in words, for the log at the start of a run."""
     if train.parallel == "ddp" and world_size == 1:
         return ONE_RANK_DESCRIPTION
-    return BITWISE_DESCRIPTION if is_bitwise(train) else PARALLEL_DESCRIPTIONS[train.parallel]
-
-
-def is_single_process(parallel: str) -> bool:
-    """Whether this `train.parallel` has exactly one process, on any number of GPUs."""
-    return parallel != "ddp"
-
-
-def parallel_warnings(parallel: str) -> tuple[str, ...]:
-    """The warnings that `train.parallel` needs at every start."""
-    return (DATA_PARALLEL_WARNING,) if parallel == "dp" else ()
+    return BITWISE_DESCRIPTION if is_bitwise(train) else STRATEGIES[train.parallel].description
 
 
 def refuse_conflicts(config: RunConfig) -> None:
@@ -467,7 +449,7 @@ def refuse_multiple_ranks(parallel: str, world_size: int) -> None:
     Raises:
         Failure: USAGE, with the numbers.
     """
-    if is_single_process(parallel) and world_size > 1:
+    if STRATEGIES[parallel].is_single_process and world_size > 1:
         raise Failure(
             f"train.parallel {parallel} is one process",
             found=f"{world_size} ranks",

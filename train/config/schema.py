@@ -20,6 +20,8 @@ from entrypoint import expand_path, has_variable, list_some
 from train.config import augmentations, models
 from train.config.models import BUILTIN_MODELS, TORCHVISION_MODELS
 from train.config.optimizers import OPTIMIZERS
+from train.config.precisions import PRECISIONS
+from train.config.strategies import STRATEGIES
 from train.metrics import METRICS
 from train.tasks import AUTO, TASKS, UNSUPPORTED_TASKS
 
@@ -584,8 +586,8 @@ class TrainConfig:
         meaning="samples that a rank computes at once; auto: all that fit on a GPU, about 64 on a CPU",
         may_differ="a part of the global batch: smaller after running out of memory, derived when auto",
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = key(
-        "auto", meaning="fp32, bf16, fp16, or auto: bf16 on GPUs that have it, otherwise fp32"
+    precision: Literal["auto", *PRECISIONS] = key(  # type: ignore[valid-type]  # mypy takes no computed names
+        "auto", meaning=f"{', '.join(PRECISIONS)}, or auto: bf16 on GPUs that have it, otherwise fp32"
     )
     tf32: bool = key(False, meaning="true: fp32 on GPUs multiplies faster, with factors rounded to 11 bits")
     clip_grad_norm: float | None = key(None, rule=POSITIVE, meaning="the largest norm of the gradient")
@@ -595,7 +597,7 @@ class TrainConfig:
         meaning="default or reduce-overhead (CUDA graphs, for short steps): a mode of torch.compile",
         may_differ="the same mathematics with other rounding, as on another number of ranks",
     )
-    parallel: Literal["ddp", "dp", "none"] = key(
+    parallel: Literal[*STRATEGIES] = key(  # type: ignore[valid-type]  # as for precision
         "ddp", meaning="ddp, none (one process), or dp (DataParallel, to compare with)"
     )
     gradient_exchange: Literal["fp32", "bf16"] = key(

@@ -292,7 +292,7 @@ def _accepts_image_size(model: ModelConfig, classes: int, shape: Shape, side: in
     larger = Shape(channels=shape.channels, size=(*shape.size[:-2], side, side))
     build = model_builder(model.name)
     with suppress(*BUILD_ERRORS), torch.device("meta"):
-        return custom.meta_forward_error(build(classes=classes, shape=larger, **model.args), larger, classes) is None
+        return custom.forward_error(build(classes=classes, shape=larger, **model.args), larger, classes) is None
     return False
 
 

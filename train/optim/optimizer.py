@@ -20,6 +20,7 @@ from train import plugin
 from train.checkpoint.format import pack_state, unpack_state
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import OptimConfig
+from train.fields import is_number
 from train.models.depth import layer_numbers
 
 OPTIMIZER_KEY: Final = "optim.name"
@@ -219,6 +220,48 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
             group["lr"].fill_(scaled)
         elif "lr" in group:
             group["lr"] = scaled
+
+
+def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load the state dict of another start's optimizer.
+
+    The optimizer's kernels (fused, foreach) stay: they suit this start's device. What it got is checked, since a hash
+    detects damage, and no edited values; only its author knows what a class outside torch.optim keeps.
+
+    Raises:
+        ValueError: the parameters are in other groups, in which a version has put them that decayed others; or the
+            optimizer cannot step with one of its settings or moments.
+    """
+    own = [dict(group) for group in optimizer.param_groups]
+    sizes, own_sizes = ([len(group["params"]) for group in groups] for groups in (saved["param_groups"], own))
+    if sizes != own_sizes:
+        raise ValueError(f"its optimizer has groups of {sizes} parameters, and here these are {own_sizes}")
+    for group, before in zip(saved["param_groups"], own, strict=True):
+        group.update({name: before[name] for name in ("fused", "foreach") if name in before})
+    optimizer.load_state_dict(dict(saved))
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return
+    for before, after in zip(own, optimizer.param_groups, strict=True):
+        for name in before.keys() - {"params"}:
+            if name not in after or not _is_alike(before[name], after[name]):
+                raise ValueError(f"optimizer {name} is {after.get(name)!r:.60}")
+    for moments in optimizer.state.values():
+        if not isinstance(moments, dict):
+            raise ValueError(f"optimizer state is {moments!r:.60}")
+        for name, value in moments.items():
+            if not (value is None or isinstance(value, torch.Tensor) or is_number(value)):
+                raise ValueError(f"optimizer {name} is {value!r:.60}")
+
+
+def _is_alike(before: Any, after: Any) -> bool:
+    """Whether a setting has a type that may take the other's place. torch's versions write None or a bool for some."""
+    if isinstance(before, tuple):
+        return isinstance(after, tuple) and len(after) == len(before) and all(map(_is_alike, before, after))
+    if is_number(before):
+        return is_number(after) or isinstance(after, torch.Tensor)
+    if isinstance(before, str | list | dict):
+        return isinstance(after, type(before))
+    return not isinstance(after, str | list | dict)
 
 
 def _config_arguments(optim: OptimConfig) -> dict[str, float]:

@@ -9,6 +9,7 @@ import pytest
 from entrypoint import ExitCode, Failure
 from train.config import checks
 from train.config.schema import RunConfig, TrainConfig
+from train.config.strategies import STRATEGIES
 
 
 @pytest.mark.parametrize("kind", ["dp", "none"])
@@ -26,8 +27,8 @@ def test_what_goes_together_is_not_refused(kind: str, ranks: int) -> None:
 
 
 def test_only_data_parallel_has_a_line_that_says_why_not_to_use_it() -> None:
-    assert "slower than ddp" in checks.parallel_warnings("dp")[0]
-    assert checks.parallel_warnings("ddp") == checks.parallel_warnings("none") == ()
+    assert "slower than ddp" in STRATEGIES["dp"].warnings[0]
+    assert STRATEGIES["ddp"].warnings == STRATEGIES["none"].warnings == ()
 
 
 @pytest.mark.parametrize(("mode", "told"), [("fast", "DDP"), ("bitwise", "meet in pairs")])

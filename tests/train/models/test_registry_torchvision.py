@@ -48,7 +48,7 @@ def net(name: str, size: int = 224, channels: int = 3, **args: Any) -> Any:
 @pytest.mark.usefixtures("weightless")
 @pytest.mark.parametrize("name", TORCHVISION_MODELS)
 def test_every_model_takes_images_and_gives_one_score_per_class(name: str) -> None:
-    assert custom.meta_forward_error(net(name), Shape(channels=3, size=(224, 224)), 7) is None
+    assert custom.forward_error(net(name), Shape(channels=3, size=(224, 224)), 7) is None
 
 
 @pytest.mark.usefixtures("weightless")
@@ -56,7 +56,7 @@ def test_every_model_takes_images_and_gives_one_score_per_class(name: str) -> No
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ONE_OF_EACH]
 )
 def test_every_kind_of_model_takes_other_channels(name: str) -> None:
-    assert custom.meta_forward_error(net(name, channels=1), Shape(channels=1, size=(224, 224)), 7) is None
+    assert custom.forward_error(net(name, channels=1), Shape(channels=1, size=(224, 224)), 7) is None
 
 
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1"])
@@ -126,7 +126,7 @@ def test_extra_arguments_reach_the_constructor() -> None:
 )
 def test_arguments_that_do_not_fit_are_refused(name: str, args: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, TypeError, AssertionError), match=said):
-        custom.meta_forward_error(net(name, **args), Shape(channels=3, size=(224, 224)), 7)
+        custom.forward_error(net(name, **args), Shape(channels=3, size=(224, 224)), 7)
 
 
 def test_what_a_model_takes_is_known_without_building_it() -> None:
