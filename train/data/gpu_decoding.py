@@ -25,7 +25,7 @@ from torch.nn.functional import interpolate
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import decode, decode_crop
+from train.data import decode
 from train.data.augmenter import CROP, Augmenter
 from train.data.boxes import CropDraws
 from train.data.preprocessing import Preprocessing, configured_preprocessing
@@ -88,7 +88,7 @@ def read_encoded(source: EncodedImageSource, samples: SampleIndices, draws: Crop
         file, choose_box = source.image(sample), partial(draws.box, row)
         jpeg = _read_plain_jpeg(file)
         if jpeg is None:
-            decoded.append(decode_crop.decode_crop(file, source.size, sample, choose_box, source.preprocessing))
+            decoded.append(decode.decode_crop(file, source.size, sample, choose_box, source.preprocessing))
         else:
             data, height, width = jpeg
             files.append(data)

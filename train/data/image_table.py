@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,8 +68,8 @@ def partition_rows(
     """The split of each of the rows, which are those of `LabelTable.rows_by_split`.
 
     Raises:
-        Failure: DATA as `partition.group_names`, `partition.refuse_leak` and `partition.partition_samples`; USAGE for a
-            split that the table names and a key asks for.
+        Failure: DATA as `partition.group_names`, `partition.refuse_leaks` and `partition.partition_samples`; USAGE for
+            a split that the table names and a key asks for.
     """
     counts = [len(table.rows_of(split)) for split in (TRAINING, VALIDATION, TEST)]
     if counts[1]:
@@ -78,9 +77,10 @@ def partition_rows(
     if counts[2]:
         split_checks.refuse_second_test_split(data, f"the {TEST} rows of {table.file}")
     groups = group_names(table, rows, data)
+    training, ends = counts[0], np.cumsum(counts)
     if groups is not None:
-        _refuse_leaks(groups, counts)
-    training = counts[0]
+        names = ("training", "validation", "test")
+        partition.refuse_leaks({name: groups[end - n : end] for name, end, n in zip(names, ends, counts, strict=True)})
     parts = partition_samples(
         strata[:training],
         data,
@@ -93,15 +93,6 @@ def partition_rows(
         test=np.append(parts.test, own[training:] == TEST),
         notes=parts.notes,
     )
-
-
-def _refuse_leaks(groups: Sequence[str], counts: Sequence[int]) -> None:
-    """Refuse a group that has rows in two splits. counts: of the rows of each split. Raises Failure (DATA)."""
-    ends = np.cumsum(counts)
-    names = ("training", "validation", "test")
-    of_split = {name: groups[end - count : end] for name, end, count in zip(names, ends, counts, strict=True)}
-    for first, second in combinations(names, 2):
-        partition.refuse_leak(of_split[first], of_split[second], f"{first} and {second}")
 
 
 def group_names(table: LabelTable, rows: Sequence[int], data: DataConfig) -> list[str] | None:

@@ -100,7 +100,7 @@ def test_a_picture_that_was_taken_sideways_is_turned() -> None:
 
 def test_a_part_reads_its_own_items() -> None:
     source = opened(*(np.full((4, 4), number, np.uint8) for number in range(6)))
-    part = custom.select_items(source, source.labels == 1)
+    part = source.select(source.labels == 1)
     assert part.read(np.arange(3))[:, 0, 0, 0].tolist() == [1, 3, 5]
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, TypeVar, overload
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ from train.data.shards.index import ShardIndex
 from train.data.shards.members import BLOCK
 from train.data.shards.order import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout, TrainingRuns
 from train.data.sources.shards import compare_shards, summarize
-from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices, SampleSource
+from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 from train.tasks import AUTO, CLASSIFICATION, TASKS
 
@@ -233,16 +233,6 @@ class ReadAhead:
         return None if offset == NOWHERE or self.runs is None else self.runs.read(offset, length)
 
 
-def first_requests(requests: Iterable[tuple[Any, SampleIndices]]) -> Iterator[tuple[Any, SampleIndices]]:
-    """The requests of the first AHEAD samples."""
-    count = 0
-    for request, samples in requests:
-        yield request, samples
-        count += len(samples)
-        if count > AHEAD:
-            return
-
-
 def located_requests(
     shared: SharedRuns, requests: Iterable[tuple[Any, SampleIndices]]
 ) -> Iterator[tuple[Located[Any], SampleIndices]]:
@@ -273,16 +263,7 @@ class ShardFiles(Sequence[str]):
     def __len__(self) -> int:
         return len(self.layout.selection)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> ShardFiles: ...
-
-    def __getitem__(self, index: int | slice) -> str | ShardFiles:
-        if isinstance(index, slice):
-            chosen = ChosenEntries(self.layout.selection.entries(np.arange(*index.indices(len(self)))))
-            return ShardFiles(replace(self.layout, selection=chosen))
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # nobody takes slices
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         index %= len(self)
@@ -387,7 +368,10 @@ class ShardSource(EncodedImageSource):
         """The requests with the offsets of their samples in memory that is shared with the workers, which are forked
         later. Samples that lie far from each other, as in a balanced order, are read one by one."""
         requests, ahead = iter(requests), self.paths.ahead
-        first = list(first_requests(requests))
+        first, count = list[tuple[Any, SampleIndices]](), 0
+        while count <= AHEAD and (request := next(requests, None)) is not None:
+            first.append(request)
+            count += len(request[1])
         if not ahead.is_decided:
             ahead.decide(self.paths.layout, first)
         requests = chain(first, requests)
@@ -501,11 +485,12 @@ def _one_number_failure(index: ShardIndex, number: str) -> Failure:
 def with_copies(splits: DataSplits, copies: Path) -> DataSplits:
     """The same splits of shards, read from the copies in this folder as soon as these appear."""
 
-    def read_copies(source: SampleSource) -> SampleSource:
-        assert isinstance(source, ShardSource)
-        return replace(source, paths=ShardFiles(replace(source.paths.layout, copies=copies)))
-
-    return splits.map(read_copies)
+    return splits.map(
+        lambda shards: replace(  # type: ignore[type-var]
+            shards,
+            paths=ShardFiles(replace(shards.paths.layout, copies=copies)),  # type: ignore[attr-defined]
+        )
+    )
 
 
 def _training_labels(index: ShardIndex, training: RemainingEntries, host: HostRanks) -> npt.NDArray[Any]:
@@ -514,13 +499,12 @@ def _training_labels(index: ShardIndex, training: RemainingEntries, host: HostRa
     if index.labels.task == CLASSIFICATION and len(training) == training.count:
         return column[: training.count]
 
-    def gather() -> tuple[None, list[npt.NDArray[Any]]]:
+    def gather() -> npt.NDArray[Any]:
         no_values = index.labels.values(column[:0])
         labels = np.empty((len(training), *no_values.shape[1:]), no_values.dtype)
         for first in range(0, len(training), GATHERED_AT_A_TIME):
             part = slice(first, min(first + GATHERED_AT_A_TIME, len(training)))
             labels[part] = index.labels.values(column[training.entries(np.arange(part.start, part.stop))])
-        return None, [labels]
+        return labels
 
-    _, (labels,) = host.first_shared(gather)
-    return labels
+    return host.first_shared(gather)
