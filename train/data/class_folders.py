@@ -144,17 +144,6 @@ def _is_test_folder(folder: Path | None) -> bool:
     return folder is not None and folder.name.lower() in TEST_FOLDER_NAMES
 
 
-def describe_test_as_validation(layout: FolderLayout) -> str | None:
-    """A note if a folder called `test` is the validation split; None otherwise."""
-    if layout.validation is None or not _is_test_folder(layout.validation):
-        return None
-    name = one_line(layout.validation.name)
-    return (
-        f"{name} is the validation split, since there is no folder val: it chooses the best checkpoint. With a folder "
-        f"val, {name} would be kept for one score at the end"
-    )
-
-
 def _looks_like_image_folder(folder: Path, classes: tuple[str, ...]) -> bool:
     """By its name, or because it directly holds an image or a folder with the name of a class."""
     names = {*classes, *TRAINING_FOLDER_NAMES, *VALIDATION_FOLDER_NAMES}
@@ -488,15 +477,19 @@ def _repeated_folder_warnings(inside: Mapping[str, Collection[str]]) -> tuple[st
     )
 
 
-def describe_ignored_folders(layout: FolderLayout) -> str | None:
-    """A note of the folders of images that are not read, because they are no split; None if there are none."""
-    if not layout.aside:
-        return None
+def layout_notes(layout: FolderLayout) -> Iterator[str]:
+    """Notes of folders of images that are not read, because they are no split, and of a test split for validation."""
     training = one_line(layout.training.name)
     validation = one_line(layout.validation.name) if layout.validation else f"a part of {training}"
-    used = [f"{training} (training)", f"{validation} (validation)"]
-    used += [f"{one_line(layout.test.name)} (test)"] if layout.test else []
-    return f"not read, beside {', '.join(used[:-1])} and {used[-1]}: {list_some(layout.aside, describe=one_line)}"
+    if layout.aside:
+        used = [f"{training} (training)", f"{validation} (validation)"]
+        used += [f"{one_line(layout.test.name)} (test)"] if layout.test else []
+        yield f"not read, beside {', '.join(used[:-1])} and {used[-1]}: {list_some(layout.aside, describe=one_line)}"
+    if _is_test_folder(layout.validation):
+        yield (
+            f"{validation} is the validation split, since there is no folder val: it chooses the best checkpoint. With "
+            f"a folder val, {validation} would be kept for one score at the end"
+        )
 
 
 def missing_validation_warnings(

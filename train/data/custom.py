@@ -160,25 +160,19 @@ def _refuse_colors(channels: int, name: str) -> None:
         )
 
 
-def find_changing_item(items: DatasetSource) -> int | None:
-    """The first of a few items that changes when it is read again (random transforms); None if none changes."""
-    for sample in range(min(NUM_CHECKED_ITEMS, len(items.labels))):
-        with suppress(Failure):  # an unreadable item is reported when it is used
-            if not torch.equal(items.read_one(sample), items.read_one(sample)):
-                return int(items.rows[sample])
-    return None
-
-
-def item_facts(items: DatasetSource) -> list[decode.ImageFacts]:
-    """Like `decode.sample_facts`, for the first few items; empty if they are no PIL images."""
-    facts = list[decode.ImageFacts]()
-    for row in items.rows[:NUM_CHECKED_ITEMS].tolist():
+def look_at_items(items: DatasetSource) -> tuple[int | None, list[decode.ImageFacts]]:
+    """The first of a few items that changes when it is read again (random transforms); and the facts about those that
+    are PIL images, as `decode.sample_facts`. An item that cannot be read is reported when it is used."""
+    changing, facts = None, list[decode.ImageFacts]()
+    for sample, row in enumerate(items.rows[:NUM_CHECKED_ITEMS].tolist()):
+        with suppress(Failure):
+            if changing is None and not torch.equal(items.read_one(sample), items.read_one(sample)):
+                changing = row
         with suppress(Failure, *decode.DECODE_ERRORS):
             image, _ = read_item(items.dataset, row, items.name, items.task)
-            if not isinstance(image, Image.Image):
-                return []
-            facts.append(decode.find_facts(image))
-    return facts
+            if isinstance(image, Image.Image):
+                facts.append(decode.find_facts(image))
+    return changing, facts
 
 
 def read_item(dataset: Any, row: int, name: str, task: str = CLASSIFICATION) -> tuple[Any, ItemLabel]:
@@ -454,14 +448,14 @@ def _as_splits(returned: Any, factory: FactoryCall) -> DataSplits:
     if validation is None:
         training, validation, _ = arrays.split_rows(training, data)
     shape, dtype = training.first or ((), torch.uint8)
-    warnings = list[str]()
-    if (changing := find_changing_item(training)) is not None:
+    (changing, facts), warnings = look_at_items(training), list[str]()
+    if changing is not None:
         warnings.append(
             f"{data.name}: item {changing} is not the same when it is read again (random transforms?). Kept in memory, "
             "items are read once and stay so in all epochs; data.loader=workers reads them again, and a run that goes "
             "on or has other ranks then sees other ones. Take what is random out: data.augment moves images by keys"
         )
-    warnings += decode.sample_warnings(item_facts(training), data.name)
+    warnings += decode.sample_warnings(facts, data.name)
     return DataSplits(
         training=training,
         validation=validation,

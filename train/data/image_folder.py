@@ -264,17 +264,12 @@ def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageLists:
         warnings = (*warnings, *missing_validation_warnings(CLASSIFICATION, classes, *of_splits))
     if not parts.training.all():
         training = training.select(parts.training)
-    messages = (
-        class_folders.describe_unread_files(unread),
-        class_folders.describe_ignored_folders(layout),
-        class_folders.describe_test_as_validation(layout),
-    )
     return ImageLists(
         training=training,
         validation=validation,
         test=test,
         classes=classes,
-        notes=tuple(filter(None, messages)),
+        notes=tuple(filter(None, (class_folders.describe_unread_files(unread), *class_folders.layout_notes(layout)))),
         split_notes=parts.notes,
         warnings=warnings,
     )

@@ -15,7 +15,7 @@ import threading
 import time
 import zlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -206,30 +206,17 @@ class SharedRuns:
             return False
 
 
+@dataclass(slots=True)
 class ReadAhead:
     """What the process that decodes images of a split finds in the shared memory, for one request at a time."""
 
-    def __init__(self) -> None:
-        self.runs: SharedRuns | None = None
-        self.is_decided = False
-        self._offsets_in_memory: dict[int, int] = {}
-
-    def decide(self, layout: ShardLayout, requests: Sequence[tuple[Any, SampleIndices]]) -> None:
-        """Make the shared memory, if the first requests are of samples near each other: for twice as many runs as
-        these need, since the next ones are read while they are used."""
-        self.is_decided = True
-        samples = np.concatenate([samples for _, samples in requests])
-        needed = len(np.unique(layout.runs_of(samples)))
-        if len(samples) >= MIN_USES * needed:
-            self.runs = SharedRuns(layout, min(2 * needed + 16, MAX_BYTES // SLOT_BYTES))
-
-    def use(self, located: Located[Any]) -> None:
-        """From now on images of this request are read."""
-        self._offsets_in_memory = dict(zip(located.samples.tolist(), located.offsets.tolist(), strict=True))
+    runs: SharedRuns | None = None
+    is_decided: bool = False  # whether to read ahead: the first requests say whether that helps
+    offsets: Mapping[int, int] = field(default_factory=dict)  # of the samples of the request whose images are read now
 
     def read(self, sample: int, length: int) -> bytes | None:
         """The header and the bytes of an image; None if they were not read ahead."""
-        offset = self._offsets_in_memory.get(sample, NOWHERE)
+        offset = self.offsets.get(sample, NOWHERE)
         return None if offset == NOWHERE or self.runs is None else self.runs.read(offset, length)
 
 
@@ -372,8 +359,12 @@ class ShardSource(EncodedImageSource):
         while count <= AHEAD and (request := next(requests, None)) is not None:
             first.append(request)
             count += len(request[1])
-        if not ahead.is_decided:
-            ahead.decide(self.paths.layout, first)
+        if first and not ahead.is_decided:
+            ahead.is_decided, layout = True, self.paths.layout
+            samples = np.concatenate([samples for _, samples in first])
+            needed = len(np.unique(layout.runs_of(samples)))
+            if len(samples) >= MIN_USES * needed:  # twice as many runs: the next ones are read while these are used
+                ahead.runs = SharedRuns(layout, min(2 * needed + 16, MAX_BYTES // SLOT_BYTES))
         requests = chain(first, requests)
         if ahead.runs is None:
             yield requests
@@ -387,7 +378,7 @@ class ShardSource(EncodedImageSource):
         """The request, whose samples are found in the shared memory from now on."""
         if not isinstance(request, Located):
             return request
-        self.paths.ahead.use(request)
+        self.paths.ahead.offsets = dict(zip(request.samples.tolist(), request.offsets.tolist(), strict=True))
         return request.request
 
     def release(self, request: Any) -> Any:
