@@ -89,7 +89,7 @@ def test_the_split_s_own_copies_are_found(tmp_path: Path) -> None:
     write_classes(tmp_path, ant=5, bee=5)
     for number in range(20):
         shutil.copy(tmp_path / "ant/000.png", tmp_path / f"ant/copy{number}.png")
-    assert folder(tmp_path).validation.leaked
+    assert folder(tmp_path).splits[1].leaked
 
 
 def test_small_images_are_counted_against_image_size(root: Path) -> None:
