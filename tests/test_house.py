@@ -182,7 +182,7 @@ def under(package: str, name: str) -> bool:
     return name.split(".")[0] == package
 
 
-# They need more than the rest of their folders: one saves the state of a training, one calls a task, one reads raw labels.
+# They need more than the rest of their folders: one saves a training's state, one calls a task, one reads raw labels.
 PARTS_IN_FOLDERS = {"checkpoint.checkpointer", "evaluation.validator", "tasks.labels"}
 
 

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -114,26 +113,25 @@ def partition_rows(table: LabelTable, strata: npt.NDArray[np.int64], data: DataC
     """The split of each row.
 
     Raises:
-        Failure: DATA as `partition.group_names`, `partition.refuse_leak` and `partition.partition_samples`; USAGE for a
-            split that the table names and a key asks for.
+        Failure: DATA as `partition.group_names`, `partition.refuse_leaks` and `partition.partition_samples`; USAGE for
+            a split that the table names and a key asks for.
     """
-    training, validation, test = table.counts
+    counts = table.counts
     split_checks.refuse_second_splits(
         data,
-        validation=f"the {VALIDATION} rows of {table.file}" if validation else None,
-        test=f"the {TEST} rows of {table.file}" if test else None,
+        validation=f"the {VALIDATION} rows of {table.file}" if counts[1] else None,
+        test=f"the {TEST} rows of {table.file}" if counts[2] else None,
     )
     groups = group_names(table, data)
+    training, ends = counts[0], np.cumsum(counts)
     if groups is not None:
-        names, ends = ("training", "validation", "test"), np.cumsum(table.counts)
-        of_split = {name: groups[end - n : end] for name, end, n in zip(names, ends, table.counts, strict=True)}
-        for first, second in combinations(names, 2):
-            partition.refuse_leak(of_split[first], of_split[second], f"{first} and {second}")
+        names = ("training", "validation", "test")
+        partition.refuse_leaks({name: groups[end - n : end] for name, end, n in zip(names, ends, counts, strict=True)})
     parts = partition_samples(
         strata[:training],
         data,
         groups=None if groups is None else groups[:training],
-        has_validation=validation > 0,
+        has_validation=counts[1] > 0,
     )
     rest = np.array(table.splits[training:], str)
     return Partition(

@@ -72,14 +72,12 @@ def test_folders_below_the_classes_of_any_other_names_are_not_warned_of(inside: 
 def test_folders_that_are_no_split_are_named(validation: Path | None, measured: str) -> None:
     found = FolderLayout(training=Path("d/Train"), validation=validation, classes=("a", "b"), aside=tuple("uvwxyz"))
     told = f"not read, beside Train (training) and {measured} (validation): u, v, w, x, y and 1 more"
-    assert class_folders.describe_ignored_folders(found) == told
+    assert list(class_folders.layout_notes(found)) == [told]
 
 
 def test_nothing_beside_the_sides_is_nothing_said() -> None:
-    assert (
-        class_folders.describe_ignored_folders(FolderLayout(training=Path("d"), validation=None, classes=("a", "b")))
-        is None
-    )
+    layout = FolderLayout(training=Path("d"), validation=None, classes=("a", "b"))
+    assert list(class_folders.layout_notes(layout)) == []
 
 
 def test_a_validation_folder_among_the_classes_is_known_in_any_case() -> None:
