@@ -57,7 +57,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
             for data that is not there.
     """
     checks.refuse_multiple_ranks(config.train.parallel, world_size)
-    checks.refuse_unknown_arguments(config.model, config.optim)
+    checks.refuse_forbidden_arguments(config.model)
     checks.refuse_uneven_repeats(config)
     checks.refuse_uneven_readers(config)
     schedule.schedule_arguments(config.optim)

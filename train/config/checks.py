@@ -1,6 +1,6 @@
 """These checks refuse keys that contradict each other, and warn of keys that have no effect.
 
-They cover `model.args`, `optim.args`, `train.parallel`, `train.reproducible` and the dimensions of
+They cover `train.parallel`, `train.reproducible` and the dimensions of
 the samples. None of them needs torch, so a mistake is reported before any process is started.
 """
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Final
 
 from entrypoint import ExitCode, Failure, pip_command, shell_command
 from train.config import augmentations, schema
@@ -21,7 +21,6 @@ from train.config.optimizers import OPTIMIZERS, TorchOptimizer, usual_learning_r
 from train.config.precisions import PRECISIONS
 from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
 from train.metrics import DEFAULT_METRIC, METRICS, metrics_of
-from train.names import nearest_name
 from train.tasks import AUTO, CLASSIFICATION, TASKS
 
 
@@ -53,7 +52,7 @@ def _optimizer(config: RunConfig) -> TorchOptimizer:
 
     Only loading a class outside torch.optim shows what it takes, so every key may have an effect.
     """
-    anything = TorchOptimizer(class_name=config.optim.name, arguments=(), takes_momentum=True)
+    anything = TorchOptimizer(class_name=config.optim.name, takes_momentum=True)
     return OPTIMIZERS.get(config.optim.name, anything)
 
 
@@ -90,43 +89,19 @@ UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] 
 }
 
 
-def refuse_unknown_arguments(model: ModelConfig, optim: OptimConfig) -> None:
-    """Refuse arguments that the model or the optimizer does not have.
-
-    Values are checked later: torch tries them when the run starts.
+def refuse_forbidden_arguments(model: ModelConfig) -> None:
+    """Refuse arguments of torchvision's and timm's constructors that the config or the data decides.
 
     Raises:
-        Failure: USAGE, naming the argument and the most similar allowed one.
+        Failure: USAGE.
     """
-    if model.name in BUILTIN_MODELS:
-        _refuse_unlisted("model.args", model.name, model.args, BUILTIN_MODELS[model.name].arguments)
-    elif not schema.is_factory(model.name):
-        _refuse_forbidden(model)
-    if optim.name in OPTIMIZERS:
-        _refuse_unlisted("optim.args", optim.name, optim.args, OPTIMIZERS[optim.name].arguments)
-
-
-def _refuse_forbidden(model: ModelConfig) -> None:
-    """Refuse arguments of torchvision's and timm's constructors that the config or the data decides."""
-    for argument in model.args:
-        if argument in FORBIDDEN_ARGUMENTS:
-            raise Failure(
-                f"model.args cannot set {argument} of {model.name}",
-                found=f"model.args.{argument}: {model.args[argument]!r:.60}",
-                fix=f"leave model.args.{argument} out: {FORBIDDEN_ARGUMENTS[argument]}",
-                code=ExitCode.USAGE,
-            )
-
-
-def _refuse_unlisted(key: str, name: str, arguments: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    unknown = [argument for argument in arguments if argument not in allowed]
-    if unknown:
-        close = nearest_name(unknown[0], allowed, 0.75)
+    if model.name in BUILTIN_MODELS or schema.is_factory(model.name):
+        return
+    for argument in FORBIDDEN_ARGUMENTS.keys() & model.args.keys():
         raise Failure(
-            f"{key} do not fit {name}",
-            found=f"unknown: {', '.join(unknown)}",
-            expected=f"values for: {', '.join(allowed)}",
-            fix=f"write {key}.{close} instead of {key}.{unknown[0]}" if close else f"correct {key}, or leave it out",
+            f"model.args cannot set {argument} of {model.name}",
+            found=f"model.args.{argument}: {model.args[argument]!r:.60}",
+            fix=f"leave model.args.{argument} out: {FORBIDDEN_ARGUMENTS[argument]}",
             code=ExitCode.USAGE,
         )
 
