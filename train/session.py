@@ -177,8 +177,8 @@ def banner(
     }
     if config.train.reproducible != TrainConfig().reproducible:
         rows["reproducible"] = checks.describe_reproducibility(config.train)
-    if config.train.parallel != "ddp":
-        rows["parallel"] = checks.describe_parallel(config.train, world.world_size)
+    if config.train.parallel in checks.PARALLEL_DESCRIPTIONS:
+        rows["parallel"] = checks.PARALLEL_DESCRIPTIONS[config.train.parallel]
     if trainer.compiled:
         rows["compiled"] = trainer.compiled
     if variables.acting:

@@ -277,7 +277,7 @@ def training_rows(
     if schema.is_factory(optim.name):
         optimizer = [optim.name, f"{decay} and {momentum} where it takes them"]
     else:
-        unused, optional = checks.unused_keys(config), {"optim.weight_decay": decay, "optim.momentum": momentum}
+        unused, optional = registry.unused_keys(config), {"optim.weight_decay": decay, "optim.momentum": momentum}
         optimizer = [optim.name, *(text for key, text in optional.items() if key not in unused)]
     is_searched = checks.searches_micro_batch(config.train, plan.device)
     auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"

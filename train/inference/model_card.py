@@ -17,7 +17,8 @@ from markupsafe import Markup
 from torch import Tensor
 
 from entrypoint import Failure, pluralize, redact_words
-from train.config import checks, resume_rules, schema
+from train.config import resume_rules, schema
+from train.config.resolved import resolve_learning_rate
 from train.config.schema import RunConfig
 from train.data import decode, registry
 from train.data.preprocessing import Preprocessing
@@ -125,7 +126,7 @@ def render_card(about: ModelFacts, folder: str, code: ModelCode, formats: Sequen
         if isinstance(data.get(key), int)
     }
     training = submapping(about.recorded, "training")
-    resolved = checks.resolve_learning_rate(config)  # earlier versions recorded `auto`
+    resolved = resolve_learning_rate(config)  # earlier versions recorded `auto`
     return render_text(
         "card.md",
         {
