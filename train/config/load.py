@@ -540,29 +540,33 @@ def describe_type(hint: Any) -> str:
 def suggest_fix(hint: Any, value: Any, default: Any) -> str:
     """The fix for a `value` that does not match the type `hint`."""
     members = {hint} if get_origin(hint) in (dict, list) else {hint, *get_args(hint)}
-    if isinstance(value, str):
-        if bool in members and value.lower() in YAML_1_1_BOOLS:
-            return f"write {YAML_1_1_BOOLS[value.lower()]}: YAML 1.2 reads {value} as text"
-        if members & {int, float}:
-            return _suggest_number(value, default, is_integer=float not in members)
-        if close := nearest_name(value, [member for member in members if isinstance(member, str)]):
-            return f"write {close}"
-    if value is None and str in members:
-        return f"write text, or leave it out: the default is {format_value(default)}; in YAML, ~ means null"
-    if str in members and isinstance(value, (bool, int, float)):
-        return f"put it in quotes to make it text: '{format_value(value)}'"
-    if isinstance(value, float) and int in members and value.is_integer():
-        return f"write {int(value)}, a whole number without point or exponent"
-    return f"correct it, or leave it out: the default is {format_value(default)}"
-
-
-def _suggest_number(text: str, default: Any, *, is_integer: bool) -> str:
-    value = resolve_scalar(text)
-    if isinstance(value, (int, float)):
-        return f"write it without quotes: {text}"
-    if DECIMAL_COMMA.fullmatch(text) and not is_integer:
-        return f"write {text.replace(',', '.')}, with a point instead of the comma"
-    return f"write a plain number, such as {format_value(default)}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"
+    text = value if isinstance(value, str) else ""
+    boolean = YAML_1_1_BOOLS.get(text.lower()) if bool in members else None
+    wants_number = isinstance(value, str) and not members.isdisjoint({int, float})
+    whole = int(value) if isinstance(value, float) and value.is_integer() and int in members else None
+    close = nearest_name(text, [member for member in members if isinstance(member, str)])
+    usual = format_value(default)
+    # Whether it is so, and what to do then. The first one counts.
+    fixes = (
+        (boolean, f"write {boolean}: YAML 1.2 reads {text} as text"),
+        (wants_number and isinstance(resolve_scalar(text), (int, float)), f"write it without quotes: {text}"),
+        (
+            wants_number and float in members and DECIMAL_COMMA.fullmatch(text),
+            f"write {text.replace(',', '.')}, with a point instead of the comma",
+        ),
+        (wants_number, f"write a plain number, such as {usual}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"),
+        (close, f"write {close}"),
+        (
+            value is None and str in members,
+            f"write text, or leave it out: the default is {usual}; in YAML, ~ means null",
+        ),
+        (
+            isinstance(value, (bool, int, float)) and str in members,
+            f"put it in quotes to make it text: '{format_value(value)}'",
+        ),
+        (whole is not None, f"write {whole}, a whole number without point or exponent"),
+    )
+    return next((fix for is_it, fix in fixes if is_it), f"correct it, or leave it out: the default is {usual}")
 
 
 def nearest_key(key: str, section: str, siblings: Iterable[str]) -> str | None:
