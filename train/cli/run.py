@@ -92,9 +92,10 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
             ended(code)
     if is_refused:  # empty by now, unless another start has come since the lock was given back
         with suppress(OSError):
-            for path in missing:
+            folder.rmdir()
+            print_note(f"{folder} was removed: this start had made it, and nothing was trained")
+            for path in missing[1:]:
                 path.rmdir()
-        print_note(f"{folder} was removed: this start had made it, and nothing was trained")
     return code
 
 
