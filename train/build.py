@@ -13,7 +13,12 @@ from entrypoint import Heartbeat, gauges
 from train import batch_size, compilation
 from train.batch_size import NO_CACHE, MicroBatchCache
 from train.compilation import Compiled
-from train.components import adapt_for_training, build_components, load_initial_weights
+from train.components import (
+    adapt_for_training,
+    build_components,
+    load_initial_weights,
+    refuse_unknown_arguments,
+)
 from train.config import checks
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.resolved import resolve
@@ -82,6 +87,7 @@ def build_trainer(
     train, seed = config.train, config.run.seed
     batches = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, world.world_size)
     earlier = checkpoints if config.checkpoint.resume == "auto" else None
+    refuse_unknown_arguments(config)
 
     heartbeat.beat("data")
     fitted = runtime.run_on_rank_zero(lambda: weights.fit_to_weights(config, earlier))

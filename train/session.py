@@ -30,6 +30,7 @@ from train.config import checks
 from train.config.batches import compute_batch_sizes, step_notes
 from train.config.environment import CallerVariables, refuse_contradicting_variables
 from train.config.schema import RunConfig, TrainConfig
+from train.config.strategies import STRATEGIES
 from train.data.registry import describe_test
 from train.distributed import runtime
 from train.distributed.device import describe_precision
@@ -178,7 +179,7 @@ def banner(
     if config.train.reproducible != TrainConfig().reproducible:
         rows["reproducible"] = checks.describe_reproducibility(config.train)
     if config.train.parallel != TrainConfig().parallel:
-        rows["parallel"] = checks.describe_parallel(config.train, world.world_size)
+        rows["parallel"] = STRATEGIES[config.train.parallel].description
     if trainer.compiled:
         rows["compiled"] = trainer.compiled
     if variables.acting:

@@ -43,7 +43,7 @@ from train.config.schema import RunConfig
 from train.inference import checkpoints
 from train.rank_context import RankContext
 from train.run.continue_command import TYPED_COMMAND_VARIABLE
-from train.run.folder import run_folder
+from train.run.folder import newest_checkpoint, run_folder
 from train.run.lock import RunLock
 from train.run.stop import StopSignals
 
@@ -112,10 +112,18 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
         if checkpoint:
             with signals.deferred(), no_garbage_collection():
                 from train.inference import evaluate
-            options = {"as_json": arguments.json, "split": arguments.split}
-            options |= {"per_image": arguments.per_image, "for_report": arguments.report}
-            options |= {"with_heat_maps": arguments.explain}
-            code = evaluate.evaluate_on_rank(config, checkpoint, world, environ, **options, heartbeat=heartbeat)
+            code = evaluate.evaluate_on_rank(
+                config,
+                checkpoint,
+                world,
+                environ,
+                as_json=arguments.json,
+                split=arguments.split,
+                per_image=arguments.per_image,
+                for_report=arguments.report,
+                with_heat_maps=arguments.explain,
+                heartbeat=heartbeat,
+            )
         else:
             keep_compiled_code(environ, config)
             silence_profiler(environ, config)
@@ -201,7 +209,8 @@ def show_error(error: Exception | SystemExit, context: RankContext | None) -> Fa
     if failure is None:
         traceback.print_exception(error)
         return Failure(f"{type(error).__name__}: {error}", fix=REPORT_FIX, code=ExitCode.BUG)
-    failure.kept = failure.kept or last_checkpoint(context)
+    if context and context.trainer:
+        failure.kept = failure.kept or newest_checkpoint(context.folder)
     print_message(str(failure), sys.stderr)  # in one piece: the parent folds whole lines
     return failure
 
@@ -303,18 +312,6 @@ def user_threads_run_on(timeout_s: float) -> bool:
     for name in running:
         print_message(f"warning: {name} is still busy after {timeout_s:g} s; its work is cut off", sys.stderr)
     return bool(running)
-
-
-def last_checkpoint(context: RankContext | None) -> str | None:
-    """Where the next start resumes; None before there is a trainer."""
-    if context is None or context.trainer is None:
-        return None
-    from train.checkpoint import store
-
-    with suppress(Failure):
-        paths = store.list_checkpoints(context.folder / "checkpoints").values()
-        return next((str(path) for path in reversed(paths)), None)
-    return None
 
 
 def write_exit_files(failure: Failure, context: RankContext | None, *, own: bool = False) -> int:

@@ -21,7 +21,8 @@ from runs import Run
 
 from entrypoint import Failure
 from train import tasks
-from train.config import checks, load
+from train.config import load
+from train.config.resolved import resolve
 from train.config.schema import OptimConfig
 from train.inference import checkpoints, evaluate, export
 from train.inference.predict import encode_table
@@ -143,15 +144,16 @@ def test_a_key_that_does_nothing_for_the_task_is_refused(table: Path, tmp_path: 
 
 @pytest.mark.parametrize(("task", "loss"), [("classification", "l1"), ("regression", "bce")])
 def test_a_loss_of_another_task_is_refused(task: str, loss: str) -> None:
+    config = load.load_config(None, [f"optim.loss={loss}"])
     with pytest.raises(Failure, match=f"optim.loss {loss} does not go with data.task {task}") as caught:
-        checks.with_task_defaults(load.load_config(None, [f"optim.loss={loss}"]), task)
+        resolve(config, config, task)
     assert caught.value.code == 64
 
 
 def test_a_classification_keeps_its_config() -> None:
     config = load.load_config(None, ["eval.metric=macro_f1", "optim.label_smoothing=0.1"])
     with_a_rate = replace(config, optim=replace(config.optim, lr=0.1))
-    assert checks.with_task_defaults(config, "classification") == with_a_rate
+    assert resolve(config, config, "classification").requested == with_a_rate
 
 
 def test_each_tasks_default_metric_is_its_first() -> None:

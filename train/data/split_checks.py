@@ -13,29 +13,6 @@ from train.data import class_folders
 from train.data.class_folders import FolderLayout
 
 
-def refuse_conflicting_keys(data: DataConfig) -> None:
-    """Refuse keys of the splits that contradict each other.
-
-    Raises:
-        Failure: USAGE.
-    """
-    if data.fold is not None and data.val_fraction != DataConfig().val_fraction:
-        raise Failure(
-            "data.fold and data.val_fraction both choose the validation images",
-            found=f"data.fold: {data.fold}, data.val_fraction: {data.val_fraction:g}",
-            fix="leave one of them out: data.fold for cross-validation, data.val_fraction for one split",
-            code=ExitCode.USAGE,
-        )
-    if data.fold is None and data.val_fraction + data.test_fraction >= 1:
-        raise Failure(
-            "data.val_fraction and data.test_fraction together leave nothing to train on",
-            found=f"{data.val_fraction:g} + {data.test_fraction:g} of the images",
-            expected="less than 1 together",
-            fix="make one of them smaller, such as data.test_fraction=0.2",
-            code=ExitCode.USAGE,
-        )
-
-
 def find_layout(data: DataConfig) -> FolderLayout:
     """The folders of the splits below data.root.
 

@@ -21,7 +21,7 @@ from train.checkpoint import manifest, store
 from train.checkpoint.store import STATE_FILE, CommittedCheckpoint
 from train.config import load, resume_rules
 from train.config.models import EXPORT_FILE
-from train.config.schema import DataConfig, Rule, RunConfig, RunSection, one_of
+from train.config.schema import DataConfig, Rule, RunConfig, RunSection, key_patterns, one_of
 from train.data import class_folders, registry
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSource
@@ -33,15 +33,7 @@ from train.run.record import BEST_FILE
 from train.tasks import CLASSIFICATION, TASKS, TargetScale
 
 # The settings that an evaluation may change; all others come from the checkpoint.
-ALLOWED_SETTINGS: Final = (
-    "data.*",
-    "launch.*",
-    "eval.batch_size",
-    "eval.image_size",
-    "eval.flip",
-    "train.precision",
-    "train.tf32",
-)
+ALLOWED_SETTINGS: Final = key_patterns("in_evaluation")
 # These decide which images are evaluated, or affect only the training. They do not change the model's
 # input for an image.
 DATA_SETTINGS_UNSEEN_BY_MODEL: Final = (

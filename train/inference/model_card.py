@@ -19,7 +19,8 @@ from torch import Tensor
 from entrypoint import pluralize, redact_words
 from train.checkpoint import store
 from train.checkpoint.store import CommittedCheckpoint
-from train.config import checks, resume_rules, schema
+from train.config import resume_rules, schema
+from train.config.resolved import resolve_learning_rate
 from train.config.schema import RunConfig
 from train.data import decode, registry
 from train.data.preprocessing import Preprocessing
@@ -127,7 +128,7 @@ def render_card(about: ModelFacts, folder: str, code: ModelCode, formats: Sequen
         if isinstance(data.get(key), int)
     }
     training = submapping(about.recorded, "training")
-    resolved = checks.resolve_learning_rate(config)  # earlier versions recorded `auto`
+    resolved = resolve_learning_rate(config)  # earlier versions recorded `auto`
     return render_text(
         "card.md",
         {

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from train.config.models import FORBIDDEN_ARGUMENTS, TIMM_PREFIX, refuse_forbidden_arguments
+from train.config.models import FORBIDDEN_ARGUMENTS, TIMM_PREFIX
 from train.data.shape import Shape
 
 # Arguments that timm passes on where a constructor does not list them.
@@ -28,7 +28,6 @@ def build_timm_model(name: str, *, classes: int, shape: Shape, **args: Any) -> n
     """
     import timm  # importing it takes seconds; other models do not need it
 
-    refuse_forbidden_arguments(args)
     options = constructor_arguments(name, classes, shape, args)
     net: nn.Module = timm.create_model(name.removeprefix(TIMM_PREFIX), pretrained=False, **options)
     return net

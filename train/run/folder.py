@@ -11,12 +11,14 @@ import os
 import shlex
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from entrypoint import ExitCode, Failure, Plan, is_ephemeral_path, unmounted_path_failure
 from train import files
+from train.checkpoint import store
 from train.config.schema import RunConfig, RunSection
 from train.run import lock, record
 
@@ -35,6 +37,13 @@ class RunLocation:
 def run_folder(config: RunConfig) -> Path:
     """`output_dir/name`, from the working directory."""
     return Path(config.run.output_dir) / config.run.name
+
+
+def newest_checkpoint(run_folder: Path) -> str | None:
+    """The path of the newest committed checkpoint, with which the next start goes on; None without one."""
+    with suppress(Failure):
+        return next((str(path) for path in reversed(store.list_checkpoints(run_folder / "checkpoints").values())), None)
+    return None
 
 
 def choose_writable_folder(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> RunLocation:

@@ -13,7 +13,8 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 
 from entrypoint import Failure, Heartbeat
-from train.config.schema import DataConfig, ModelConfig
+from train.config import checks
+from train.config.schema import DataConfig, ModelConfig, RunConfig
 from train.data import augment as augment_module
 from train.data import custom, decode, decoded_cache, loader, preprocessing, registry, shape
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
@@ -150,9 +151,9 @@ def test_an_image_that_is_kept_whole_loses_no_border(fit: Any) -> None:
     published = Preprocessing(crop_ratio=0.875, interpolation="bicubic")
     data = DataConfig(fit=fit)
     assert preprocessing.configured_preprocessing(data, published) == replace(published, crop_ratio=1.0, fit=fit)
-    registry.refuse_inapplicable_keys(preprocessing.set_preprocessing(data, published))
+    checks.refuse_conflicts(RunConfig(data=preprocessing.set_preprocessing(data, published)))
     with pytest.raises(Failure, match="keeps whole images") as caught:
-        registry.refuse_inapplicable_keys(DataConfig(fit=fit, crop_ratio=0.875))
+        checks.refuse_conflicts(RunConfig(data=DataConfig(fit=fit, crop_ratio=0.875)))
     assert caught.value.code == 64
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from train.config.schema import TORCHVISION_MODELS
+from entrypoint import Failure
+from train.config.schema import TORCHVISION_MODELS, ModelConfig
 from train.data.shape import Shape
 from train.models import custom, registry
 
@@ -104,15 +105,29 @@ def test_extra_arguments_reach_the_constructor() -> None:
     assert net("densenet121", drop_rate=0.25).features.denseblock1.denselayer1.drop_rate == 0.25
 
 
-@pytest.mark.usefixtures("weightless")
 @pytest.mark.parametrize(
-    ("name", "args", "said"),
+    ("name", "args", "reason"),
     [
         ("resnet18", {"weights": "DEFAULT"}, "nothing is downloaded"),
         ("resnet18", {"pretrained": True}, "nothing is downloaded"),
         ("resnet18", {"progress": False}, "nothing is downloaded"),
         ("resnet18", {"num_classes": 3}, "the data decides"),
         ("inception_v3", {"aux_logits": True}, "one output"),
+    ],
+    ids=str,
+)
+def test_what_the_data_or_the_config_decides_is_no_argument(name: str, args: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Failure, match="cannot set") as caught:
+        registry.build_model(
+            ModelConfig(name=name, args=args), classes=7, shape=Shape(channels=3, size=(32, 32)), seed=0
+        )
+    assert reason in caught.value.fix
+
+
+@pytest.mark.usefixtures("weightless")
+@pytest.mark.parametrize(
+    ("name", "args", "said"),
+    [
         ("resnet18", {"small_stem": "yes"}, "auto, true or false"),
         ("resnet18", {"small_stem": 1}, "auto, true or false"),
         ("resnet18", {"small_stem": None}, "auto, true or false"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from typing import Any
 
@@ -148,6 +149,13 @@ def test_a_part_of_the_network_may_be_used_later_for_the_first_time() -> None:
     assert made.state[late.weight]["momentum_buffer"].eq(1).all()
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_table_says_which_keys_of_the_config_an_optimizer_takes(name: str) -> None:
+    taken = inspect.signature(optimizer.optimizer_class(name)).parameters
+    assert OPTIMIZERS[name].takes_weight_decay == ("weight_decay" in taken)
+    assert not OPTIMIZERS[name].takes_momentum or "momentum" in taken
+
+
 BAD = {
     "unknown": ("sgd", {"nestrov": True}, "nestrov"),
     "the-rate": ("sgd", {"lr": 1.0}, "lr"),
@@ -215,3 +223,9 @@ def test_moments_that_are_none_are_refused(moments: object) -> None:
     saved["state"][0] = moments
     with pytest.raises(ValueError, match=r"^optimizer "):
         optimizer.restore_optimizer(stepped(torch.optim.SGD), saved)
+
+
+def test_a_misspelled_argument_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(Failure, match=r"optim\.args do not fit sgd") as caught:
+        optimizer.build_optimizer(OptimConfig(lr=0.1, args={"nestrov": True}), NET)
+    assert caught.value.fix == "write optim.args.nesterov instead of optim.args.nestrov"
