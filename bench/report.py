@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from matplotlib.figure import Figure
+
 from entrypoint import ExitCode, Failure, shell_command
 from train import files
 from train.metrics import NOT_MEASURED
 from train.report import compare, plots
 from train.report.compare import ScalingMeasurement
 from train.report.document import Block, DescriptionList, Paragraph, Picture, Section, Table
-from train.report.plots import Panel, PlotSeries, TargetRatio
+from train.report.plots import GRAY, Panel, PlotSeries, make_axes, plot, shorten_middle
 from train.report.read import finite_or_nan, format_number
 
 SCALING_PREFIX: Final = "scaling"  # prefix of series with x = processes and a line `images_per_s`
@@ -79,7 +81,7 @@ def bench_section(bench: BenchResults, number: int = 1) -> Section:
         DescriptionList(rows={str(name): _format_json_value(value) for name, value in bench.machine.items()})
     ]
     if ratios := [ratio for row in bench.rows if (ratio := _target_ratio(row)) is not None]:
-        png = plots.draw_ratios("Measured against the target", ratios)
+        png = draw_ratios("Measured against the target", ratios)
         alt = f"{sum(ratio.met for ratio in ratios)} of {len(ratios)} targets are reached"
         blocks.append(Picture(name=f"bench-{number}", png=png, alt=alt))
     if bench.rows:
@@ -136,11 +138,56 @@ def _target_ratio(row: Mapping[str, Any]) -> TargetRatio | None:
     if sign not in ("≥", "≤") or not math.isfinite(value) or not math.isfinite(target):
         return None
     share, *spread = (
-        plots.share_of_target(edge if math.isfinite(edge) else value, target, at_least=sign == "≥")
+        share_of_target(edge if math.isfinite(edge) else value, target, at_least=sign == "≥")
         for edge in (value, low, high)
     )
     name = f"{_format_json_value(row.get('row'))} {_format_json_value(row.get('what'))}"
     return TargetRatio(name=name, share=share, low=min(spread), high=max(spread), met=row.get("holds") is True)
+
+
+MIN_VALUE: Final = 1e-3  # in any unit: a logarithmic axis cannot show 0
+MET_COLOR, MISSED_COLOR = "#009E73", "#D55E00"
+RATIOS_WIDTH, RATIO_ROW_HEIGHT = 7.2, 0.42  # inches: width of the picture, height of one row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetRatio:
+    """A measured value as a share of its target; above 1 is better. low, high: its spread.
+
+    met: as the bench decided, for some rows by their median, for others by a bound of their spread.
+    """
+
+    name: str
+    share: float
+    low: float
+    high: float
+    met: bool
+
+
+def share_of_target(value: float, target: float, *, at_least: bool) -> float:
+    """The value relative to the target, so that above 1 is better. Only 0 reaches a target of 0.
+
+    at_least: whether more is better.
+    """
+    measured, target = max(value, MIN_VALUE), max(target, MIN_VALUE)
+    return measured / target if at_least else target / measured
+
+
+@plot
+def draw_ratios(figure: Figure, title: str, rows: Sequence[TargetRatio]) -> None:
+    """Draw a PNG with a dot for each row, right of 1 if the value is better than the target."""
+    axes = make_axes(figure, width=RATIOS_WIDTH, height=1.1 + RATIO_ROW_HEIGHT * max(1, len(rows)))
+    axes.set_title(shorten_middle(title, 90))
+    axes.set_xscale("log")
+    axes.axvline(1.0, color=GRAY, linewidth=1.2)
+    for y, row in enumerate(rows):
+        colour = MET_COLOR if row.met else MISSED_COLOR
+        axes.plot([row.low, row.high], [y, y], color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt")
+        axes.plot([row.share], [y], color=colour, marker="o" if row.met else "X", linestyle="")
+    axes.set_yticks(range(len(rows)), [shorten_middle(row.name, 60) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("times the target (right of the line: reached)")
+    axes.xaxis.set_major_formatter("{x:g}")
 
 
 def _throughput_points(series: Mapping[str, Any]) -> list[ScalingMeasurement]:

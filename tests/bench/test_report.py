@@ -13,7 +13,7 @@ import pytest
 from bench import measurements, report, targets
 from bench.estimates import estimate_median
 from bench.measurements import Measurement, Series
-from bench.report import BenchResults
+from bench.report import BenchResults, TargetRatio
 from entrypoint import ExitCode, Failure
 from train.report.document import Paragraph, Picture, Table
 
@@ -101,3 +101,20 @@ def test_objects_of_another_shape_are_shown_as_far_as_they_go(tmp_path: Path) ->
     (tmp_path / "a.json").write_text(json.dumps(odd))
     section = report.bench_section(report.read_bench(tmp_path / "a.json"))
     assert len([block for block in section.blocks if isinstance(block, Picture)]) == 2  # of series, "not measured"
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "at_least", "share"), [(3.0, 2.5, True, 1.2), (2.0, 2.5, True, 0.8), (20, 40, False, 2)]
+)
+def test_right_of_one_is_reached(value: float, target: float, at_least: bool, share: float) -> None:
+    assert report.share_of_target(value, target, at_least=at_least) == pytest.approx(share)
+
+
+def test_a_target_of_nothing_is_reached_by_nothing() -> None:
+    assert report.share_of_target(0, 0, at_least=False) == 1
+    assert report.share_of_target(8, 0, at_least=False) < 1
+
+
+def test_rows_become_a_picture() -> None:
+    rows = [TargetRatio(name="row", share=share, low=share, high=2, met=share > 1) for share in (0.5, 1.2)]
+    assert report.draw_ratios("bench", rows).startswith(b"\x89PNG")
