@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
+from bench.measurements import format_bounds, format_reached
 from entrypoint import ExitCode, Failure, shell_command
 from train import files
 from train.metrics import NOT_MEASURED
@@ -28,7 +29,6 @@ CONFIDENCE_BARS_TEXT: Final = (
     "range of too few blocks. They are over the median of the fewest processes, whose own spread is not in them. The "
     "95 % CI in the table above is of the speed-up itself."
 )
-REACHED_LABELS: Final[Mapping[Any, str]] = {True: "yes", False: "no", None: "open"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +111,11 @@ def _bench_cells(row: Mapping[str, Any]) -> list[str]:
         reason = _format_json_value(row.get("missing", "no reason given"))
         return [*target_cells, "-", f"{NOT_MEASURED}: {reason}", "", ""]
     reached = row.get("holds")
-    interval = (
-        f"{'range ' * (row.get('sure') is False)}{format_number(low)} to {format_number(high)}" if low < high else ""
-    )
+    interval = format_bounds(low, high, sure=row.get("sure") is not False) if low < high else ""
     value_text = f"{format_number(value)} {_format_json_value(row.get('unit', ''))}".rstrip()
     return [
         *target_cells,
-        "-" if target_cells[2] == "reported" else REACHED_LABELS[reached if isinstance(reached, bool) else None],
+        format_reached(reached if isinstance(reached, bool) else None, target_cells[2]).lower(),
         value_text,
         interval,
         _format_json_value(row.get("of", "")),
