@@ -18,6 +18,7 @@ from checkpoints import plant, reseal, saved
 from label_tables import rows, write_table
 from safetensors.torch import save_file
 
+from bench import report
 from entrypoint import Failure, exchange, files, hang
 from entrypoint.run_errors import RunErrors, decide_requeue
 from train import batch_size, file_lock
@@ -31,7 +32,7 @@ from train.files import is_plain_name
 from train.inference import export
 from train.logging.trackers import RunIds
 from train.models import pretrained, weights
-from train.report import page, saved_evaluation
+from train.report import saved_evaluation
 from train.run import record
 
 OLDER = Path(__file__).parent / "support" / "version-0.1.0"
@@ -81,7 +82,7 @@ READERS: dict[str, Reader] = {
     "errors/node-a.json": lambda path: decide_requeue(1, [path]),
     "errors/hang-a.json": hang._read_statuses,
     "evaluation.json": saved_evaluation.read,
-    "bench.json": page.read_bench,
+    "bench.json": report.read_bench,
     "run-ids.json": lambda path: RunIds(path).read(),
     ".lease.1": lambda path: file_lock.read_current_lock(path.with_suffix("")),
     "hosts/task-1.json": lambda path: exchange._task_host(files.read_json_object(path)),

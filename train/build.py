@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from entrypoint import Heartbeat, gauges
+from entrypoint import Heartbeat, World, gauges
 from train import batch_size, compilation
 from train.batch_size import NO_CACHE, MicroBatchCache
 from train.compilation import Compiled
@@ -37,6 +38,7 @@ from train.data.workers import WorkerLoader
 from train.data_fit import describe_image_file_obstacle, image_file_notes, refuse_unfit_data
 from train.distributed import replica_check, shared_memory
 from train.distributed.runtime import Runtime
+from train.distributed.runtime import start as start_runtime
 from train.distributed.shared_memory import HostRanks
 from train.evaluation.results import read_final_score
 from train.evaluation.validator import max_batch_size, rank_batches
@@ -288,3 +290,19 @@ def _compile(
     size = max_batch_size(len(splits.validation.labels), config.eval.batch_size)
     evaluated = compilation.black_images(size, splits.evaluated_shape, parallel.runtime.device) if size else None
     return compilation.compile_model(config.train, parallel, evaluated, heartbeat, progress.say)
+
+
+@contextmanager
+def open_trainer(
+    config: RunConfig, world: World, environ: MutableMapping[str, str], folder: Path, heartbeat: Heartbeat
+) -> Iterator[Trainer]:
+    """Build the trainer of a session, but without the folder's lock and record, and without resuming.
+
+    Shards are not copied to data.stage: there may be no parent process that would remove the copies.
+    """
+    config = replace(config, data=replace(config.data, stage=None))
+    rank_runtime = start_runtime(config, world, environ)
+    try:
+        yield build_trainer(config, rank_runtime, RankContext(world=world, folder=folder, heartbeat=heartbeat))
+    finally:
+        rank_runtime.close()

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Final
 
 from entrypoint import Heartbeat, World, join_lines
-from train.bench.blocks import open_trainer
+from train.build import open_trainer
 from train.config.schema import LogConfig, RunConfig
 from train.optim.schedule import Schedule, peak_learning_rate
 from train.report import plots

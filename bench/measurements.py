@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from bench.estimates import Estimate
 from entrypoint import Failure
-from train.bench.estimates import Estimate
 from train.report.read import format_number
 from train.run.record import installed_version
 

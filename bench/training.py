@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any, Final, Literal
 
+from bench import processes
+from bench.estimates import Estimate, estimate_median, ratio_of_medians
+from bench.processes import BenchOptions, Program, RunningProgram
 from entrypoint import Failure
-from train.bench import processes
-from train.bench.estimates import Estimate, estimate_median, ratio_of_medians
-from train.bench.processes import BenchOptions, Program, RunningProgram
 from train.config import load
 
 BLOCK_S: Final = 1.0
@@ -125,16 +124,16 @@ def training_program(
     procs: int = 1,
     warm_up: int = 10,
     config: str | None = None,
-    module_folder: Path | None = None,
 ) -> Program:
-    """Our training on `procs` ranks of this machine."""
+    """Our training on `procs` ranks of this machine; beside the peers it may use their model `workload:tiny`."""
     folder = options.scratch / name
-    command = [sys.executable, "-m", "train.bench", "--logs", str(folder / "logs")]
-    command += ["--device", options.device, "--procs-per-node", str(procs), "--", "--warm-up", str(warm_up)]
-    command += ["--module-folder", str(module_folder)] if module_folder else []
-    command += ["--config", config] if config else []
-    words = load.keep_last_overrides([*settings, f"run.output_dir={options.scratch}", f"run.name={name}"])
-    return Program(name=name, command=[*command, *words], environ=options.child_environ())
+    words = ["--logs", str(folder / "logs"), "--device", options.device, "--procs-per-node", str(procs)]
+    words += ["--", "--warm-up", str(warm_up)]
+    words += ["--module-folder", str(options.peers)] if options.compares else []
+    words += ["--config", config] if config else []
+    words += load.keep_last_overrides([*settings, f"run.output_dir={options.scratch}", f"run.name={name}"])
+    command = processes.module_command("bench.ranks", *words)
+    return Program(name=name, command=command, environ=options.child_environ())
 
 
 def time_trainings(
@@ -176,14 +175,12 @@ def _time_in_turns(options: BenchOptions, trainings: Sequence[TimedTraining], ro
         running = [program for program in started if not isinstance(program, str)]
         for program in running:
             program.steps = 1 if options.quick else program.steps_in(BLOCK_S)
-        blocks: dict[int, list[dict[str, Any]]] = {id(program): [] for program in running}
-        for number in range(rounds):
-            for program in running if number % 2 == 0 else running[::-1]:
-                blocks[id(program)].append(program.request(steps=program.steps))
+        sides = [partial(program.request, steps=program.steps) for program in running]
+        blocks = iter(processes.run_in_turns(sides, rounds=rounds, warm_up=0))
         return [
             Speed(training=training, missing=program)
             if isinstance(program, str)
-            else _speed(training, program, blocks[id(program)])
+            else _speed(training, program, next(blocks))
             for training, program in zip(trainings, started, strict=True)
         ]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from stand_ins import on_cpu, replaced
 
+from bench import training
+from bench.processes import Program
+from bench.training import Speed, TimedTraining
 from entrypoint import ExitCode, Failure
-from train.bench import training
-from train.bench.processes import Program
-from train.bench.training import Speed, TimedTraining
 
 
 def three(folder: Path) -> list[TimedTraining]:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from stand_ins import on_cpu, replaced
 
-from train.bench import sweep
-from train.bench.measurements import Measurement, Row, Series
-from train.bench.processes import Program
-from train.bench.sweep import Setting
-from train.bench.training import Speed, TimedTraining
+from bench import sweep
+from bench.measurements import Measurement, Row, Series
+from bench.processes import Program
+from bench.sweep import Setting
+from bench.training import Speed, TimedTraining
 
 ARGUMENTS = argparse.Namespace(micro=[8, 16], workers=["auto", "2"], precisions=["fp32"], cpus=[1])
 CONFIG = "train: {global_batch_size: 32}\n"

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, Plan, make_plan, run_plan, shell_command
-from train.bench.estimates import exact
-from train.bench.measurements import Measurement, Row, Series, Target, reported_row
-from train.bench.processes import BenchOptions, module_command, supervision_policy
+from bench.estimates import exact
+from bench.measurements import Measurement, Row, Series, Target, reported_row
+from bench.processes import BenchOptions, module_command, run_ranks
+from entrypoint import ExitCode, Failure, Plan, make_plan, shell_command
 
 KB, MB = 1000, 1_000_000
 # The last is the size of the gradients of the reference network: 17.2 million numbers.
@@ -96,8 +96,7 @@ def _exchange(options: BenchOptions, plan: Plan) -> Mapping[str, Any] | None:
     sizes = getattr(options.arguments, "sizes", None) or (SIZES[:2] if options.quick else SIZES)
     words = ["--result", str(result), "--timeout", f"{LIMIT_S:g}", "--sizes", *map(str, sizes)]
     command = module_command("train.distributed.allreduce_check", *words)
-    policy = supervision_policy(LIMIT_S, logs)
-    code = run_plan(plan, command, options.environ, log_dir=logs, foreign=False, care=policy)
+    code = run_ranks(plan, command, options.environ, logs=logs, limit_s=LIMIT_S)
     if code:
         raise Failure(
             "the ranks did not exchange their numbers",

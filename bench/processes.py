@@ -18,24 +18,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal, TextIO, TypeVar
 
 from entrypoint import (
     ExitCode,
     Failure,
     HangTimeouts,
     LaunchOptions,
+    Plan,
     RunErrors,
     SupervisionPolicy,
     die_with_parent,
     num_usable_cores,
+    run_plan,
 )
 
+T = TypeVar("T")
 LOOPBACK: Final = "127.0.0.1"
 LIMIT_S: Final = 600.0  # for a start with its warm-up, and for a block
 GPU_LIMIT_S: Final = 150.0  # the same on a GPU: a program that hangs must leave time for the other rows of bench/gpu.sh
-LOG_TAIL: Final = 2000  # characters of a log that an error shows
-ROOT: Final = Path(__file__).parents[2]  # the folder that holds the package `train`
+LOG_TAIL: Final = 2000  # characters of a log or an output that an error shows
+ROOT: Final = Path(__file__).parents[1]  # the folder that holds this package
+PEERS: Final = ROOT / "bench/peers"
 # Ranks are started without PYTHONPATH, and a checkout need not be installed.
 CALL_MAIN: Final = (
     "import importlib, os, sys; sys.path.insert(0, sys.argv[1]); "
@@ -48,8 +52,9 @@ class BenchOptions:
     """The command line of one benchmark.
 
     is_main: whether this task has world rank 0, which alone prints and writes results. pairs: None: as many as the
-    row asks for. quick: the smallest sizes, which show that it works; the values mean nothing. scratch: an empty
-    folder that is removed afterwards. log: takes one line of progress. arguments: the benchmark's own arguments.
+    row asks for. quick: the smallest sizes, which show that it works; the values mean nothing. compares: other
+    programs are measured too; their scripts are in the folder `peers`. scratch: an empty folder that is removed
+    afterwards. log: takes one line of progress. arguments: the benchmark's own arguments.
     """
 
     device: Literal["cpu", "cuda"]
@@ -62,6 +67,8 @@ class BenchOptions:
     quick: bool = False
     config: str | None = None
     overrides: tuple[str, ...] = ()
+    compares: bool = False
+    peers: Path = PEERS
     arguments: argparse.Namespace = field(default_factory=argparse.Namespace)
 
     def num_pairs(self, default: int = 5) -> int:
@@ -123,14 +130,15 @@ class RunningProgram:
 
 
 def module_command(module: str, *words: str) -> list[str]:
-    """The command line that calls `main(words, os.environ)` of a module of this package."""
+    """The command line that calls `main(words, os.environ)` of a module of ours, whatever the current folder holds."""
     return [sys.executable, "-c", CALL_MAIN, str(ROOT), module, *words]
 
 
-def supervision_policy(limit_s: float, logs: Path) -> SupervisionPolicy:
-    """The same limit for each phase."""
+def run_ranks(plan: Plan, command: Sequence[str], environ: Mapping[str, str], *, logs: Path, limit_s: float) -> int:
+    """Run a command on the plan's ranks of this task, each phase within the limit; returns the exit code."""
     limits = HangTimeouts(start=limit_s, step=limit_s, evaluation=limit_s, save=limit_s, data=limit_s)
-    return SupervisionPolicy(limits=limits, errors=RunErrors(logs))
+    policy = SupervisionPolicy(limits=limits, errors=RunErrors(logs))
+    return run_plan(plan, command, environ, log_dir=logs, foreign=False, care=policy)
 
 
 def parse_counts(text: str) -> list[int]:
@@ -150,6 +158,67 @@ def start_programs(options: BenchOptions, *programs: Program) -> Iterator[list[R
     """
     with ExitStack() as stack:
         yield [_start(options, program, stack) for program in programs]
+
+
+def run_in_turns(sides: Sequence[Callable[[], T]], *, rounds: int, warm_up: int = 1) -> list[tuple[T, ...]]:
+    """What each side returned, round by round. The first `warm_up` rounds do not count.
+
+    Every second round goes back, so that drifts (clocks, heat, caches) affect all alike.
+    """
+    results: list[dict[int, T]] = []
+    for number in range(warm_up + rounds):
+        order = range(len(sides))
+        results.append({side: sides[side]() for side in (reversed(order) if number % 2 else order)})
+    return [tuple(in_round[side] for in_round in results[warm_up:]) for side in range(len(sides))]
+
+
+def run_to_end(words: Sequence[str], environ: Mapping[str, str], cwd: Path, limit_s: float) -> str:
+    """Run a program to its end and return its output; kill it with all its children if that takes too long.
+
+    Raises:
+        Failure: PEER, with the end of the output, if it fails or takes longer than the limit.
+    """
+    with subprocess.Popen(
+        words,
+        env=dict(environ),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+            reason = f"exit code {process.returncode}" if process.returncode else None
+        except BaseException as error:
+            with suppress(ProcessLookupError):  # its children would keep the pipe open
+                os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            output, reason = error.output or b"", f"not done in {limit_s:g} s"
+    text = output.decode(errors="replace")
+    if reason is not None:
+        raise Failure(
+            "a process that is measured has failed",
+            found=f"{reason}\n{text[-LOG_TAIL:].strip()}",
+            fix=f"run it alone: {' '.join(words)}",
+            code=ExitCode.PEER,
+        )
+    return text
+
+
+def run_for_json(words: Sequence[str], environ: Mapping[str, str], cwd: Path, limit_s: float) -> dict[str, Any]:
+    """Run a script to its end and return the JSON object that it printed last."""
+    lines = run_to_end(words, environ, cwd, limit_s).splitlines()
+    last = next((line for line in reversed(lines) if line.startswith("{")), None)
+    if last is None:
+        raise Failure(
+            "a process that is measured printed no JSON",
+            found="\n".join(lines)[-LOG_TAIL:],
+            fix=f"run it alone: {' '.join(words)}",
+            code=ExitCode.PEER,
+        )
+    return dict(json.loads(last))
 
 
 def program_failure(program: Program, log: Path, reason: str) -> Failure:

@@ -9,9 +9,9 @@ from benches import by_number, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import comm
+from bench.measurements import Measurement, Row, Series
 from entrypoint import ExitCode, Failure, LaunchOptions
-from train.bench import comm
-from train.bench.measurements import Measurement, Row, Series
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_one_rank_has_nobody_to_talk_to(tmp_path: Path) -> None:
 
 
 def test_ranks_that_end_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comm, "run_plan", lambda *_, **__: 78)
+    monkeypatch.setattr(comm, "run_ranks", lambda *_, **__: 78)
     with pytest.raises(Failure, match="exit code 78") as caught:
         list(comm.run(quick(tmp_path)))
     assert caught.value.code == ExitCode.NODE

@@ -15,9 +15,10 @@ import torch._dynamo.utils as dynamo
 from jobs import TINY, forget_accelerate
 from worlds import ALONE
 
+from bench import blocks
+from bench.blocks import BlockProgress, Connection, Disconnected
 from entrypoint import Heartbeat
-from train.bench import blocks
-from train.bench.blocks import BlockProgress, Connection, Disconnected
+from train.build import open_trainer
 from train.config import load
 
 
@@ -88,7 +89,7 @@ def _forgotten() -> Iterator[None]:
 @pytest.mark.usefixtures("_forgotten")
 def test_without_a_bench_it_trains_to_the_end_and_tells_what_it_was(tmp_path: Path) -> None:
     config = load.load_config(None, [*TINY, "train.max_steps=3"])
-    with blocks.open_trainer(config, ALONE, {}, tmp_path, Heartbeat()) as trainer:
+    with open_trainer(config, ALONE, {}, tmp_path, Heartbeat()) as trainer:
         blocks.train_in_blocks(trainer, None, warm_up=1)
         assert trainer.state.step == 3
         facts = blocks.describe_training(trainer)

@@ -23,16 +23,17 @@ def main(words: Sequence[str], environ: MutableMapping[str, str]) -> None:
     environment.remove_conflicting_variables(environ, download=False)
     environment.limit_openmp_spinning(environ)
     with worker.no_garbage_collection():
-        from train.bench import blocks
+        from bench import blocks
+        from train.build import open_trainer
 
-    with blocks.open_trainer(config, world, environ, folder.run_folder(config), heartbeat) as trainer:
+    with open_trainer(config, world, environ, folder.run_folder(config), heartbeat) as trainer:
         blocks.train_in_blocks(trainer, arguments.pace if world.rank == 0 else None, warm_up=arguments.warm_up)
     heartbeat.beat("end")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line that `python -m train.bench` writes."""
-    parser = argparse.ArgumentParser(prog="train.bench.worker", allow_abbrev=False)
+    """The command line that `training_program` writes."""
+    parser = argparse.ArgumentParser(prog="bench.worker", allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE")
     parser.add_argument("--pace", metavar="PORT:TOKEN", required=True)
     parser.add_argument("--module-folder", metavar="DIR", help="where the model's module is")

@@ -7,23 +7,16 @@ import json
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final, TextIO
 
 import torch
 
-from entrypoint import Heartbeat, World
 from train import compilation
-from train.build import build_trainer
-from train.config.schema import RunConfig
-from train.distributed import runtime
 from train.logging.progress import Progress
 from train.models import registry
-from train.rank_context import RankContext
 from train.trainer import Trainer
 
 LOOPBACK: Final = "127.0.0.1"
@@ -55,6 +48,13 @@ class Connection:
             self._stream.close()
             raise Disconnected
         return dict(json.loads(request))
+
+    def serve(self, facts: Mapping[str, Any], run: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+        """Answer each request with what `run` returns, until the benchmark hangs up."""
+        with suppress(Disconnected):
+            request = self.introduce(facts)
+            while True:
+                request = self.answer(run(request))
 
 
 class BlockProgress(Progress):
@@ -133,22 +133,6 @@ class BlockProgress(Progress):
         if self._device.type == "cpu":
             return [after - before for before, after in neighbours]
         return [before.elapsed_time(after) / 1e3 for before, after in neighbours]
-
-
-@contextmanager
-def open_trainer(
-    config: RunConfig, world: World, environ: MutableMapping[str, str], folder: Path, heartbeat: Heartbeat
-) -> Iterator[Trainer]:
-    """Build the trainer of a session, but without the folder's lock and record, and without resuming.
-
-    Shards are not copied to data.stage: there may be no parent process that would remove the copies.
-    """
-    config = replace(config, data=replace(config.data, stage=None))
-    rank_runtime = runtime.start(config, world, environ)
-    try:
-        yield build_trainer(config, rank_runtime, RankContext(world=world, folder=folder, heartbeat=heartbeat))
-    finally:
-        rank_runtime.close()
 
 
 def train_in_blocks(trainer: Trainer, address: str | None, *, warm_up: int) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from train.bench import __main__ as parent
-from train.bench import worker
+from bench import ranks, worker
 
 
 def test_it_takes_the_settings_of_a_training_and_where_the_bench_is() -> None:
@@ -22,6 +21,6 @@ def test_without_a_bench_nothing_is_measured(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_launch_that_is_refused_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = parent.run(["--logs", str(tmp_path), "--device", "cpu", "--procs-per-node", "0", "--", "x=1"], {})
+    code = ranks.main(["--logs", str(tmp_path), "--device", "cpu", "--procs-per-node", "0", "--", "x=1"], {})
     assert code == 64
     assert "--procs-per-node=0" in capsys.readouterr().err

@@ -12,10 +12,9 @@ import pytest
 import stand_ins
 from processes import alive, unmeasured, wait_until
 
-from bench import harness
+from bench import harness, processes, training
+from bench.processes import BenchOptions, Program, RunningProgram
 from entrypoint import ExitCode, Failure
-from train.bench import processes
-from train.bench.processes import BenchOptions, Program, RunningProgram
 
 TINY = ("--model", "tiny", "--size", "8", "--classes", "2", "--samples", "64", "--batch", "8", "--warm-up", "2")
 OURS = (
@@ -52,8 +51,8 @@ def python(code: str, **more: str) -> Program:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningProgram]]:
     """Our own training and the bare loop, both on two ranks, waiting."""
-    with_files = on_cpu(tmp_path_factory.mktemp("pair"))
-    ours = harness.our_program(with_files, "ours", *OURS, procs=2)
+    with_files = replace(on_cpu(tmp_path_factory.mktemp("pair")), compares=True)
+    ours = training.training_program(with_files, "ours", *OURS, procs=2)
     bare = harness.peer_program(with_files, "bare", *TINY, ranks=2)
     with processes.start_programs(with_files, ours, bare) as both:
         yield both
@@ -147,3 +146,37 @@ def test_the_main_of_a_module_gets_the_words_and_the_environment(
     command = processes.module_command("echo", "one", "two")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**unmeasured(), "A": "b"}, cwd="/")
     assert (done.stdout, done.stderr) == ("['one', 'two'] b\n", "")
+
+
+# Leaves a child that keeps its output open, as a launcher does that hangs.
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open("pid", "w").write(str(child.pid))
+print("so far", flush=True)
+child.wait()
+"""
+
+
+def test_a_program_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="no such luck") as caught:
+        processes.run_to_end([sys.executable, "-c", "raise SystemExit('no such luck')"], {}, tmp_path, 60)
+    assert caught.value.code == ExitCode.PEER
+
+
+def test_a_program_that_hangs_is_told_and_killed_with_its_children(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match=r"not done in 3 s.*so far") as caught:
+        processes.run_to_end([sys.executable, "-c", PARENT], {}, tmp_path, 3)
+    assert caught.value.code == ExitCode.PEER
+    wait_until(lambda: not alive(int((tmp_path / "pid").read_text())), "the child is gone")
+
+
+def test_a_script_that_runs_alone_is_read_from_its_last_line(tmp_path: Path) -> None:
+    code = "print('note'); print('{\"step_s\": [1.0]}'); print('bye')"
+    assert processes.run_for_json([sys.executable, "-c", code], {}, tmp_path, 60) == {"step_s": [1.0]}
+
+
+def test_a_script_without_a_result_is_a_failure_of_the_peer(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="no luck") as caught:
+        processes.run_for_json([sys.executable, "-c", "print('no luck')"], {}, tmp_path, 60)
+    assert caught.value.code == ExitCode.PEER

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
+from bench import training
+from bench.measurements import Measurement, Row, Series, Target, reported_row
+from bench.processes import BenchOptions, parse_counts
+from bench.training import ENDLESS_SETTINGS, Speed, TimedTraining
 from entrypoint import make_plan, num_usable_cores
-from train.bench import training
-from train.bench.measurements import Measurement, Row, Series, Target, reported_row
-from train.bench.processes import BenchOptions, parse_counts
-from train.bench.training import ENDLESS_SETTINGS, Speed, TimedTraining
 from train.config import load
 from train.config.batches import largest_divisor
 from train.config.load import keep_last_overrides

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.bench.estimates import estimate_median, exact, ratio_of_medians
+from bench.estimates import estimate_median, exact, ratio_of_medians
 
 
 def test_the_bounds_lie_around_the_median_and_narrow_with_more_pairs() -> None:

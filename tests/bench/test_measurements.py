@@ -8,11 +8,10 @@ from typing import Literal
 
 import pytest
 
-from bench import targets
+from bench import measurements, targets
+from bench.estimates import Estimate, estimate_median, exact
+from bench.measurements import Row, Series, Target, reported_row
 from entrypoint import ExitCode, Failure
-from train.bench import measurements
-from train.bench.estimates import Estimate, estimate_median, exact
-from train.bench.measurements import Row, Series, Target, reported_row
 
 UNSURE = Estimate(value=0.98, low=0.95, high=1.01, quarter=0.97, three_quarters=0.99, of=5, sure=False)
 
