@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from entrypoint import Heartbeat, World
+from entrypoint import DEVICE_VARIABLE, Heartbeat, World
 from train.bench.blocks import Connection, Disconnected, open_trainer
 from train.config import load
 from train.config.schema import CheckpointConfig
@@ -33,7 +33,7 @@ SINGLE_PROCESS = World(
 def main(words: Sequence[str], environ: MutableMapping[str, str]) -> None:
     """`--pace PORT:TOKEN --device cpu|cuda --folder DIR [section.key=value ...]`."""
     arguments = build_parser().parse_args(words)
-    environ["ENTRYPOINT_DEVICE"] = arguments.device
+    environ[DEVICE_VARIABLE] = arguments.device
     config, folder = load.load_config(None, arguments.overrides), Path(arguments.folder)
     with open_trainer(config, SINGLE_PROCESS, environ, folder, Heartbeat()) as trainer:
         trainer.begin()

@@ -34,6 +34,7 @@ LAYERS = {
         "job_script",
         "threads",
         "world",
+        "handover",
         "job",
         "hostlist",
         "driver_errors",

@@ -10,15 +10,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.handover import DEVICE_VARIABLE, HANDOVER_VARIABLE, Handover
 from entrypoint.hostlist import expand_counts
 from entrypoint.launchers import batch_script, local, per_node, per_rank, slurm, torchrun
 from entrypoint.launchers.allocation import THIS_NODE_ONLY_FIX, Allocation
 from entrypoint.machine import Machine
 from entrypoint.options import LaunchOptions
 from entrypoint.world import TORCHRUN_VARIABLES, is_whole_number, parse_port, parse_whole_number
-
-LAUNCH_ID_VARIABLE = "ENTRYPOINT_RUN_ID"
-JOB_VARIABLE = "ENTRYPOINT_JOB"  # the job of the process that set torchrun's variables, if that was us
 
 
 def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machine: Machine) -> Allocation:
@@ -40,8 +38,8 @@ def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machin
     if options.nodes is not None:
         return _with_master_port(environ, local.manual_allocation(options, machine))
     allocation = _with_master_port(environ, _read_innermost_launcher(environ, machine))
-    # The parent of a rank of ours has looked. Outside of a job the variable is empty, and proves nothing.
-    if not (allocation.launcher == "torchrun" and environ.get(JOB_VARIABLE)):
+    # The parent of a rank of ours has looked. Outside of a job the handover names none, and proves nothing.
+    if not (allocation.launcher == "torchrun" and Handover.from_environ(environ).job):
         _refuse_smaller_world(environ, machine, allocation)
     return allocation
 
@@ -207,10 +205,10 @@ def _refuse_inherited_variables(environ: Mapping[str, str], outer: Allocation | 
     Variables that we set must name this job, step and launch; variables set by hand must agree with
     srun's numbers, or with those of `outer`: mpirun's in a Slurm job, say.
     """
-    current_job, original_job = current_job_key(environ), environ.get(JOB_VARIABLE)
-    if original_job is not None:
-        if not set(current_job.split()) <= set(original_job.split()):
-            raise _inherited_variables_failure(environ, original_job, current_job)
+    current_job, handover = current_job_key(environ), Handover.from_environ(environ)
+    if handover.job is not None:
+        if not set(current_job.split()) <= set(handover.job.split()):
+            raise _inherited_variables_failure(environ, handover, current_job)
         return
     if outer is None and slurm.in_step(environ) and not _is_torchrun_inside_task(environ):
         _refuse_contradiction_with_step(environ)
@@ -251,12 +249,12 @@ def _refuse_ranks_of_another_launch(environ: Mapping[str, str], launcher: per_ra
         )
 
 
-def _inherited_variables_failure(environ: Mapping[str, str], original_job: str, current_job: str) -> Failure:
+def _inherited_variables_failure(environ: Mapping[str, str], handover: Handover, current_job: str) -> Failure:
     our_variables = [
         *TORCHRUN_VARIABLES.values(),
-        JOB_VARIABLE,
-        "ENTRYPOINT_DEVICE",
-        *environ.get("ENTRYPOINT_SET", "").split(","),
+        HANDOVER_VARIABLE,
+        DEVICE_VARIABLE,
+        *handover.added,
         # Of a command on the CPU (entrypoint.launch): it would hide the next job's GPUs too.
         *(["ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES"] if environ.get("CUDA_VISIBLE_DEVICES") == "" else []),
     ]
@@ -267,7 +265,7 @@ def _inherited_variables_failure(environ: Mapping[str, str], original_job: str, 
     )
     return Failure(
         "the environment holds the variables of a rank of another launch: sbatch, srun and others pass them on",
-        found=f"RANK={environ['RANK']} WORLD_SIZE={environ['WORLD_SIZE']} of {original_job or 'no job'}, "
+        found=f"RANK={environ['RANK']} WORLD_SIZE={environ['WORLD_SIZE']} of {handover.job or 'no job'}, "
         f"and this is {current_job}",
         expected="the variables that the launcher of this job sets",
         fix=f"before submitting, or first in the job script: unset {' '.join(names)}",
