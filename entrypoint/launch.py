@@ -13,8 +13,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -65,7 +65,7 @@ def run_plan(
     console = Console(is_terminal=terminal, folds=not foreign, uses_color=use_color(terminal, environ))
     preload.preload_mapped_files()
     stop_signals = [] if stop_signals is None else stop_signals
-    with SignalInbox() as inbox, _ScratchHome(environ) as scratch:
+    with SignalInbox() as inbox, _scratch_home(environ) as scratch:
         inbox.arrived.extend(dict.fromkeys(stop_signals))
         if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed
             die_with_parent(signal.SIGTERM, os.getppid())
@@ -117,7 +117,7 @@ def _resolve_master(planned: Plan, deadline: float, inbox: SignalInbox, console:
             network.resolve(planned.world.master_addr)
             return
         except Failure:
-            if planned.launcher not in per_node.NAMES or time.monotonic() > deadline:
+            if planned.launcher not in per_node.PLATFORMS or time.monotonic() > deadline:
                 raise
         if attempt == 0:
             console.say(f"waiting for rank 0: {planned.world.master_addr!r} does not resolve yet")
@@ -331,7 +331,7 @@ def _interface_towards_peers(planned: Plan) -> str | None:
         return network.LOOPBACK_INTERFACE
     if planned.world.num_nodes > 1:
         # Kubeflow's first pod may call itself `localhost`; the others do not.
-        is_first_pod = is_loopback(master) and planned.launcher in per_node.NAMES
+        is_first_pod = is_loopback(master) and planned.launcher in per_node.PLATFORMS
         return network.interface_between(planned.hosts, network.own_address({}) if is_first_pod else master)
     return network.interface_towards(network.resolve(master))
 
@@ -361,21 +361,14 @@ def _report_notes(planned: Plan, notes: Sequence[str], console: Console) -> None
             console.say(f"WARNING: {warning}")
 
 
-class _ScratchHome:
-    """A temporary folder that replaces an unwritable HOME; removed when the run ends."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self._path: Path | None = None
-
-    def __enter__(self) -> Path | None:
-        needed = not environment.is_writable(self._environ.get("HOME")) or not environment.is_writable(
-            self._environ.get("TMPDIR") or "/tmp"
-        )
-        parent = environment.scratch_parent(self._environ) if needed else None
-        self._path = Path(tempfile.mkdtemp(prefix="train-home-", dir=parent)) if parent else None
-        return self._path
-
-    def __exit__(self, *_: object) -> None:
-        if self._path:
-            shutil.rmtree(self._path, ignore_errors=True)
+@contextmanager
+def _scratch_home(environ: Mapping[str, str]) -> Iterator[Path | None]:
+    """A temporary folder that replaces a HOME or TMPDIR that cannot be written; removed when the run ends."""
+    needed = not all(map(environment.is_writable, (environ.get("HOME"), environ.get("TMPDIR") or "/tmp")))
+    parent = environment.scratch_parent(environ) if needed else None
+    path = Path(tempfile.mkdtemp(prefix="train-home-", dir=parent)) if parent else None
+    try:
+        yield path
+    finally:
+        if path:
+            shutil.rmtree(path, ignore_errors=True)

@@ -35,9 +35,10 @@ LAYERS = {
         "threads",
         "world",
         "handover",
-        "job",
         "hostlist",
         "driver_errors",
+        "platforms",
+        "job",
         "machine",
         "images",
         "cuda_compat",
@@ -253,7 +254,7 @@ def test_train_uses_only_what_entrypoint_offers() -> None:
 
 
 def test_train_names_no_variable_of_a_scheduler() -> None:
-    """`entrypoint.JobInfo` says what a scheduler's job is; a new scheduler is one entry in entrypoint/job.py."""
+    """`entrypoint.JobInfo` says what a scheduler's job is; a new scheduler is one record in entrypoint/platforms.py."""
     variable = re.compile(r"\b(?:SLURMD?|PBS|LSB|SGE|FLUX|COBALT|_CONDOR)_[A-Z]*")
     wrong = [
         f"{name_of(path)}: {name}"

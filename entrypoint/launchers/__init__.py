@@ -5,7 +5,7 @@ It refuses variables that contradict each other or that were inherited from anot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,10 +13,11 @@ from entrypoint.errors import ExitCode, Failure
 from entrypoint.handover import DEVICE_VARIABLE, HANDOVER_VARIABLE, Handover
 from entrypoint.hostlist import expand_counts
 from entrypoint.launchers import batch_script, local, per_node, per_rank, slurm, torchrun
-from entrypoint.launchers.allocation import THIS_NODE_ONLY_FIX, Allocation
+from entrypoint.launchers.allocation import THIS_NODE_ONLY_FIX, Allocation, Evidence
 from entrypoint.machine import Machine
 from entrypoint.options import LaunchOptions
-from entrypoint.world import TORCHRUN_VARIABLES, is_whole_number, parse_port, parse_whole_number
+from entrypoint.platforms import Platform
+from entrypoint.world import TORCHRUN_VARIABLES, parse_port, parse_whole_number
 
 
 def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machine: Machine) -> Allocation:
@@ -37,35 +38,51 @@ def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machin
         return replace(allocation, warnings=(*allocation.warnings, *notes))
     if options.nodes is not None:
         return _with_master_port(environ, local.manual_allocation(options, machine))
-    allocation = _with_master_port(environ, _read_innermost_launcher(environ, machine))
+    evidence = read_evidence(environ, machine)
+    if torchrun.has_rank_variables(environ):
+        allocation = _read_torchrun_variables(environ, machine, evidence)
+    else:
+        allocation = _read_started_task(environ, evidence) or _read_job_script(environ, machine, evidence)
+    allocation = _with_master_port(environ, allocation)
     # The parent of a rank of ours has looked. Outside of a job the handover names none, and proves nothing.
     if not (allocation.launcher == "torchrun" and Handover.from_environ(environ).job):
-        _refuse_smaller_world(environ, machine, allocation)
+        _refuse_smaller_world(environ, allocation, evidence)
     return allocation
 
 
-def _read_innermost_launcher(environ: Mapping[str, str], machine: Machine) -> Allocation:
-    if torchrun.has_rank_variables(environ):
-        return _read_torchrun_variables(environ, machine)
-    if starter := per_rank.find_launcher(environ):
-        _refuse_ranks_of_another_launch(environ, starter)
-        return _override_master_addr(environ, per_rank.read_allocation(environ, machine, starter))
-    if slurm.in_step(environ):
-        return _override_master_addr(environ, slurm.read_step_allocation(environ))
-    if environ.get("PET_NNODES"):
-        return per_node.pet_allocation(environ, machine)
-    if platform := per_node.find_launcher(environ):
-        return per_node.read_allocation(environ, machine, platform)
+def read_evidence(environ: Mapping[str, str], machine: Machine) -> Sequence[Evidence]:
+    """What each platform says that has set variables here, innermost first; torchrun's set is read on its own."""
+    return (
+        *per_rank.read_evidence(environ, machine),
+        *slurm.read_evidence(environ),
+        *per_node.read_evidence(environ, machine),
+        *batch_script.read_evidence(environ, machine),
+    )
+
+
+def _read_started_task(environ: Mapping[str, str], evidence: Sequence[Evidence]) -> Allocation | None:
+    """The Allocation of the innermost platform that started this task; None if none did."""
+    for each in evidence:
+        if each.read:
+            if each.platform.starts == "rank":
+                _refuse_ranks_of_another_launch(environ, each.platform)
+            allocation = each.read()
+            return allocation if each.platform.starts == "node" else _override_master_addr(environ, allocation)
+    return None
+
+
+def _read_job_script(environ: Mapping[str, str], machine: Machine, evidence: Sequence[Evidence]) -> Allocation:
+    """The Allocation of a process that no launcher started: alone on this node, or refused in a larger job."""
     if slurm.in_job(environ):
         slurm.check_job_shell(environ, machine)
     per_rank.refuse_unknown_launcher(environ)
     per_rank.refuse_unknown_ranks(environ)
     warnings = per_node.refuse_unknown_number_of_nodes(environ)
     _refuse_hidden_job(machine)
-    return local.single_node_allocation(machine, warnings + batch_script.refuse_several_nodes(environ, machine))
+    return local.single_node_allocation(machine, warnings + batch_script.refuse_several_nodes(environ, evidence))
 
 
-def _read_torchrun_variables(environ: Mapping[str, str], machine: Machine) -> Allocation:
+def _read_torchrun_variables(environ: Mapping[str, str], machine: Machine, evidence: Sequence[Evidence]) -> Allocation:
     """The Allocation of torchrun's variables, some of which may be missing.
 
     NVIDIA's enroot hook and many scripts export RANK=$SLURM_PROCID and the like without LOCAL_WORLD_SIZE. If they only
@@ -75,34 +92,38 @@ def _read_torchrun_variables(environ: Mapping[str, str], machine: Machine) -> Al
     Raises:
         Failure: LAUNCH_CONFLICT for variables of another launch; also as `torchrun.read_allocation`.
     """
-    others = {name: value for name, value in environ.items() if name not in torchrun.CORE_VARIABLES}
     outer = None
     with suppress(Failure):  # it would not start without these variables: nothing around them is certain
-        around = _read_innermost_launcher(others, machine)
-        outer = around if torchrun.repeats_numbers(environ, around) else None
+        around = _read_started_task(environ, evidence)
+        outer = around if around and torchrun.repeats_numbers(environ, around) else None
     _refuse_inherited_variables(environ, outer)
     if outer and not environ.get("LOCAL_WORLD_SIZE"):
         return outer
     return torchrun.read_allocation(environ, machine, outer)
 
 
-def _refuse_smaller_world(environ: Mapping[str, str], machine: Machine, allocation: Allocation) -> None:
+def _refuse_smaller_world(environ: Mapping[str, str], allocation: Allocation, evidence: Sequence[Evidence]) -> None:
     """Refuse a world that is smaller than another launcher around it says: its other tasks would train on their own.
 
     Tasks are compared with tasks, and nodes with nodes.
     """
     own = {"tasks": _count_tasks(environ, allocation), "nodes": _max_nodes(allocation)}
-    sizes = {"tasks": _tasks_of_launchers(environ), "nodes": {}}
-    sizes["nodes"] |= _nodes_of_launchers(environ, machine, is_alone=allocation.num_tasks == 1)
-    launcher = per_rank.LAUNCHERS_BY_NAME.get(allocation.launcher)
-    if not (launcher and launcher.chooses_nodes):
-        in_step = slurm.in_step(environ) and not slurm.is_shell(environ)
+    is_alone = allocation.num_tasks == 1
+    launcher = per_rank.LAUNCHERS.get(allocation.launcher)
+    sizes: list[tuple[int, str, str]] = []
+    for each in evidence:
+        is_around = each.platform.starts in ("step", "script")
         # Several ranks of mpirun may be in the step of its daemons, and a job may use some of its nodes.
-        if in_step and (allocation.num_tasks == 1 or not launcher):
-            sizes["tasks"] |= _read_sizes(environ, ["SLURM_STEP_NUM_TASKS"])
-        if allocation.num_tasks == 1:
-            sizes["nodes"] |= _nodes_of_job(environ, machine)
-    larger = [(size, name, unit) for unit in own for name, size in sizes[unit].items() if size > own[unit]]
+        if is_around and launcher and (launcher.chooses_nodes or not is_alone):
+            continue
+        sizes += [(size, name, "tasks") for name, size in each.tasks.items()]
+        if is_alone or not is_around:
+            try:
+                sizes += [(size, name, "nodes") for name, size in each.count_nodes().items()]
+            except Failure:
+                if is_alone:
+                    raise
+    larger = [(size, name, unit) for size, name, unit in sizes if size > own[unit]]
     if larger:
         size, name, unit = max(larger)
         variable = allocation.sources.get({"tasks": "world_size", "nodes": "num_nodes"}[unit]) or ""
@@ -127,43 +148,9 @@ def _max_nodes(allocation: Allocation) -> int:
     """The number of nodes; where it is a guess, the most that it can be: one for each task on another node."""
     if allocation.sources.get("local_world_size") == "derived":
         return allocation.num_tasks
-    if allocation.launcher in per_rank.LAUNCHERS_BY_NAME:
+    if allocation.launcher in per_rank.LAUNCHERS:
         return max(allocation.num_nodes, 1 + allocation.num_tasks - allocation.tasks_on_node)
     return allocation.num_nodes
-
-
-def _tasks_of_launchers(environ: Mapping[str, str]) -> dict[str, int]:
-    """Variable -> the number of tasks that a launcher of ranks has set, also if its rank is gone."""
-    names = [name for each in per_rank.RANK_LAUNCHERS for name in (each.world_size, each.local_world_size)]
-    sizes = _read_sizes(environ, names)
-    if slurm.is_shell(environ):  # srun's plugin has set PMI_SIZE too
-        return {name: size for name, size in sizes.items() if str(size) != environ.get("SLURM_STEP_NUM_TASKS")}
-    return sizes
-
-
-def _nodes_of_launchers(environ: Mapping[str, str], machine: Machine, is_alone: bool) -> dict[str, int]:
-    """Variable or file -> the number of nodes that a launcher tells."""
-    sizes = _read_sizes(environ, ["PET_NNODES", *(each.num_nodes for each in per_rank.RANK_LAUNCHERS)])
-    if platform := per_node.find_launcher(environ):
-        try:
-            nodes, source = per_node.count_nodes(environ, machine, platform)
-        except Failure:
-            if is_alone:
-                raise
-        else:
-            sizes[source] = nodes
-    return sizes
-
-
-def _nodes_of_job(environ: Mapping[str, str], machine: Machine) -> dict[str, int]:
-    """Variable -> the number of nodes of a scheduler's job."""
-    sizes = {} if slurm.in_step(environ) else _read_sizes(environ, ["SLURM_JOB_NUM_NODES", "SLURM_NNODES"])
-    nodes, source = batch_script.count_nodes(environ, machine)
-    return sizes | ({source: nodes} if source else {})
-
-
-def _read_sizes(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, int]:
-    return {name: int(environ[name]) for name in names if is_whole_number(environ.get(name, ""))}
 
 
 def _override_master_addr(environ: Mapping[str, str], allocation: Allocation) -> Allocation:
@@ -189,12 +176,10 @@ def _with_master_port(environ: Mapping[str, str], allocation: Allocation) -> All
 
 def current_job_key(environ: Mapping[str, str]) -> str:
     """The jobs, step, launch and platform of this process, separated by spaces; empty without any."""
-    keys = (
-        slurm.job_key(environ) if slurm.in_job(environ) else "",
-        batch_script.job_id(environ),
-        per_rank.launch_key(environ),
-        per_node.job_key(environ),
-    )
+    rank_launcher = per_rank.find_launcher(environ)
+    launchers = ([rank_launcher] if rank_launcher else []) + per_node.find_platforms(environ)
+    keys = [slurm.job_key(environ)] if slurm.in_job(environ) else []
+    keys += [batch_script.job_id(environ), *(f"{each.name}:{each.launch_id(environ)}" for each in launchers)]
     return " ".join(filter(None, keys))
 
 
@@ -227,7 +212,7 @@ def _is_torchrun_inside_task(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("TORCHELASTIC_RUN_ID")) and ranks >= tasks and not has_more_agents
 
 
-def _refuse_ranks_of_another_launch(environ: Mapping[str, str], launcher: per_rank.RankLauncher) -> None:
+def _refuse_ranks_of_another_launch(environ: Mapping[str, str], launcher: Platform) -> None:
     """Refuse an MPI launcher's variables in a step with several tasks on a node: sbatch has passed them on.
 
     mpirun inside a Slurm job starts one daemon on each node as a step of its own; in a step with several tasks on a
@@ -237,14 +222,15 @@ def _refuse_ranks_of_another_launch(environ: Mapping[str, str], launcher: per_ra
         return
     counts = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     if counts and max(expand_counts(counts, "SLURM_STEP_TASKS_PER_NODE")) > 1:
-        names = (launcher.rank, launcher.world_size, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-        present = [name for each in per_rank.RANK_LAUNCHERS for name in each.variables.values() if name in environ]
+        rank = launcher.variables["rank"]
+        names = (rank, launcher.variables["world_size"], "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+        present = [name for name in per_rank.VARIABLES if name in environ]
         raise Failure(
-            f"{launcher.rank} and SLURM_PROCID contradict each other: {launcher.name} does not start several tasks of "
+            f"{rank} and SLURM_PROCID contradict each other: {launcher.name} does not start several tasks of "
             "a step on one node, so its variables are those of another launch, which sbatch passed on",
             found=" ".join(f"{name}={environ[name]}" for name in names if name in environ),
             expected="one launcher: srun, or mpirun in the job script without srun",
-            fix=f"first in the job script: unset {' '.join(dict.fromkeys(present))}; or leave out srun before mpirun",
+            fix=f"first in the job script: unset {' '.join(present)}; or leave out srun before mpirun",
             code=ExitCode.LAUNCH_CONFLICT,
         )
 
@@ -258,10 +244,9 @@ def _inherited_variables_failure(environ: Mapping[str, str], handover: Handover,
         # Of a command on the CPU (entrypoint.launch): it would hide the next job's GPUs too.
         *(["ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES"] if environ.get("CUDA_VISIBLE_DEVICES") == "" else []),
     ]
-    mpi_variables = [variable for launcher in per_rank.RANK_LAUNCHERS for variable in launcher.variables.values()]
     torchelastic_variables = [variable for variable in environ if variable.startswith("TORCHELASTIC_")]
     names = dict.fromkeys(
-        variable for variable in (*our_variables, *mpi_variables, *torchelastic_variables) if variable in environ
+        variable for variable in (*our_variables, *per_rank.VARIABLES, *torchelastic_variables) if variable in environ
     )
     return Failure(
         "the environment holds the variables of a rank of another launch: sbatch, srun and others pass them on",

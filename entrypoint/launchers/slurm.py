@@ -6,13 +6,15 @@ variable means in which scope; the tests use captured environments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hostlist import expand_counts, expand_hosts
-from entrypoint.launchers.allocation import Allocation
+from entrypoint.launchers.allocation import Allocation, Evidence
 from entrypoint.machine import Machine
-from entrypoint.world import is_whole_number, parse_whole_number
+from entrypoint.platforms import platforms_that_start
+from entrypoint.world import is_whole_number, parse_whole_number, read_sizes
 
 # Field -> Slurm's variable of the step; those of the job (SLURM_NODELIST, SLURM_NTASKS_PER_NODE)
 # may describe more nodes than the step has.
@@ -25,6 +27,17 @@ STEP_VARIABLES = {
     "hosts": "SLURM_STEP_NODELIST",
     "tasks_per_node": "SLURM_STEP_TASKS_PER_NODE",
 }
+# Field of the world -> the variable that it comes from.
+SOURCES = {
+    "rank": STEP_VARIABLES["task"],
+    "local_rank": STEP_VARIABLES["local_task"],
+    "world_size": STEP_VARIABLES["num_tasks"],
+    "local_world_size": STEP_VARIABLES["tasks_per_node"],
+    "node_rank": STEP_VARIABLES["node_rank"],
+    "num_nodes": STEP_VARIABLES["num_nodes"],
+    "master_addr": STEP_VARIABLES["hosts"],
+    "hosts": STEP_VARIABLES["hosts"],
+}
 # The job's size, in the variables of its batch script or an interactive shell.
 JOB_SIZE_VARIABLES = {
     "nodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
@@ -35,6 +48,7 @@ JOB_SIZE_VARIABLES = {
 # printed unsigned by some versions and as -5 and -6 by others. Source: slurm/slurm.h,
 # SLURM_BATCH_SCRIPT and its neighbours.
 _FIRST_RESERVED_STEP_ID = 0xFFFFFFF0
+SLURM = platforms_that_start("step")["slurm"]
 SRUN_COMMAND = "srun --kill-on-bad-exit=1 COMMAND"
 
 
@@ -76,6 +90,17 @@ def job_key(environ: Mapping[str, str]) -> str:
     return f"slurm:{environ['SLURM_JOB_ID']}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}"
 
 
+def read_evidence(environ: Mapping[str, str]) -> Iterator[Evidence]:
+    """What Slurm says of this task and its job. An interactive shell (`srun --pty`) is one task, whatever it counts."""
+    is_task = in_step(environ)
+    yield Evidence(
+        platform=SLURM,
+        read=partial(read_step_allocation, environ) if is_task else None,
+        tasks=read_sizes(environ, ["SLURM_STEP_NUM_TASKS"]) if is_task and not is_shell(environ) else {},
+        count_nodes=partial(read_sizes, environ, () if is_task else JOB_SIZE_VARIABLES["nodes"]),
+    )
+
+
 def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
     """The Allocation of a task that srun started.
 
@@ -104,7 +129,7 @@ def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
         master_addr=hosts[0],  # Slurm puts task 0 on the step's first host
         master_port=None,
         launch_id=job_key(environ),
-        sources=_sources(),
+        sources=SOURCES,
     )
 
 
@@ -183,16 +208,3 @@ def _refuse_contradictions(
                 fix=f"do not set SLURM_* variables by hand; start it with {SRUN_COMMAND}",
                 code=ExitCode.LAUNCH_CONFLICT,
             )
-
-
-def _sources() -> dict[str, str]:
-    return {
-        "rank": STEP_VARIABLES["task"],
-        "local_rank": STEP_VARIABLES["local_task"],
-        "world_size": STEP_VARIABLES["num_tasks"],
-        "local_world_size": STEP_VARIABLES["tasks_per_node"],
-        "node_rank": STEP_VARIABLES["node_rank"],
-        "num_nodes": STEP_VARIABLES["num_nodes"],
-        "master_addr": STEP_VARIABLES["hosts"],
-        "hosts": STEP_VARIABLES["hosts"],
-    }

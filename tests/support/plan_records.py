@@ -32,9 +32,10 @@ from entrypoint.errors import Failure
 from entrypoint.handover import Handover
 from entrypoint.job import job_info_from_environ
 from entrypoint.launchers import current_job_key, detect_allocation
-from entrypoint.machine import SAGEMAKER_HOST_FILE, Machine
+from entrypoint.machine import Machine
 from entrypoint.options import LaunchOptions
 from entrypoint.plan import plan_allocation
+from entrypoint.platforms import SAGEMAKER_HOST_FILE
 
 MIXTURES = 8_000
 CHANGES = ("", "0", "1", "3", "99", "-1", "x")
