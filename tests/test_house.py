@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -263,6 +264,19 @@ def test_train_names_no_variable_of_a_scheduler() -> None:
         for name in variable.findall(path.read_text())
     ]
     assert wrong == []
+
+
+def test_train_reads_what_its_parent_says_from_the_handover() -> None:
+    """Except what users may set too, and what `train` itself tells its ranks or its job scripts say."""
+    meanings = tomllib.loads((ROOT / "docs" / "variables.toml").read_text())
+    wrong = {
+        f"{name_of(path)}: {name}"
+        for path in MODULES
+        if package_of(path) == "train"
+        for name in re.findall(r"\bENTRYPOINT_[A-Z_]+", path.read_text())
+        if name not in meanings["yours"] and name not in ("ENTRYPOINT_TYPED", "ENTRYPOINT_IMAGE_DIGEST")
+    }
+    assert wrong == set()
 
 
 def test_every_module_opens_with_a_sentence() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.handover import DEVICE_VARIABLE, HANDOVER_VARIABLE, Handover
@@ -37,13 +38,13 @@ def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machin
         notes = [f"not used, Kubernetes sets it for a service of that name: {name}={links[name]}" for name in links]
         return replace(allocation, warnings=(*allocation.warnings, *notes))
     if options.nodes is not None:
-        return _with_master_port(environ, local.manual_allocation(options, machine))
+        return _override_master(environ, local.manual_allocation(options, machine))
     evidence = read_evidence(environ, machine)
     if torchrun.has_rank_variables(environ):
         allocation = _read_torchrun_variables(environ, machine, evidence)
     else:
         allocation = _read_started_task(environ, evidence) or _read_job_script(environ, machine, evidence)
-    allocation = _with_master_port(environ, allocation)
+    allocation = _override_master(environ, allocation)
     # The parent of a rank of ours has looked. Outside of a job the handover names none, and proves nothing.
     if not (allocation.launcher == "torchrun" and Handover.from_environ(environ).job):
         _refuse_smaller_world(environ, allocation, evidence)
@@ -66,8 +67,7 @@ def _read_started_task(environ: Mapping[str, str], evidence: Sequence[Evidence])
         if each.read:
             if each.platform.starts == "rank":
                 _refuse_ranks_of_another_launch(environ, each.platform)
-            allocation = each.read()
-            return allocation if each.platform.starts == "node" else _override_master_addr(environ, allocation)
+            return each.read()
     return None
 
 
@@ -153,25 +153,20 @@ def _max_nodes(allocation: Allocation) -> int:
     return allocation.num_nodes
 
 
-def _override_master_addr(environ: Mapping[str, str], allocation: Allocation) -> Allocation:
-    """Use MASTER_ADDR if it is set: many job scripts export it before srun, like MASTER_PORT.
+def _override_master(environ: Mapping[str, str], allocation: Allocation) -> Allocation:
+    """Use MASTER_ADDR and MASTER_PORT if they are set: many job scripts export them before srun.
 
-    It spares no exchange of hosts: mpirun without -x hands it to the tasks of the first host only, and either all
-    tasks exchange or none.
+    The address counts under srun and mpirun, the port under every launcher that sets none itself, also on one machine.
+    The address spares no exchange of hosts: mpirun without -x hands it to the tasks of the first host only, and either
+    all tasks exchange or none.
     """
-    addr = environ.get("MASTER_ADDR")
-    if not addr:
-        return allocation
-    return replace(allocation, master_addr=addr, sources={**allocation.sources, "master_addr": "MASTER_ADDR"})
-
-
-def _with_master_port(environ: Mapping[str, str], allocation: Allocation) -> Allocation:
-    """Use MASTER_PORT under every launcher that sets no port itself, also on one machine."""
-    port = environ.get("MASTER_PORT")
-    if allocation.master_port is not None or not port:
-        return allocation
-    sources = {**allocation.sources, "master_port": "MASTER_PORT"}
-    return replace(allocation, master_port=parse_port("MASTER_PORT", port), sources=sources)
+    overrides: dict[str, Any] = {}
+    if environ.get("MASTER_ADDR") and allocation.launcher in (*per_rank.LAUNCHERS, *slurm.NAMES):
+        overrides["master_addr"] = environ["MASTER_ADDR"]
+    if environ.get("MASTER_PORT") and allocation.master_port is None:
+        overrides["master_port"] = parse_port("MASTER_PORT", environ["MASTER_PORT"])
+    sources = {**allocation.sources, **{name: name.upper() for name in overrides}}
+    return replace(allocation, sources=sources, **overrides)
 
 
 def current_job_key(environ: Mapping[str, str]) -> str:

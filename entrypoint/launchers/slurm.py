@@ -49,6 +49,7 @@ JOB_SIZE_VARIABLES = {
 # SLURM_BATCH_SCRIPT and its neighbours.
 _FIRST_RESERVED_STEP_ID = 0xFFFFFFF0
 SLURM = platforms_that_start("step")["slurm"]
+NAMES = ("slurm-node", "slurm-task")  # in `entrypoint show`: one task on each node, several on some
 SRUN_COMMAND = "srun --kill-on-bad-exit=1 COMMAND"
 
 
@@ -117,7 +118,7 @@ def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
     _refuse_contradictions(environ, numbers, hosts, counts)
     one_task_per_node = max(counts) == 1
     return Allocation(
-        launcher="slurm-node" if one_task_per_node else "slurm-task",
+        launcher=NAMES[0] if one_task_per_node else NAMES[1],
         task=numbers["task"],
         num_tasks=numbers["num_tasks"],
         local_task=numbers["local_task"],
