@@ -200,10 +200,20 @@ PLATFORMS: Final = (
     Platform(
         name="pmi", starts="rank", variables={"rank": "PMI_RANK", "world_size": "PMI_SIZE"}, launch_ids=("PMI_JOBID",)
     ),
-    # sbatch(1), "OUTPUT ENVIRONMENT VARIABLES". What the variables mean in which scope: entrypoint/launchers/slurm.py
+    # srun(1) and sbatch(1), "OUTPUT ENVIRONMENT VARIABLES". These are the step's: the job's (SLURM_NODELIST,
+    # SLURM_NTASKS_PER_NODE) may describe more nodes than the step has. Its tasks are ranks, or start several each.
     Platform(
         name="slurm",
         starts="step",
+        variables={
+            "rank": "SLURM_PROCID",
+            "local_rank": "SLURM_LOCALID",
+            "node_rank": "SLURM_NODEID",
+            "world_size": "SLURM_STEP_NUM_TASKS",
+            "num_nodes": "SLURM_STEP_NUM_NODES",
+            "hosts": "SLURM_STEP_NODELIST",
+            "local_world_size": "SLURM_STEP_TASKS_PER_NODE",
+        },
         job={
             "id": "SLURM_JOB_ID",
             "restart": "SLURM_RESTART_COUNT",  # not set before the first requeue

@@ -254,19 +254,17 @@ def _inherited_variables_failure(environ: Mapping[str, str], handover: Handover,
 
 
 def _refuse_contradiction_with_step(environ: Mapping[str, str]) -> None:
-    pairs = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"}
-    advice = (
-        "; for a training of this task alone (in `srun --pty` too): --nodes 1 --node-rank 0 --master-addr 127.0.0.1, "
-    )
-    advice += "without torchrun"
-    for name, slurm_name in pairs.items():
+    advice = "; for a training of this task alone (in `srun --pty` too): --nodes 1 --node-rank 0 --master-addr "
+    advice = f"{advice}127.0.0.1, without torchrun" if environ.get("TORCHELASTIC_RUN_ID") else ""
+    for fact in ("rank", "world_size", "local_rank"):
+        name, slurm_name = TORCHRUN_VARIABLES[fact], slurm.STEP_VARIABLES[fact]
         if environ[name] != environ[slurm_name]:
             raise Failure(
                 f"{name} and {slurm_name} contradict each other",
                 found=f"{name}={environ[name]} {slurm_name}={environ[slurm_name]}",
                 expected="one launcher's numbers (a batch script that exports RANK gives all tasks the same one)",
                 fix="remove `export RANK/WORLD_SIZE/LOCAL_RANK` from the batch script, or unset them there: srun's own "
-                f"numbers are read{advice if environ.get('TORCHELASTIC_RUN_ID') else ''}",
+                f"numbers are read{advice}",
                 code=ExitCode.LAUNCH_CONFLICT,
             )
 
