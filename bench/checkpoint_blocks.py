@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bench.blocks import Connection
-from entrypoint import Heartbeat
+from entrypoint import DEVICE_VARIABLE, Heartbeat
 from train.build import open_trainer
 from train.config import load
 from train.config.schema import CheckpointConfig
@@ -22,7 +22,7 @@ from train.trainer import Trainer
 def main(words: Sequence[str], environ: MutableMapping[str, str]) -> None:
     """`--pace PORT:TOKEN --device cpu|cuda --folder DIR [section.key=value ...]`."""
     arguments = build_parser().parse_args(words)
-    environ["ENTRYPOINT_DEVICE"] = arguments.device
+    environ[DEVICE_VARIABLE] = arguments.device
     config, folder = load.load_config(None, arguments.overrides), Path(arguments.folder)
     with open_trainer(config, SINGLE_PROCESS_WORLD, environ, folder, Heartbeat()) as trainer:
         trainer.begin()

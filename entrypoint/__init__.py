@@ -27,6 +27,7 @@ from entrypoint.doctor.preflight import run_preflight
 from entrypoint.doctor.reading import filesystem_type, free_memory_mib
 from entrypoint.errors import ExitCode, Failure, refuse_lost_output, resource_limit_failure
 from entrypoint.files import open_regular_file, parse_json, read_json, read_json_object, read_regular_file
+from entrypoint.handover import ATTEMPT_VARIABLE, DEVICE_VARIABLE, Handover
 from entrypoint.hang import HangTimeouts, SupervisionPolicy
 from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S, TRACE_SIGNAL, Heartbeat, attach_heartbeat
 from entrypoint.job import JobInfo, job_info_from_environ
@@ -50,13 +51,16 @@ from entrypoint.threads import start_daemon_thread
 from entrypoint.world import World, world_from_environ
 
 __all__ = [
+    "ATTEMPT_VARIABLE",
     "DEADLINE_CAUSE",
+    "DEVICE_VARIABLE",
     "NO_DRIVER_SOURCE",
     "SIGNAL_REPEAT_WINDOW_S",
     "TRACE_SIGNAL",
     "ExitCode",
     "ExitRecord",
     "Failure",
+    "Handover",
     "HangTimeouts",
     "Heartbeat",
     "JobInfo",

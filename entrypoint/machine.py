@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 from entrypoint import driver_errors
 from entrypoint.console import pip_command
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.platforms import HOST_FILES
 
 StrPath = str | os.PathLike[str]  # importing pathlib would take a tenth of `entrypoint show`
 
@@ -102,10 +103,6 @@ DRIVER_LIBRARY_FOLDERS = (
     "usr/local/nvidia/lib64",
     ".singularity.d/libs",
 )
-# Variables of PBS, Grid Engine, LSF and OAR that name a file with a job's hosts.
-HOST_FILE_VARIABLES = ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE", "OAR_NODEFILE")
-# The same in a fixed place. Source: "How Amazon SageMaker AI Provides Training Information".
-SAGEMAKER_HOST_FILE = "/opt/ml/input/config/resourceconfig.json"
 _SLURMSTEPD_TITLE = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 # The step `extern` holds ssh sessions to a node of the job: they are no task of it.
 _SLURM_STEP_CGROUP = re.compile(r"/job_(\d+)/step_(?!extern)(\w+)")
@@ -134,7 +131,7 @@ class Machine:
         hidden_job: SLURM_* variables of this process's job if its own were removed (`--cleanenv`),
             otherwise empty.
         host_files: the text of each file with the job's hosts that can be read here, by its variable
-            (HOST_FILE_VARIABLES) or its path (SAGEMAKER_HOST_FILE).
+            or its path (HOST_FILES).
     """
 
     hostname: str
@@ -196,8 +193,10 @@ def _read_host_files(environ: Mapping[str, str], root: StrPath) -> dict[str, str
 
     Opening a pipe would wait for its writer.
     """
-    paths = {name: environ[name] for name in HOST_FILE_VARIABLES if environ.get(name)}
-    paths[SAGEMAKER_HOST_FILE] = os.path.join(root, SAGEMAKER_HOST_FILE.lstrip("/"))
+    paths = {
+        name: os.path.join(root, name.lstrip("/")) if name.startswith("/") else environ.get(name, "")
+        for name in HOST_FILES
+    }
     texts = {name: _read_text(path) for name, path in paths.items() if os.path.isfile(path)}
     return {name: text for name, text in texts.items() if text.strip()}
 

@@ -149,7 +149,7 @@ def refuse_loopback_master(launcher: str, world: World) -> None:
     Raises:
         Failure: LAUNCH_CONFLICT.
     """
-    is_first_pod = launcher in per_node.NAMES and world.node_rank == 0
+    is_first_pod = launcher in per_node.PLATFORMS and world.node_rank == 0
     if world.num_nodes == 1 or is_first_pod or not is_loopback(world.master_addr):
         return
     is_by_number = launcher == "local" and any(pack_address(world.master_addr) or ())  # not 0.0.0.0
@@ -279,7 +279,7 @@ def _num_ranks_to_start(allocation: Allocation, options: LaunchOptions, machine:
         spawn = procs_per_node
     else:
         num_devices = len(machine.gpus) if device == "cuda" else 1
-        spawn = 1 if allocation.launcher in per_rank.NAMES and allocation.num_tasks > 1 else num_devices
+        spawn = 1 if allocation.launcher in per_rank.LAUNCHERS and allocation.num_tasks > 1 else num_devices
     _refuse_too_few_gpus(allocation, machine, device, spawn)
     return spawn
 

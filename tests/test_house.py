@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -34,9 +35,11 @@ LAYERS = {
         "job_script",
         "threads",
         "world",
-        "job",
+        "handover",
         "hostlist",
         "driver_errors",
+        "platforms",
+        "job",
         "machine",
         "images",
         "cuda_compat",
@@ -266,7 +269,7 @@ def test_train_uses_only_what_entrypoint_offers() -> None:
 
 
 def test_train_names_no_variable_of_a_scheduler() -> None:
-    """`entrypoint.JobInfo` says what a scheduler's job is; a new scheduler is one entry in entrypoint/job.py."""
+    """`entrypoint.JobInfo` says what a scheduler's job is; a new scheduler is one record in entrypoint/platforms.py."""
     variable = re.compile(r"\b(?:SLURMD?|PBS|LSB|SGE|FLUX|COBALT|_CONDOR)_[A-Z]*")
     wrong = [
         f"{name_of(path)}: {name}"
@@ -275,6 +278,19 @@ def test_train_names_no_variable_of_a_scheduler() -> None:
         for name in variable.findall(path.read_text())
     ]
     assert wrong == []
+
+
+def test_train_reads_what_its_parent_says_from_the_handover() -> None:
+    """Except what users may set too, and what `train` itself tells its ranks or its job scripts say."""
+    meanings = tomllib.loads((ROOT / "docs" / "variables.toml").read_text())
+    wrong = {
+        f"{name_of(path)}: {name}"
+        for path in MODULES
+        if package_of(path) == "train"
+        for name in re.findall(r"\bENTRYPOINT_[A-Z_]+", path.read_text())
+        if name not in meanings["yours"] and name not in ("ENTRYPOINT_TYPED", "ENTRYPOINT_IMAGE_DIGEST")
+    }
+    assert wrong == set()
 
 
 def test_every_module_opens_with_a_sentence() -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from entrypoint import (
+    ATTEMPT_VARIABLE,
     ExitCode,
     Failure,
     RunError,
@@ -103,7 +104,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
             signals.when = "before the evaluation was over"
         signals.exit_on_signal(partial(exit_from_other_thread, context))
         context.faults = fault_injection.parse_faults(
-            environ.get(fault_injection.FAULT_VARIABLE), world.rank, environ.get("ENTRYPOINT_ATTEMPT", "0")
+            environ.get(fault_injection.FAULT_VARIABLE), world.rank, environ.get(ATTEMPT_VARIABLE, "0")
         )
         context.faults.strike("start", 0)
         variables = environment.remove_conflicting_variables(environ, download=config.data.download)

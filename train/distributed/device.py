@@ -17,9 +17,8 @@ from typing import Final
 
 import torch
 
-from entrypoint import ExitCode, Failure, shell_command
+from entrypoint import ExitCode, Failure, Handover, shell_command
 from train.config import checks
-from train.config.environment import SET_BY_PARENT_VARIABLE
 from train.config.precisions import PRECISIONS
 
 # torch has an exception type only for its own allocator. The other messages are those of libcudart,
@@ -360,7 +359,7 @@ def use_bitwise_arithmetic(device_type: str, environ: MutableMapping[str, str]) 
         torch.use_deterministic_algorithms(True)
         # It would cost a kernel for each new tensor and find only mistakes that show anyway.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    elif THREADS_VARIABLE not in environ or THREADS_VARIABLE in environ.get(SET_BY_PARENT_VARIABLE, "").split(","):
+    elif THREADS_VARIABLE not in environ or THREADS_VARIABLE in Handover.from_environ(environ).added:
         torch.set_num_threads(1)
 
 
