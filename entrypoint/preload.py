@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from entrypoint.machine import container_engine
+from entrypoint import engines
 
 MADV_POPULATE_READ: Final = 22  # since Linux 5.14; older kernels return EINVAL, and nothing is read
 # Gigabytes of GPU kernels, which are copied to the GPU anyway.
@@ -34,7 +34,7 @@ def preload_mapped_files(
     engine: the container engine, by default the detected one.
     """
     try:
-        if not root_may_vanish((proc / "mountinfo").read_text(errors="replace"), engine or container_engine()):
+        if not root_may_vanish((proc / "mountinfo").read_text(errors="replace"), engine or engines.detect()):
             return 0
         populate = advise or _load_madvise()
         return sum(

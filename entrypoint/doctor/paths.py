@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from entrypoint import environment
-from entrypoint.doctor import reading
-from entrypoint.doctor.context import DEFAULT_OUTPUT, CheckContext, Finding, fail, failure_finding, ok, warn
+from entrypoint import engines, environment
+from entrypoint.doctor.context import DEFAULT_OUTPUT, CheckContext, Finding, fail, failure_finding, graded, ok, warn
 from entrypoint.errors import ExitCode
+from entrypoint.machine import MIB, filesystem_type
 from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
 
 MIN_FREE_SPACE_MIB = 100
 RECOMMENDED_FREE_SPACE_MIB = 5 * 1024  # a few checkpoints with 100 million parameters
 MIN_FREE_INODES = 100
-_OUTPUT_FIX = "mount a folder that you may write (docker run -v DIR:/workspace, apptainer --bind DIR), or name another"
+_OUTPUT_FIX = f"mount a folder that you may write ({engines.fix('bind', ', ', target='/workspace')}), or name another"
 _DISK_FULL_MESSAGES = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _SPACE_FIX = "remove what is no longer needed, or set run.output_dir to a file system with more room"
 
@@ -105,7 +105,7 @@ def check_output(context: CheckContext) -> list[Finding]:
     existing = nearest_existing_folder(folder)
     if error := find_write_error(existing):
         return [_unwritable_output_finding(context, folder, existing, error)]
-    fs_type = reading.filesystem_type(existing, context.root)
+    fs_type = filesystem_type(existing, context.root)
     finding = free_space_finding(
         folder, read_free_space(existing), fs_type if folder.exists() else f"{fs_type}, not there yet"
     )
@@ -156,9 +156,7 @@ def read_free_space(folder: Path) -> FreeSpace:
     A quota that it does not know shows only when it is used up.
     """
     space = os.statvfs(folder)
-    return FreeSpace(
-        free_mib=space.f_bavail * space.f_frsize // reading.MIB, inodes=space.f_favail if space.f_files else None
-    )
+    return FreeSpace(free_mib=space.f_bavail * space.f_frsize // MIB, inodes=space.f_favail if space.f_files else None)
 
 
 def free_space_finding(folder: Path, free: FreeSpace, fs_type: str) -> Finding:
@@ -166,11 +164,15 @@ def free_space_finding(folder: Path, free: FreeSpace, fs_type: str) -> Finding:
     text = f"{folder} ({fs_type}) has {free.free_mib / 1024:.1f} GiB free"
     if free.inodes is not None and free.inodes < MIN_FREE_INODES:
         return fail("output", f"{folder} ({fs_type}) has room for only {free.inodes} more files", _SPACE_FIX)
-    if free.free_mib < MIN_FREE_SPACE_MIB:
-        return fail("output", f"{text}: not enough for a checkpoint", _SPACE_FIX)
-    if free.free_mib < RECOMMENDED_FREE_SPACE_MIB:
-        return warn("output", f"{text}: enough for small models only", _SPACE_FIX)
-    return ok("output", f"{text}; writing and renaming work")
+    return graded(
+        "output",
+        text,
+        free.free_mib,
+        (MIN_FREE_SPACE_MIB, "not enough for a checkpoint"),
+        (RECOMMENDED_FREE_SPACE_MIB, "enough for small models only"),
+        _SPACE_FIX,
+        enough="; writing and renaming work",
+    )
 
 
 def _unwritable_output_finding(context: CheckContext, folder: Path, existing: Path, error: str) -> Finding:

@@ -12,7 +12,8 @@ import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from entrypoint import machine
+from entrypoint import engines, machine
+from entrypoint.accelerators import nvidia
 from entrypoint.errors import ExitCode, Failure
 
 PLAIN = (("GPU-aaaa-1", ()), ("GPU-bbbb-2", ()), ("GPU-bbcc-3", ()))
@@ -38,11 +39,11 @@ MIG = (("GPU-aaaa-1", ("MIG-1", "MIG-2")), ("GPU-bbbb-2", ()), ("GPU-cccc-3", ("
     ],
 )
 def test_visible_gpus_follow_cudas_rules(wanted: str | None, seen: list[str]) -> None:
-    assert list(machine.visible_gpus(PLAIN, wanted)) == seen
+    assert list(nvidia.visible_gpus(PLAIN, wanted)) == seen
 
 
 def test_a_mig_name_is_found_under_its_gpu() -> None:
-    assert machine.visible_gpus(MIG, "MIG-2") == ("MIG-2",)
+    assert nvidia.visible_gpus(MIG, "MIG-2") == ("MIG-2",)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_beside_an_instance_of_mig_cuda_shows_nothing(
     monkeypatch: pytest.MonkeyPatch, wanted: str | None, seen: str, idle: list[str]
 ) -> None:
     """Source: NVIDIA's MIG User Guide, CUDA Device Enumeration."""
-    monkeypatch.setattr(machine, "nvml_gpus", lambda root: MIG)
+    monkeypatch.setattr(nvidia, "list_gpus", lambda root: MIG)
     found = machine.read_machine({} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted})
     assert (found.gpus, list(found.idle)) == ((seen,), idle)
 
@@ -72,11 +73,11 @@ def test_beside_an_instance_of_mig_cuda_shows_nothing(
 def test_a_container_is_known_by_its_mark(tmp_path: Path, mark: str, engine: str) -> None:
     path = tmp_path / mark
     path.mkdir(parents=True) if mark.endswith("/") else (path.parent.mkdir(exist_ok=True), path.touch())
-    assert machine.container_engine(tmp_path) == engine
+    assert engines.detect(tmp_path) == engine
 
 
 def test_a_plain_machine_is_no_container(tmp_path: Path) -> None:
-    assert machine.container_engine(tmp_path) == "none"
+    assert engines.detect(tmp_path) == "none"
 
 
 def test_a_job_that_a_parent_is_in_is_seen_through_a_cleaned_environment() -> None:
@@ -144,16 +145,17 @@ V1 = "4:memory:/job\n9:name=systemd:/job\n0::/job\n"
     ],
 )
 def test_kills_for_want_of_memory_are_counted(tmp_path: Path, cgroups: str, file: str, text: str) -> None:
-    (tmp_path / "cgroup").write_text(cgroups)
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).write_text(text)
-    assert machine.count_oom_kills(tmp_path / "cgroup", tmp_path) == 3
+    for name, content in (("proc/self/cgroup", cgroups), (f"sys/fs/cgroup/{file}", text)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert machine.count_oom_kills(tmp_path) == 3
 
 
 @pytest.mark.parametrize("cgroups", [V1, "", "what is this"])
 def test_a_machine_that_does_not_count_has_none(tmp_path: Path, cgroups: str) -> None:
-    (tmp_path / "cgroup").write_text(cgroups)
-    assert machine.count_oom_kills(tmp_path / "cgroup", tmp_path) == 0
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(cgroups)
+    assert machine.count_oom_kills(tmp_path) == 0
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml) -> None:
@@ -166,13 +168,13 @@ def answers(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml) -> None:
 def test_a_gpu_that_is_lost_makes_the_node_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(error=pynvml.NVML_ERROR_GPU_IS_LOST)))
     with pytest.raises(Failure, match="GPU 1 of this node does not answer") as lost:
-        machine.nvml_gpus()
+        nvidia.list_gpus()
     assert (lost.value.code, "--exclude" in lost.value.fix) == (ExitCode.NODE, True)
 
 
 def test_a_gpu_of_another_job_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, FakeNvml(FakeGpu(error=pynvml.NVML_ERROR_NO_PERMISSION), FakeGpu(uuid="GPU-a")))
-    assert machine.nvml_gpus() == (("GPU-a", ()),)
+    assert nvidia.list_gpus() == (("GPU-a", ()),)
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION])
@@ -181,13 +183,13 @@ def test_an_instance_that_is_gone_or_another_jobs_hides_none_behind_it(
 ) -> None:
     parts = (FakeGpu(error=error), FakeGpu(uuid="MIG-b"), FakeGpu(error=error), FakeGpu(uuid="MIG-d"))
     answers(monkeypatch, FakeNvml(FakeGpu(uuid="GPU-a", parts=parts)))
-    assert machine.nvml_gpus() == (("GPU-a", ("MIG-b", "MIG-d")),)
+    assert nvidia.list_gpus() == (("GPU-a", ("MIG-b", "MIG-d")),)
 
 
 def test_without_the_package_gpus_are_not_counted_but_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(Failure, match="nvidia-ml-py") as missing:
-        machine.nvml_gpus()
+        nvidia.list_gpus()
     assert missing.value.code == ExitCode.NODE
     assert f"{sys.executable} -m pip install nvidia-ml-py" in missing.value.fix
 

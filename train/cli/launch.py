@@ -380,5 +380,4 @@ def supervision_policy(config: RunConfig, folder: Path) -> SupervisionPolicy:
         errors=RunErrors.in_run(folder),
         kept=kept,
         restarts=config.launch.max_restarts,
-        gauges_every_s=config.log.gpu_every_seconds,
     )

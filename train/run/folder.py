@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, Plan, is_ephemeral_path, unmounted_path_failure
+from entrypoint import ExitCode, Failure, Plan, engines, is_ephemeral_path, unmounted_path_failure
 from train import files
 from train.config.schema import RunConfig, RunSection
 from train.run import lock, record
@@ -95,7 +95,7 @@ def _mount_fix(output: Path) -> str:
     """Advice to mount the output folder; the working folder, if it holds it: that shows config and data too."""
     working_folder, folder = Path.cwd(), output.absolute()
     target = working_folder if working_folder in folder.parents else folder
-    return f"mount a folder there (docker run -v DIR:{target}, apptainer --bind DIR)"
+    return f"mount a folder there ({engines.fix('bind', ', ', target=target)})"
 
 
 def make_temporary_folder(environ: Mapping[str, str]) -> Path:
