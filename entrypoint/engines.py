@@ -20,13 +20,14 @@ class Engine:
 
     Attributes:
         marks: files or folders of the container's root by which it is recognized; one is enough.
-        start: the command that starts a container with GPUs.
+        command: which starts a container. gpus: its option that gives it the GPUs.
         driver_fix: what to do where the driver's files are not all in the container.
         options: what a user adds to its command line, by what is missing in the container (`fix`).
     """
 
     marks: tuple[str, ...] = ()
-    start: str = ""
+    command: str = ""
+    gpus: str = ""
     driver_fix: str
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -35,7 +36,8 @@ class Engine:
 ENGINES: Final[Mapping[EngineName, Engine]] = {
     "apptainer": Engine(  # and Singularity, whose folder it has kept
         marks=(".singularity.d",),
-        start="apptainer exec --nv",
+        command="apptainer exec",
+        gpus="--nv",
         driver_fix="start the container with --nv: apptainer exec --nv ...",
         options={
             "shm": "apptainer without --contain",
@@ -45,7 +47,8 @@ ENGINES: Final[Mapping[EngineName, Engine]] = {
     ),
     "docker": Engine(  # and Podman, which takes the same options
         marks=(".dockerenv", "run/.containerenv"),
-        start="docker run --gpus all",
+        command="docker run",
+        gpus="--gpus all",
         driver_fix="start the container with --gpus all: docker run --gpus all ... (podman: --device "
         "nvidia.com/gpu=all), and with NVIDIA_DRIVER_CAPABILITIES=compute,utility; if only links of libraries are "
         "missing (CDI), run `ldconfig` in the container, and `sudo nvidia-ctk cdi generate "
@@ -59,6 +62,10 @@ ENGINES: Final[Mapping[EngineName, Engine]] = {
             "open files": "docker run --ulimit nofile=4096",
             "processes": "docker run --pids-limit",
             "cores": "docker run --cpus=N",
+            "core list": "docker run --cpuset-cpus=0-3",
+            "home": "docker run -e HOME=/tmp",
+            "temporary folder": "docker run --tmpfs /tmp",
+            "host name": "docker run --add-host",
         },
     ),
     # Enroot, which pyxis calls, leaves no sign of itself: its containers look like a machine without one.
@@ -70,6 +77,9 @@ ENGINES: Final[Mapping[EngineName, Engine]] = {
 }
 
 
+GPU_OPTIONS: Final = " or ".join(engine.gpus for engine in ENGINES.values() if engine.gpus)
+
+
 def detect(root: str | os.PathLike[str] = "/") -> EngineName:
     """The engine whose marks are in this root file system."""
     marked = (name for name, engine in ENGINES.items() for mark in engine.marks if os.path.exists(f"{root}/{mark}"))
@@ -78,6 +88,7 @@ def detect(root: str | os.PathLike[str] = "/") -> EngineName:
 
 def fix(missing: str, separator: str = "; ", **values: object) -> str:
     """What to add to each engine's command line for want of shm, memory, a bind, ... values: of the option."""
+    # Docker first: its default for shared memory is what most people meet.
     options = (engine.options.get(missing, "") for engine in reversed(tuple(ENGINES.values())))
     return separator.join(option.format(**{"size": 8} | values) for option in options if option)
 

@@ -235,8 +235,8 @@ def _amd_failure(machine: Machine, environ: Mapping[str, str], promises: Sequenc
 def _no_gpu_failure(machine: Machine, environ: Mapping[str, str], promises: Sequence[str]) -> Failure:
     engine = engines.ENGINES[machine.container]
     fix = (
-        f"start the container with `{engine.start}`"
-        if engine.start
+        f"start the container with `{engine.command} {engine.gpus}`"
+        if engine.command
         else "see whether `nvidia-smi` lists a GPU: if not, the driver is missing "
         f"(`{shell_command('entrypoint doctor')}` tells more)"
     )

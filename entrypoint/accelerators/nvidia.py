@@ -591,7 +591,7 @@ DRIVER_PROBLEMS = (
         nvml=(13,),
         cuda=(34, 302, 303),
         fix="the library is not the driver's own, or a part of it is missing: take folders with other ones (CUDA's "
-        "lib64/stubs) out of LD_LIBRARY_PATH; start the container with --nv or --gpus all",
+        "lib64/stubs) out of LD_LIBRARY_PATH; start the container with " + engines.GPU_OPTIONS,
         code=ExitCode.IMAGE_MISMATCH,
     ),
     DriverProblem(
@@ -670,7 +670,7 @@ def compat_folder(
             f"{COMPAT_VARIABLE} names a folder without {COMPAT_LIBRARY}",
             found=f"{COMPAT_VARIABLE}={folder}",
             expected="the folder of NVIDIA's cuda-compat package, such as /usr/local/cuda-13.2/compat",
-            fix=f"bind that folder (apptainer exec --bind, docker run -v), or unset {COMPAT_VARIABLE}",
+            fix=f"bind that folder ({engines.fix('bind', ', ', target=folder)}), or unset {COMPAT_VARIABLE}",
             code=ExitCode.NO_INPUT,
         )
     return folder

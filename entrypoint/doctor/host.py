@@ -7,6 +7,7 @@ import resource
 from dataclasses import replace
 
 from entrypoint import engines
+from entrypoint.console import pluralize
 from entrypoint.doctor.context import CheckContext, Finding, fail, graded, ok, warn
 from entrypoint.errors import LIMIT_FAILURES, resource_limit_failure
 from entrypoint.machine import MIB, cores_quota, free_memory_mib, num_free_pids
@@ -57,7 +58,7 @@ def shared_memory_finding(size: int, free: int, ranks: int) -> Finding:
     """Compare /dev/shm with the ranks' needs. size, free: in MiB."""
     return graded(
         "shared memory",
-        f"/dev/shm has {free} of {size} MiB free, for {_format_num_ranks(ranks)}",
+        f"/dev/shm has {free} of {size} MiB free, for {pluralize(ranks, 'rank')} here",
         free / ranks,
         (MIN_SHM_PER_RANK_MIB, "not one batch of images for each"),
         (RECOMMENDED_SHM_PER_RANK_MIB, "large batches will not fit"),
@@ -77,7 +78,7 @@ def check_memory(context: CheckContext) -> Finding:
     )
     return graded(
         "memory",
-        f"{free / 1024:.1f} GiB free, for {_format_num_ranks(ranks)}",
+        f"{free / 1024:.1f} GiB free, for {pluralize(ranks, 'rank')} here",
         free / ranks,
         (minimum, f"torch alone takes about {minimum} MiB in each"),
         (recommended, "little is left for data"),
@@ -117,15 +118,11 @@ def check_threads(context: CheckContext) -> Finding:
     return ok("threads", text + (f"; the container allows {free_pids} more" if free_pids else ""))
 
 
-def _format_num_ranks(count: int) -> str:
-    return f"{count} rank{'s' if count > 1 else ''} here"
-
-
 CORES_PER_RANK = 2  # one for the rank, one for a data worker
 _CORES_FIX = (
     f"give more: srun --cpus-per-task=N (and --cpu-bind=cores), {engines.fix('cores')}; or start fewer ranks here"
 )
-_QUOTA_FIX = "limit cores instead of CPU time: docker run --cpuset-cpus=0-3; `train` itself keeps to the quota"
+_QUOTA_FIX = f"limit cores instead of CPU time: {engines.fix('core list')}; `train` itself keeps to the quota"
 _WORKERS_FIX = (
     f"give more: srun --cpus-per-task=N, {engines.fix('cores')}; or set data.workers to auto, which counts them"
 )
@@ -170,8 +167,8 @@ def cores_finding(
     text = f"{cores} of {machine_cores} can be used" + (
         f", with a quota of {quota:g}" if quota and quota < cores else ""
     )
-    text += f", for {ranks} rank{'s' if ranks > 1 else ''}"
-    text += f" with {workers} data worker{'s' if workers > 1 else ''} each" if workers else ""
+    text += f", for {pluralize(ranks, 'rank')}"
+    text += f" with {pluralize(workers, 'data worker')} each" if workers else ""
     needed = ranks * (CORES_PER_RANK if workers is None else max(workers, min(workers + 1, CORES_PER_RANK)))
     if usable >= needed:
         if usable == cores:

@@ -126,8 +126,8 @@ def _refuse_dangling_link(folder: Path) -> None:
     raise unmounted_path_failure("run.output_dir", link, code=ExitCode.OUTPUT) or Failure(
         f"{link} is a symbolic link to what is not there: the run cannot be kept where it says",
         found=f"{link} -> {os.readlink(link)}",
-        fix=f"mkdir -p {shlex.quote(target)}, if nothing else is missing; or mount it (docker run -v DIR:{target}); or "
-        "remove the link",
+        fix=f"mkdir -p {shlex.quote(target)}, if nothing else is missing; or mount it "
+        f"({engines.fix('bind', ', ', target=target)}); or remove the link",
         code=ExitCode.OUTPUT,
     )
 
