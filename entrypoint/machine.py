@@ -228,10 +228,8 @@ def _read_process_environ(process: str) -> dict[str, str]:
 
 
 def _parent_pid(process: str) -> int:
-    try:  # the process name may contain spaces and parentheses
-        return int(read_text(process, "stat").rpartition(")")[2].split()[1])
-    except (ValueError, IndexError):
-        return 0
+    words = read_text(process, "stat").rpartition(")")[2].split()  # the name may contain spaces and parentheses
+    return int(words[1]) if words else 0
 
 
 # What the checks compare with a training's needs

@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 from entrypoint import stacks
 from entrypoint.accelerators import nvidia
+from entrypoint.files import StrPath, read_text
 from entrypoint.threads import start_daemon_thread
 
 # Of the rank's process and its descendants, since the first measurement. Sums only grow, so the difference of any two
@@ -25,7 +25,6 @@ from entrypoint.threads import start_daemon_thread
 PROCESS_FIELDS: Final = ("seconds", "cpu_seconds", "memory_bytes", "memory_peak_bytes")
 GPU_FIELDS: Final = nvidia.GPU_FIELDS  # of each of its GPUs
 MIN_INTERVAL_S: Final = 0.05  # between two measurements
-PROC: Final = Path("/proc")
 CLOCK_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 PAGE_SIZE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 # utime, stime, cutime and cstime, counted from the state in /proc/PID/stat.
@@ -48,7 +47,7 @@ class ProcessMeter:
     def __init__(
         self,
         pid: int,
-        proc: Path = PROC,
+        proc: StrPath = "/proc",
         below: Callable[[int], list[int]] = stacks.descendant_pids,
         seconds: float = 0.0,
     ) -> None:
@@ -77,26 +76,18 @@ class ProcessMeter:
         return sum(self._ticks(pid) for pid in (self._pid, *descendants)) / CLOCK_TICKS_PER_S
 
     def _ticks(self, pid: int) -> int:
-        with suppress(OSError, ValueError):
-            return sum(
-                map(int, (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[_CPU_TIME_FIELDS])
-            )
-        return 0
+        return sum(map(int, read_text(self._proc, f"{pid}/stat").rpartition(")")[2].split()[_CPU_TIME_FIELDS]))
 
     def _memory(self) -> tuple[int, int]:
         """Bytes of the rank itself: resident now, and its peak; 0 once it has ended."""
-        with suppress(OSError):
-            fields = dict(_MEMORY_LINE.findall((self._proc / str(self._pid) / "status").read_text()))
-            return int(fields.get("VmRSS", 0)) * 1024, int(fields.get("VmHWM", 0)) * 1024
-        return 0, 0
+        fields = dict(_MEMORY_LINE.findall(read_text(self._proc, f"{self._pid}/status")))
+        return int(fields.get("VmRSS", 0)) * 1024, int(fields.get("VmHWM", 0)) * 1024
 
     def _grown_bytes(self, pid: int) -> int:
         """Bytes by which a descendant's own pages have grown since it was first seen."""
-        with suppress(OSError, ValueError):
-            _, resident, shared, *_ = map(int, (self._proc / str(pid) / "statm").read_text().split())
-            own = (resident - shared) * PAGE_SIZE_BYTES
-            return max(0, own - self._initial_bytes.setdefault(pid, own))
-        return 0
+        _, resident, shared, *_ = map(int, read_text(self._proc, f"{pid}/statm").split() or (0, 0, 0))
+        own = (resident - shared) * PAGE_SIZE_BYTES
+        return max(0, own - self._initial_bytes.setdefault(pid, own))
 
 
 class ResourceMonitor:
