@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from entrypoint import cuda_compat, environment, exchange, gauges, heartbeat, network, preload
+from entrypoint import environment, exchange, heartbeat, network, preload
+from entrypoint.accelerators import nvidia
 from entrypoint.children import Child, die_with_parent, start_rank
 from entrypoint.console import terminal_columns, use_color
 from entrypoint.errors import ExitCode, Failure
@@ -27,7 +28,6 @@ from entrypoint.handover import ATTEMPT_VARIABLE, DEVICE_VARIABLE, Handover
 from entrypoint.hang import HangWatch, SupervisionPolicy
 from entrypoint.launchers import current_job_key, per_node
 from entrypoint.machine import count_oom_kills
-from entrypoint.monitor import MonitoredRank, ResourceMonitor
 from entrypoint.plan import Plan
 from entrypoint.supervise import SignalInbox, Supervision, supervise
 from entrypoint.tee import Console, Tee, open_log
@@ -78,7 +78,7 @@ def run_plan(
         notes += _adapt_foreign_environ(planned, base) if foreign else []
         notes += [*_restart_notes(planned, care), *_address_notes(planned, foreign)]
         _report_notes(planned, notes, console)
-        for name in (heartbeat.HEARTBEAT_VARIABLE, gauges.RESOURCES_VARIABLE, "PMI_FD"):
+        for name in (heartbeat.HEARTBEAT_VARIABLE, "PMI_FD"):
             base.pop(name, None)  # of an outer run; and mpiexec's socket, which ranks do not inherit
         added = _shared_variables(planned, environ, console, care)
         handover = _make_handover(planned, environ, console, added)
@@ -147,7 +147,6 @@ def _run_attempt(
     """Start all ranks once; return the exit code, and the stop signal if one was received."""
     oom_kills_before = count_oom_kills()
     children = _start_all_ranks(planned, command, shared, log_dir, console, policy)
-    monitor = _create_monitor(children, policy, shared)
     hang = (
         HangWatch(policy, children, planned.hostname, planned.device == "cuda", planned.launch_id) if policy else None
     )
@@ -155,21 +154,10 @@ def _run_attempt(
         children, planned.hostname, foreign, console, count_oom_kills, oom_kills_before, hang=hang, hosts=planned.hosts
     )
     try:
-        monitor.start()  # after the last fork: no rank is forked while a thread runs
         return supervise(supervision, inbox), supervision.stop_signal
     finally:
-        monitor.stop()
         for child in children:
             child.close()
-
-
-def _create_monitor(
-    children: Sequence[Child], policy: SupervisionPolicy | None, shared: Mapping[str, str]
-) -> ResourceMonitor:
-    """A monitor of the ranks that have a resource page; without any it starts no thread."""
-    ranks = [MonitoredRank(pid=child.process.pid, page=child.resources) for child in children if child.resources]
-    every_s = (policy.gauges_every_s if policy else None) or 0.0
-    return ResourceMonitor(ranks, every_s, visible_devices=shared.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _may_restart(planned: Plan, policy: SupervisionPolicy, attempt: int, code: int) -> bool:
@@ -257,8 +245,7 @@ def _start_all_ranks(
                 escapes=console.folds,
             )
             channel = heartbeat.HeartbeatChannel() if policy else None
-            resources = gauges.ResourcePage() if policy and policy.gauges_every_s else None
-            children.append(start_rank(command, rank_environ(shared, world), world, tee, channel, resources, cores))
+            children.append(start_rank(command, rank_environ(shared, world), world, tee, channel, cores))
     except BaseException:
         for child in children:
             child.kill_group()
@@ -284,7 +271,7 @@ def _shared_variables(
         variables["COLUMNS"] = str(terminal_columns(console.err) or shutil.get_terminal_size().columns)
     variables |= _interface_variables(planned, environ) | _flight_recorder_variables(planned, policy, environ)
     if planned.device == "cuda":
-        variables |= cuda_compat.rank_variables(environ)
+        variables |= nvidia.rank_variables(environ)
     return variables
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from entrypoint import Heartbeat, World, gauges
+from entrypoint import Heartbeat, ResourceMonitor, World
 from train import batch_size, compilation
 from train.batch_size import NO_CACHE, MicroBatchCache
 from train.compilation import Compiled
@@ -65,7 +65,7 @@ def build_trainer(
     context: RankContext,
     *,
     progress: Progress | None = None,
-    resources: gauges.ResourceReader | None = None,
+    resources: ResourceMonitor | None = None,
     micro_batch_cache: MicroBatchCache = NO_CACHE,
     cache_folder: Path | None = None,
     record_start: Callable[[int], None] = lambda step: None,
@@ -74,7 +74,7 @@ def build_trainer(
     """Data, model, optimizer, and the state of the last checkpoint if the run resumes. All ranks call it together.
 
     Args:
-        resources: what this rank's parent measures; None: nothing is measured.
+        resources: measures this rank; None: nothing is measured.
         cache_folder: the user's, for what is known of the data; None: nothing is kept.
         record_start: called on rank 0 with the step to resume from, once the folder can be written and the state is
             restored. It may refuse the start.

@@ -16,8 +16,8 @@ from entrypoint import (
     TRACE_SIGNAL,
     ExitCode,
     Handover,
+    ResourceMonitor,
     RunErrors,
-    gauges,
     join_lines,
     pluralize,
     preload_mapped_files,
@@ -81,7 +81,7 @@ def train_on_rank(
         rank_runtime,
         context,
         progress=progress,
-        resources=gauges.attach_resources(environ),
+        resources=ResourceMonitor(environ),
         micro_batch_cache=MicroBatchCache(
             folder=cache_folder,
             record=_recorded_micro_batch(folder) if rank_runtime.is_main else {},

@@ -29,6 +29,7 @@ from entrypoint import (
     RunErrors,
     StrictArgumentParser,
     SupervisionPolicy,
+    engines,
     make_plan,
     parse_launch_options,
     run_plan,
@@ -260,8 +261,8 @@ def refuse_cpu_after_gpu(config: RunConfig, plan: Plan) -> None:
             raise Failure(
                 "this run has trained on a GPU, and none can be used here",
                 found=f"{path}: {device}; here: {NO_DRIVER_SOURCE}",
-                fix="start it on a node with GPUs, in a container with --nv or --gpus all; or go on with --device cpu, "
-                "slower and with other rounding",
+                fix=f"start it on a node with GPUs, in a container with {engines.GPU_OPTIONS}; or go on with "
+                "--device cpu, slower and with other rounding",
                 code=ExitCode.NODE,
             )
 
@@ -344,5 +345,4 @@ def supervision_policy(config: RunConfig, folder: Path) -> SupervisionPolicy:
         errors=RunErrors.in_run(folder),
         kept=partial(newest_checkpoint, folder),
         restarts=config.launch.max_restarts,
-        gauges_every_s=config.log.gpu_every_seconds,
     )

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from entrypoint import ExitCode, Failure, die_with_parent, list_some, shell_command
+from entrypoint import ExitCode, Failure, die_with_parent, engines, list_some, shell_command
 from train import rng
 from train.data.augmenter import Augmenter
 from train.data.batch import Batch, to_device
@@ -368,7 +368,7 @@ def move_to_shared_memory(pixels: Tensor) -> None:
             "a data worker cannot put its batch into shared memory",
             found=f"{SHARED_MEMORY_FOLDER} of {shm.f_blocks * shm.f_frsize >> 20} MiB; one batch takes "
             f"{pixels.nbytes / 2**20:.1f} MiB; " + str(error).splitlines()[0],
-            fix="docker run --shm-size=8g (or --ipc=host); or lower data.workers or train.micro_batch_size",
+            fix=f"{engines.fix('shm')}; or lower data.workers or train.micro_batch_size",
             code=ExitCode.RESOURCE,
         ) from error
 

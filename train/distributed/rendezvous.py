@@ -25,7 +25,17 @@ from typing import Final
 
 from torch import distributed as dist
 
-from entrypoint import ExitCode, Failure, Handover, World, list_some, network, print_message, start_daemon_thread
+from entrypoint import (
+    ExitCode,
+    Failure,
+    Handover,
+    World,
+    engines,
+    list_some,
+    network,
+    print_message,
+    start_daemon_thread,
+)
 
 _REFUSAL_KEY = "train/refused"  # why a rank refused to take part, for the ranks that would wait for it
 _POLL_INTERVAL_S = 1.0  # between two looks for missing ranks; the first ones are shorter
@@ -110,7 +120,8 @@ def refuse_conflicting_ranks(who: Sequence[Mapping[str, object]], world: World) 
             "some ranks compute on GPUs and others on the CPU, where no NVIDIA driver is",
             found="on the CPU: " + ", ".join(f"rank {rank} on {host}" for host, rank in on_cpu.items()),
             expected="one device for all ranks",
-            fix="leave these nodes out, or start the containers there with --nv or --gpus all; or --device cpu for all",
+            fix=f"leave these nodes out, or start the containers there with {engines.GPU_OPTIONS}; "
+            "or --device cpu for all",
             code=ExitCode.LAUNCH_CONFLICT,
         )
     users: dict[tuple[object, object], list[int]] = defaultdict(list)

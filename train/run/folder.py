@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, Plan, is_ephemeral_path, unmounted_path_failure
+from entrypoint import ExitCode, Failure, Plan, engines, is_ephemeral_path, unmounted_path_failure
 from train import files
 from train.checkpoint import store
 from train.config.schema import RunConfig, RunSection
@@ -104,7 +104,7 @@ def _mount_fix(output: Path) -> str:
     """Advice to mount the output folder; the working folder, if it holds it: that shows config and data too."""
     working_folder, folder = Path.cwd(), output.absolute()
     target = working_folder if working_folder in folder.parents else folder
-    return f"mount a folder there (docker run -v DIR:{target}, apptainer --bind DIR)"
+    return f"mount a folder there ({engines.fix('bind', ', ', target=target)})"
 
 
 def make_temporary_folder(environ: Mapping[str, str]) -> Path:
@@ -135,8 +135,8 @@ def _refuse_dangling_link(folder: Path) -> None:
     raise unmounted_path_failure("run.output_dir", link, code=ExitCode.OUTPUT) or Failure(
         f"{link} is a symbolic link to what is not there: the run cannot be kept where it says",
         found=f"{link} -> {os.readlink(link)}",
-        fix=f"mkdir -p {shlex.quote(target)}, if nothing else is missing; or mount it (docker run -v DIR:{target}); or "
-        "remove the link",
+        fix=f"mkdir -p {shlex.quote(target)}, if nothing else is missing; or mount it "
+        f"({engines.fix('bind', ', ', target=target)}); or remove the link",
         code=ExitCode.OUTPUT,
     )
 

@@ -10,7 +10,8 @@ from unittest.mock import patch
 from bad.case import Case, through, through_entrypoint
 from machines import captured, fake_gpus
 
-from entrypoint import Handover, machine
+from entrypoint import Handover
+from entrypoint.accelerators import nvidia
 
 show = partial(Case, door=through_entrypoint, line=("show", "--device", "cpu"), code=76)
 TASK, NODE = captured("per-gpu/task-3@node02"), captured("per-node/task-1@node02")
@@ -231,7 +232,7 @@ def _changed(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> d
 
 def _without_pynvml(folder: Path) -> None:
     with patch.dict("sys.modules", pynvml=None):
-        machine.nvml_gpus()
+        nvidia.list_gpus()
 
 
 CASES = [

@@ -11,10 +11,11 @@ import null_gpu
 import pytest
 from processes import python
 
-from entrypoint import ExitCode, Failure, driver_errors, machine
+from entrypoint import ExitCode, Failure, machine
+from entrypoint.accelerators import nvidia
 
 NEEDS_STAND_INS = pytest.mark.skipif(null_gpu.missing() is not None, reason=str(null_gpu.missing()))
-NOT_LOADED, NO_LIBRARY = machine.NVML_DRIVER_NOT_LOADED, machine.NVML_LIBRARY_NOT_FOUND
+NOT_LOADED, NO_LIBRARY = nvidia.NVML_DRIVER_NOT_LOADED, nvidia.NVML_LIBRARY_NOT_FOUND
 VERSION, NODE = "proc/driver/nvidia/version", "dev/nvidia0"
 GPU = {"sys/bus/pci/devices/0000:17:00.0/modalias": "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n"}
 SOUND_CARD = {"sys/bus/pci/devices/0000:17:00.1/modalias": "pci:v000010DEd000022BAsv000010DEsd000016C1bc04sc03i00\n"}
@@ -26,7 +27,7 @@ def failure(root: Path, error: int, files: Mapping[str, str]) -> Failure | None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    return machine.nvml_failure(error, "in NVML's own words", root)
+    return nvidia.nvml_failure(error, "in NVML's own words", root)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_a_machine_that_has_a_driver_and_no_library_is_not_read_as_one_without_g
 
 @pytest.mark.parametrize("library", ["nvml", "cuda"])
 def test_each_error_has_one_fix(library: str) -> None:
-    errors = Counter(error for problem in driver_errors.DRIVER_PROBLEMS for error in getattr(problem, library))
+    errors = Counter(error for problem in nvidia.DRIVER_PROBLEMS for error in getattr(problem, library))
     assert set(errors.values()) == {1}
 
 

@@ -10,8 +10,8 @@ import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from entrypoint.gauges import GPU_FIELDS
-from entrypoint.monitor_gpus import SLOWDOWN_REASONS, GpuDevice, GpuMeter, list_devices, select_devices
+from entrypoint.accelerators import nvidia
+from entrypoint.accelerators.nvidia import GPU_FIELDS, SLOWDOWN_REASONS, GpuDevice, GpuMeter, open_gpus, open_meters
 
 INSTANCE = FakeGpu(uuid="MIG-one", total=10 * 2**30, used=2**30, busy=None, power=None, temperature=None)
 OTHER = replace(INSTANCE, uuid="MIG-two", used=3 * 2**30)
@@ -26,10 +26,10 @@ class Changing(FakeNvml):
 
     def measured(self, seconds: Sequence[float] = (0.0, 2.0, 3.0)) -> dict[str, float]:
         """What came of looks so many seconds after each other."""
-        (device,) = list_devices(self)
+        (device,) = open_gpus(self)
         meter = GpuMeter(self, device)
         for passed, gpu in zip(seconds, self.looks, strict=False):
-            meter._device = replace(device, handle=gpu, board=gpu)
+            meter.device = replace(device, handle=gpu, board=gpu)
             figures = meter.measure(passed)
         return dict(zip(GPU_FIELDS, figures, strict=True))
 
@@ -62,11 +62,11 @@ def test_without_a_counter_energy_is_power_by_time() -> None:
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["driver-today", "driver-before-535"])
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in SLOWDOWN_REASONS.items() for name in names])
-def test_each_reason_of_a_low_clock_is_timed(kind: str, name: str, old: bool) -> None:
-    low = FakeGpu(reasons=getattr(pynvml, name))
+@pytest.mark.parametrize("reason", SLOWDOWN_REASONS, ids=lambda reason: reason.bit)
+def test_each_reason_of_a_low_clock_is_timed(reason: nvidia.SlowdownReason, old: bool) -> None:
+    low = FakeGpu(reasons=getattr(pynvml, reason.bit))
     told = Changing(FakeGpu(), low, FakeGpu(), old=old).measured()
-    assert (told[kind], told["reasons_s"]) == (2.0, 5.0)
+    assert (told[reason.figure], told["reasons_s"]) == (2.0, 5.0)
 
 
 def test_the_general_bit_beside_one_that_says_more_is_no_reason_of_its_own() -> None:
@@ -77,7 +77,7 @@ def test_the_general_bit_beside_one_that_says_more_is_no_reason_of_its_own() -> 
 
 def test_an_idle_clock_is_no_trouble() -> None:
     told = Changing(*[FakeGpu(reasons=pynvml.nvmlClocksEventReasonGpuIdle)] * 3).measured()
-    assert [told[kind] for kind in SLOWDOWN_REASONS] == [0.0] * 4
+    assert {told[reason.figure] for reason in SLOWDOWN_REASONS} == {0.0}
 
 
 def test_what_a_gpu_does_not_answer_has_no_time() -> None:
@@ -86,12 +86,16 @@ def test_what_a_gpu_does_not_answer_has_no_time() -> None:
     assert math.isnan(told["temperature_c"])
 
 
-def every() -> tuple[GpuDevice, ...]:
-    return tuple(list_devices(FakeNvml(FakeGpu(uuid="GPU-zero"), FakeGpu(uuid="GPU-parted", parts=(INSTANCE, OTHER)))))
+TWO_GPUS = FakeNvml(FakeGpu(uuid="GPU-zero"), FakeGpu(uuid="GPU-parted", parts=(INSTANCE, OTHER)))
+
+
+def listed(nvml: FakeNvml) -> list[GpuDevice]:
+    """Each GPU, and its MIG instances behind it."""
+    return [device for gpu in open_gpus(nvml) for device in (gpu, *gpu.migs)]
 
 
 def test_gpus_and_their_instances_are_listed() -> None:
-    assert [(it.uuid, it.index, it.instance) for it in every()] == [
+    assert [(it.uuid, it.index, it.instance) for it in listed(TWO_GPUS)] == [
         ("GPU-zero", 0, None),
         ("GPU-parted", 1, None),
         ("MIG-one", 1, 0),
@@ -102,7 +106,7 @@ def test_gpus_and_their_instances_are_listed() -> None:
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_GPU_IS_LOST])
 def test_a_gpu_or_instance_that_does_not_answer_hides_no_other_one(error: int) -> None:
     silent, parted = FakeGpu(error=error), FakeGpu(uuid="GPU-parted", parts=(FakeGpu(error=error), OTHER))
-    told = [(it.uuid, it.index, it.instance) for it in list_devices(FakeNvml(silent, parted, FakeGpu(uuid="GPU-two")))]
+    told = [(it.uuid, it.index, it.instance) for it in listed(FakeNvml(silent, parted, FakeGpu(uuid="GPU-two")))]
     assert told == [("GPU-parted", 1, None), ("MIG-two", 1, 1), ("GPU-two", 2, None)]
 
 
@@ -116,7 +120,7 @@ class Nameless(FakeNvml):
 
 
 def test_a_gpu_that_is_lost_before_it_says_its_name_hides_no_other_one() -> None:
-    there = list_devices(Nameless(FakeGpu(uuid="GPU-lost"), FakeGpu(uuid="GPU-one")))
+    there = open_gpus(Nameless(FakeGpu(uuid="GPU-lost"), FakeGpu(uuid="GPU-one")))
     assert [it.uuid for it in there] == ["GPU-one"]
 
 
@@ -130,7 +134,7 @@ def test_a_question_that_the_drivers_library_does_not_know_hides_no_other_answer
 
 
 def test_the_only_gpu_of_a_task_keeps_the_number_that_it_has_on_its_host() -> None:
-    assert [it.index for it in list_devices(FakeNvml(FakeGpu(minor=3)))] == [3]
+    assert [it.index for it in open_gpus(FakeNvml(FakeGpu(minor=3)))] == [3]
 
 
 @pytest.mark.parametrize(
@@ -144,18 +148,18 @@ def test_the_only_gpu_of_a_task_keeps_the_number_that_it_has_on_its_host() -> No
     ],
 )
 def test_cudas_name_leads_to_the_device_that_it_computes_on(name: str, visible: str | None, uuid: str) -> None:
-    (it,) = select_devices(every(), [name], visible)
-    assert it is not None
-    assert it.uuid == uuid
+    (meter,) = open_meters(TWO_GPUS, [name], visible)
+    assert meter is not None
+    assert meter.device.uuid == uuid
 
 
 def test_a_gpu_that_nvml_does_not_show_is_nowhere() -> None:
-    assert select_devices(every(), ["gone", "zero"], None)[0] is None
+    assert open_meters(TWO_GPUS, ["gone", "zero"], None)[0] is None
 
 
 def test_of_an_instance_memory_is_known_and_the_heat_of_its_gpu_but_no_use_and_no_energy() -> None:
     nvml = FakeNvml(FakeGpu(temperature=55, parts=(INSTANCE,)))
-    meter = GpuMeter(nvml, list(list_devices(nvml))[1])
+    meter = GpuMeter(nvml, listed(nvml)[1])
     meter.measure(0.0)
     told = dict(zip(GPU_FIELDS, meter.measure(5.0), strict=True))
     assert (told["memory_bytes"], told["temperature_c"], told["instance"]) == (2**30, 55, 0)

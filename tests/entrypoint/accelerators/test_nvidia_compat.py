@@ -9,7 +9,8 @@ import null_gpu
 import pytest
 from processes import python
 
-from entrypoint import ExitCode, Failure, cuda_compat
+from entrypoint import ExitCode, Failure
+from entrypoint.accelerators import nvidia
 
 # The CUDA of each driver. Source: NVIDIA, "CUDA Toolkit Release Notes", table 3.
 CUDA_BY_DRIVER = {535: (12, 2), 550: (12, 4), 570: (12, 8), 580: (13, 0), 590: (13, 1)}
@@ -33,13 +34,13 @@ def folder(tmp_path: Path) -> str:
 def test_the_folder_is_used_beside_drivers_of_an_older_major_version(
     folder: str, driver: int, torch_cuda: tuple[int, int], used: bool
 ) -> None:
-    found = cuda_compat.compat_folder({"CUDA_COMPAT": folder}, CUDA_BY_DRIVER[driver], torch_cuda)
+    found = nvidia.compat_folder({"CUDA_COMPAT": folder}, CUDA_BY_DRIVER[driver], torch_cuda)
     assert found == (folder if used else None)
 
 
 def test_a_folder_without_the_library_is_refused_with_how_to_bind_it(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="a folder without libcuda") as caught:
-        cuda_compat.compat_folder({"CUDA_COMPAT": str(tmp_path)}, (12, 2), (13, 2))
+        nvidia.compat_folder({"CUDA_COMPAT": str(tmp_path)}, (12, 2), (13, 2))
     assert (caught.value.code, "--bind" in caught.value.fix) == (ExitCode.NO_INPUT, True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from processes import start_python, wait_until
 
-from entrypoint.monitor_ranks import CLOCK_TICKS_PER_S, PAGE_SIZE_BYTES, ProcessMeter
+from entrypoint.monitor import CLOCK_TICKS_PER_S, PAGE_SIZE_BYTES, ProcessMeter
 
 MIB = 2**20
 # A rank with a data worker that takes memory once it is told to, and ends with the rank.
