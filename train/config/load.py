@@ -542,19 +542,19 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
     members = {hint} if get_origin(hint) in (dict, list) else {hint, *get_args(hint)}
     text = value if isinstance(value, str) else ""
     boolean = YAML_1_1_BOOLS.get(text.lower()) if bool in members else None
-    wants_number = isinstance(value, str) and not members.isdisjoint({int, float})
-    whole = int(value) if isinstance(value, float) and value.is_integer() and int in members else None
+    needs_number = isinstance(value, str) and not members.isdisjoint({int, float})
+    integer = int(value) if isinstance(value, float) and value.is_integer() and int in members else None
     close = nearest_name(text, [member for member in members if isinstance(member, str)])
     usual = format_value(default)
     # Whether it is so, and what to do then. The first one counts.
     fixes = (
         (boolean, f"write {boolean}: YAML 1.2 reads {text} as text"),
-        (wants_number and isinstance(resolve_scalar(text), (int, float)), f"write it without quotes: {text}"),
+        (needs_number and isinstance(resolve_scalar(text), (int, float)), f"write it without quotes: {text}"),
         (
-            wants_number and float in members and DECIMAL_COMMA.fullmatch(text),
+            needs_number and float in members and DECIMAL_COMMA.fullmatch(text),
             f"write {text.replace(',', '.')}, with a point instead of the comma",
         ),
-        (wants_number, f"write a plain number, such as {usual}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"),
+        (needs_number, f"write a plain number, such as {usual}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"),
         (close, f"write {close}"),
         (
             value is None and str in members,
@@ -564,7 +564,7 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
             isinstance(value, (bool, int, float)) and str in members,
             f"put it in quotes to make it text: '{format_value(value)}'",
         ),
-        (whole is not None, f"write {whole}, a whole number without point or exponent"),
+        (integer is not None, f"write {integer}, a whole number without point or exponent"),
     )
     return next((fix for is_it, fix in fixes if is_it), f"correct it, or leave it out: the default is {usual}")
 
