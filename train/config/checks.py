@@ -71,6 +71,10 @@ UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] 
         lambda config: config.optim.lr_scaling == "none",
         "set optim.lr_scaling to linear or sqrt, or leave it out",
     ),
+    "optim.label_smoothing": (
+        lambda config: schema.is_factory(config.optim.loss),
+        "leave it out: a loss of your own gets the labels as they are",
+    ),
     "optim.target_threshold": (
         lambda config: config.optim.loss != "bce",
         "set optim.loss to bce, or leave it out",
@@ -552,7 +556,7 @@ def _refuse_unused_keys(config: RunConfig, task: str) -> None:
 
 def _refuse_other_loss(config: RunConfig, task: str) -> None:
     loss, losses = config.optim.loss, TASKS[task].losses
-    if loss not in (AUTO, *losses):
+    if loss not in (AUTO, *losses) and not schema.is_factory(loss):
         raise Failure(
             f"optim.loss {loss} does not go with data.task {task}",
             found=f"optim.loss: {loss}",

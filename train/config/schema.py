@@ -551,8 +551,10 @@ class OptimConfig:
         ),
         meaning="balanced: rare classes count more; or one number per class, which multiplies the smoothed loss",
     )
-    loss: Literal["auto", "bce", "l1", "l2", "huber"] = key(
-        "auto", meaning="bce: binary cross-entropy for classes; for regression: l1, l2 (auto) or huber"
+    loss: str = key(
+        "auto",
+        rule=one_of("auto", "bce", "l1", "l2", "huber", factory="package.module:Class"),
+        meaning="bce: binary cross-entropy for classes; for regression: l1, l2 (auto) or huber; or your own",
     )
     target_threshold: float | None = key(
         None, rule=FRACTION, meaning="for bce, such as 0.2: a mixed image has each label with a larger share"
