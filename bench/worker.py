@@ -17,7 +17,7 @@ def main(words: Sequence[str], environ: MutableMapping[str, str]) -> None:
     arguments = build_parser().parse_args(words)
     world, heartbeat = world_from_environ(environ), attach_heartbeat(environ)
     config = load.load_config(arguments.config, arguments.overrides)
-    plugin.add_config_folder_to_path(arguments.config, config.data.name, config.model.name, config.optim.name)
+    plugin.add_config_folder_to_path(arguments.config, *plugin.names_of_training(config))
     if arguments.module_folder:
         sys.path.append(arguments.module_folder)
     environment.remove_conflicting_variables(environ, download=False)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from entrypoint import ExitCode, Failure
+from train import plugin
 from train.config import checks
 from train.config.batches import BatchSizes
-from train.config.schema import DataConfig, RunConfig
+from train.config.schema import DataConfig, OptimConfig, RunConfig, is_factory
 from train.data import registry, statistics
 from train.data.augmenter import build_augmenter, refuse_stored_images
 from train.data.gpu_decoding import refuse_gpu_decoding
 from train.data.preprocessing import configured_preprocessing, refuse_other_channels
 from train.data.shape import COLOR_CHANNELS, Shape
-from train.data.splits import DataSplits, SampleOrigin, SampleSource
+from train.data.splits import DataSplits, SampleOrigin, SampleSource, as_targets
 from train.evaluation import early_stopping
 from train.evaluation.validator import refuse_flips
+from train.tasks.base import LOSS_KEY
 from train.tasks.registry import open_task
 
 
@@ -38,9 +43,38 @@ def refuse_unfit_data(
     statistics.labels_to_balance(config.data, splits)  # refuses labels that cannot be balanced
     task = open_task(splits.task, splits.classes, splits.target, config.optim)
     task.for_training(splits.training.labels, torch.device("cpu"))
+    if is_factory(config.optim.loss):
+        is_weighted = splits.weights is not None or config.optim.class_weights != "none" or bool(augmenter.mixes)
+        _refuse_unfit_loss(config.optim, splits, is_weighted=is_weighted)
     refuse_gpu_decoding(config.data, splits, augmenter, device, attempt=attempt)
     if not checks.searches_micro_batch(config.train, device.type):  # else it is not known yet
         augmenter.refuse_odd_micro_batch(batches.micro)
+
+
+def _refuse_unfit_loss(optim: OptimConfig, splits: DataSplits, *, is_weighted: bool) -> None:
+    """Try the user's own loss on two samples. is_weighted: whether samples count differently, or are mixed.
+
+    Raises:
+        Failure: USAGE, as `plugin.call_factory`, and for a result that this training cannot use.
+    """
+    unweighted = replace(optim, class_weights="none")  # else weights [n] would hide that the loss is a mean
+    task = open_task(splits.task, splits.classes, splits.target, unweighted)
+    compute = task.for_training(splits.training.labels, torch.device("cpu")).training_losses
+    labels = as_targets(splits.training.labels[:2])
+    outputs = torch.zeros((len(labels), len(splits.classes)), requires_grad=True)
+    result = plugin.call_factory(optim.loss, LOSS_KEY, outputs, labels, factory=compute)
+    sizes = [*result.shape] if isinstance(result, torch.Tensor) and result.requires_grad else None
+    if sizes == [len(labels)] or (sizes == [] and not is_weighted):
+        return
+    raise Failure(
+        f"{LOSS_KEY} {optim.loss} does not return what this run can be trained on",
+        found=f"{type(result).__name__} {[*getattr(result, 'shape', ())]}{' without a gradient' * (sizes is None)}, "
+        f"for outputs {[*outputs.shape]} and labels {[*labels.shape]}",
+        expected=f"a tensor [{len(labels)}], the loss of each sample"
+        + (": they have weights or are mixed" if is_weighted else "; or their mean, []"),
+        fix="compute it from the outputs with torch; in losses of torch.nn set reduction='none'",
+        code=ExitCode.USAGE,
+    )
 
 
 def sample_origin(data: DataConfig, source: SampleSource) -> SampleOrigin:

@@ -89,8 +89,13 @@ def timed(config: RunConfig, folder: Path, tell: Callable[[str], None]) -> Itera
 
 
 def own_modules(config: RunConfig) -> list[str]:
-    """Import the user's modules of data.name, model.name and optim.name; returns their names."""
-    names = {"data.name": config.data.name, "model.name": config.model.name, "optim.name": config.optim.name}
+    """Import the user's modules that compute a step; returns their names."""
+    names = {
+        "data.name": config.data.name,
+        "model.name": config.model.name,
+        "optim.name": config.optim.name,
+        "optim.loss": config.optim.loss,
+    }
     factories = {key: name for key, name in names.items() if schema.is_factory(name)}
     for key, name in factories.items():
         plugin.load_factory(name, key)

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 from entrypoint import ExitCode, Failure, list_some
 from train.config import schema
+from train.config.schema import RunConfig
 from train.names import nearest_name
 
 EXPECTED_MODULE = "a module beside the config file, or an installed one"
@@ -40,6 +41,11 @@ def add_config_folder_to_path(config: str | None, *names: str) -> None:
     folder = str(Path(config).resolve().parent if config else Path.cwd())
     if any(schema.is_factory(name) for name in names) and folder not in sys.path:
         sys.path.append(folder)
+
+
+def names_of_training(config: RunConfig) -> tuple[str, ...]:
+    """What a training may import: the values of all settings that may name a user's own code."""
+    return config.data.name, config.model.name, config.optim.name, config.optim.loss, *config.log.trackers
 
 
 def refuse_recorded_factory(

@@ -91,9 +91,8 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
         arguments = build_parser().parse_args(argv)
         world = world_from_environ(environ)
         config, folder, checkpoint = load_config(arguments)
-        names: tuple[str, ...] = (config.data.name, config.model.name)
-        if not checkpoint:  # an evaluation loads no optimizer and no tracker
-            names = (*names, config.optim.name, *config.log.trackers)
+        # An evaluation loads no optimizer, no loss and no tracker.
+        names = (config.data.name, config.model.name) if checkpoint else plugin.names_of_training(config)
         plugin.add_config_folder_to_path(arguments.config, *names)
         context = RankContext(world=world, folder=folder, heartbeat=heartbeat, signals=signals)
         if arguments.lock_number is not None and world.rank == 0:

@@ -110,9 +110,13 @@ OWN_CODE = {
     "    return [(torch.full((3, 8, 8), own_helper.LEVEL * (i % 2)), i % 2) for i in range(40)], None\n",
     "own_helper.py": "LEVEL = 0.5\n",
     "own_steps.py": "import torch\nclass Steps(torch.optim.SGD): pass\n",
+    "own_loss.py": "from torch.nn.functional import cross_entropy as mean\n",
     "own_report.py": "",
 }
-OWN_WORDS = ("model.name=own_net:make", "model.args={}", "data.name=own_data:make", "optim.name=own_steps:Steps")
+OWN_WORDS = (
+    *("model.name=own_net:make", "model.args={}", "data.name=own_data:make", "optim.name=own_steps:Steps"),
+    "optim.loss=own_loss:mean",
+)
 
 
 def forget_own_modules() -> None:
@@ -122,7 +126,7 @@ def forget_own_modules() -> None:
 
 @pytest.fixture
 def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a model, a data set and an optimizer of the user's own, and what they import."""
+    """A folder with a model, a data set, an optimizer and a loss of the user's own, and what they import."""
     for name, text in OWN_CODE.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -28,6 +28,7 @@ OPTIONS = {
     "averaged": ["train.ema_decay=0.9"],
     "decay-of-weights-only": ["optim.weight_decay_on=weights"],
     "nesterov": ["optim.args.nesterov=true"],
+    "own-loss": ["optim.loss=focal:Focal"],
     "scaled-rate": ["optim.lr_scaling=sqrt", "optim.base_batch_size=12"],
 }
 ROWS = SCHEDULES | OPTIMIZERS | OPTIONS
@@ -36,7 +37,7 @@ CUTS = {"whole": [ONE_BATCH], "by-4": ["train.micro_batch_size=4"], "by-12": ["t
 
 
 # What `make test` has time for: each of these acts on the gradient or on the weights in a way of its own.
-QUICK = ("cosine", "adamw", "balanced", "clipped", "averaged")
+QUICK = ("cosine", "adamw", "balanced", "clipped", "averaged", "own-loss")
 
 
 def train_all(place: Path, rows: Iterable[str], worlds: Iterable[int]) -> Path:

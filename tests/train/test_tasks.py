@@ -133,7 +133,6 @@ def test_a_metric_of_another_task_is_refused(table: Path, tmp_path: Path) -> Non
     [
         ("regression", "optim.label_smoothing=0.1"),
         ("multi_label", "optim.class_weights=balanced"),
-        ("multi_label", "optim.loss=l1"),
         ("regression", "eval.threshold=0.3"),
     ],
 )
@@ -142,7 +141,7 @@ def test_a_key_that_does_nothing_for_the_task_is_refused(table: Path, tmp_path: 
     assert failure.what == f"{setting.partition('=')[0]} does not go with data.task {task}"
 
 
-@pytest.mark.parametrize(("task", "loss"), [("classification", "l1"), ("regression", "bce")])
+@pytest.mark.parametrize(("task", "loss"), [("classification", "l1"), ("regression", "bce"), ("multi_label", "l1")])
 def test_a_loss_of_another_task_is_refused(task: str, loss: str) -> None:
     config = load.load_config(None, [f"optim.loss={loss}"])
     with pytest.raises(Failure, match=f"optim.loss {loss} does not go with data.task {task}") as caught:

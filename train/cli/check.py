@@ -191,9 +191,7 @@ def describe_plan(
     checkpoints = folder / "checkpoints"
     resumes = config.checkpoint.resume == "auto" and any(checkpoints.glob("step-*"))
     if resumes or not _is_known_to_fit(config, batch):
-        plugin.add_config_folder_to_path(
-            source, config.data.name, config.model.name, config.optim.name, *config.log.trackers
-        )
+        plugin.add_config_folder_to_path(source, *plugin.names_of_training(config))
         from train.cli import check_network  # torch
         from train.tasks import class_balance
 
@@ -261,7 +259,7 @@ def _is_known_to_fit(config: RunConfig, batch: BatchSizes) -> bool:
     if registry.configured_shape(config.data) is None or batch.micro == 1:
         return False
     model, optim, default = config.model, config.optim, RunConfig()
-    is_listed = model.name in BUILTIN_MODELS and optim.name in OPTIMIZERS
+    is_listed = model.name in BUILTIN_MODELS and optim.name in OPTIMIZERS and not schema.is_factory(optim.loss)
     asks_more = model.args or model.weights or optim.args or optim.class_weights != default.optim.class_weights
     data = replace(config.data, **{key: getattr(default.data, key) for key in NEUTRAL_DATA_KEYS})
     is_plain = (data, config.eval, config.log.trackers) == (default.data, default.eval, default.log.trackers)

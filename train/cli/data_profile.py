@@ -236,7 +236,7 @@ def measure_stages(
         Failure: as opening the data or the model; RESOURCE if a step does not fit into the GPU's
             memory.
     """
-    plugin.add_config_folder_to_path(config_file, config.data.name, config.model.name, config.optim.name)
+    plugin.add_config_folder_to_path(config_file, *plugin.names_of_training(config))
     fitted = fit_to_weights(config)
     splits, torch_device = registry.open_splits(fitted.data), choose_device(device, 0)
     resolved = resolve(config, fitted, splits.task)

@@ -42,7 +42,7 @@ def handle(arguments: argparse.Namespace, overrides: Sequence[str], environ: Map
         )
     launch.refuse_invalid_launch(config, plan, environ)
     process = launch.rank_environment(plan, environ, download=config.data.download)
-    plugin.add_config_folder_to_path(arguments.config, config.data.name, config.model.name, config.optim.name)
+    plugin.add_config_folder_to_path(arguments.config, *plugin.names_of_training(config))
     from train.cli import learning_rate_finder  # torch, and matplotlib
 
     curve = learning_rate_finder.measure_curve(config, plan.world, process)

@@ -11,7 +11,7 @@ from typing import Final
 
 from entrypoint import ExitCode, Failure, shell_command
 from train.config.optimizers import OPTIMIZERS, usual_learning_rate
-from train.config.schema import KEYS, OptimConfig, RunConfig
+from train.config.schema import KEYS, OptimConfig, RunConfig, is_factory
 from train.metrics import DEFAULT_METRIC, METRICS, metrics_of
 from train.tasks import AUTO, CLASSIFICATION, TASKS
 
@@ -54,7 +54,7 @@ def resolve(config: RunConfig, fitted: RunConfig, task: str) -> ResolvedConfig:
                 fix=f"leave {key} out: it acts on {others}",
                 code=ExitCode.USAGE,
             )
-    if loss not in (AUTO, *entry.losses):
+    if loss not in (AUTO, *entry.losses) and not is_factory(loss):
         raise Failure(
             f"optim.loss {loss} does not go with data.task {task}",
             found=f"optim.loss: {loss}",

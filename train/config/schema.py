@@ -612,7 +612,11 @@ class OptimConfig:
         1.0, rule=between(0, 1_000_000), meaning="epochs in which the learning rate rises; may be a fraction"
     )
     label_smoothing: float = key(
-        0.0, rule=FRACTION, meaning="the share of the target that all classes get; not in evaluations"
+        0.0,
+        rule=FRACTION,
+        meaning="the share of the target that all classes get; not in evaluations",
+        is_idle=lambda config: is_factory(config.optim.loss),
+        idle_fix="leave it out: a loss of your own gets the labels as they are",
     )
     class_weights: Literal["none", "balanced"] | list[float] | dict[str, Any] = key(
         "none",
@@ -622,8 +626,10 @@ class OptimConfig:
         ),
         meaning="balanced: rare classes count more; or one number per class, which multiplies the smoothed loss",
     )
-    loss: Literal["auto", "bce", "l1", "l2", "huber"] = key(
-        "auto", meaning="bce: binary cross-entropy for classes; for regression: l1, l2 (auto) or huber"
+    loss: str = key(
+        "auto",
+        rule=one_of("auto", "bce", "l1", "l2", "huber", factory="package.module:Class"),
+        meaning="bce: binary cross-entropy for classes; for regression: l1, l2 (auto) or huber; or your own",
     )
     target_threshold: float | None = key(
         None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Final, Literal, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, dump_json
-from train.config.schema import OptimConfig
+from train import plugin
+from train.config.schema import OptimConfig, is_factory
 from train.data.batch import Batch
 from train.evaluation.mistakes import Mistakes
 from train.evaluation.results import EvaluationResult
@@ -34,6 +35,7 @@ Float64Array = npt.NDArray[np.float64]
 Cell = str | float  # of a CSV table
 Threshold = float | Literal["auto"] | Sequence[float]  # eval.threshold, or one of each label
 DEFAULT_OPTIM: Final = OptimConfig()
+LOSS_KEY: Final = "optim.loss"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,14 +106,22 @@ class Task(ABC):
     classes: tuple[str, ...]  # the names of the model's outputs
     target: TargetScale | None = None
     optim: OptimConfig = DEFAULT_OPTIM  # of the training, for its loss
+    own_loss: Callable[[Tensor, Tensor], Tensor] | None = None  # of outputs and labels; evaluations report the task's
 
     def for_training(self, labels: Tensor, device: torch.device) -> Self:
         """The task with all that its loss needs. labels: of all training samples. device: where it computes.
 
+        A user's own loss is the function that optim.loss names, or an instance of the class.
+
         Raises:
-            Failure: as `class_balance.class_weights`.
+            Failure: as `class_balance.class_weights` and `plugin.call_factory`.
         """
-        return self
+        if not is_factory(self.optim.loss):
+            return self
+        loss = plugin.load_factory(self.optim.loss, LOSS_KEY)
+        if isinstance(loss, type):
+            loss = plugin.call_factory(self.optim.loss, LOSS_KEY, factory=loss)
+        return replace(self, own_loss=loss.to(device) if isinstance(loss, nn.Module) else loss)
 
     def loss(self, model: Model, batch: Batch) -> StepLoss:
         """The mean loss of a micro batch, and what is logged beside it. No host sync: each would cost a step's time."""
@@ -127,11 +137,15 @@ class Task(ABC):
 
     def batch_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The loss of each sample, [n], also of mixed images: a loss that is linear in the labels is mixed itself."""
-        return mixed(batch, partial(self.losses, outputs))
+        return mixed(batch, partial(self.training_losses, outputs))
+
+    def training_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each sample in training, [n]; a user's own may be the mean."""
+        return (self.own_loss or self.losses)(outputs, labels)
 
     @abstractmethod
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each sample, [n]."""
+        """The task's loss of each sample, [n]."""
 
     @abstractmethod
     def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ from train.tasks.class_balance import (
     describe_class_weights,
     format_balance_table,
 )
-from train.tasks.table import CLASSIFICATION
+from train.tasks.table import AUTO, CLASSIFICATION
 
 MAX_EVEN_RATIO: Final = 1.5  # largest / smallest class; beyond it a table follows
 NUM_BINS: Final = 15
@@ -153,12 +153,13 @@ class Classification(Task):
 
     def for_training(self, labels: Tensor, device: torch.device) -> Self:
         weights = class_weights(self.optim, class_counts(labels, len(self.classes)).tolist(), self.classes)
-        return self if weights is None else replace(self, class_weights=weights.to(device))
+        # No super(): dataclasses with slots are another class than the one that it would look for.
+        task = Task.for_training(self, labels, device)
+        return task if weights is None else replace(task, class_weights=weights.to(device))
 
     def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        if self.class_weights is None and self.optim.loss != "bce" and not batch.keys() & {"weight", "share"}:
+        if self.class_weights is None and self.optim.loss == AUTO and not batch.keys() & {"weight", "share"}:
             return cross_entropy(outputs, batch["label"], label_smoothing=self.optim.label_smoothing)
-        # No super(): dataclasses with slots are another class than the one that it would look for.
         return Task.mean_loss(self, outputs, batch)
 
     def batch_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -179,9 +180,12 @@ class Classification(Task):
         smooth = targets * (1 - smoothing) + smoothing / classes
         return smooth if threshold is None else (smooth > threshold).float()
 
-    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        losses = cross_entropy(outputs, labels, label_smoothing=self.optim.label_smoothing, reduction="none")
+    def training_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        losses = Task.training_losses(self, outputs, labels)
         return losses if self.class_weights is None else losses * self.class_weights[labels]
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(outputs, labels, label_smoothing=self.optim.label_smoothing, reduction="none")
 
     def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The correct predictions. A mixed image counts with the share of the label that was predicted."""
@@ -189,7 +193,7 @@ class Classification(Task):
 
     @property
     def choices_to_guess(self) -> int:
-        return len(self.classes) if self.optim.loss == "auto" else 2  # else it is no cross-entropy over the classes
+        return len(self.classes) if self.optim.loss == AUTO else 2  # else it is no cross-entropy over the classes
 
     def measure(self, model: Model, batch: Batch, *, details: bool) -> Measured:
         """Counts of each class. The loss has neither the weights of the training's nor its smoothing."""

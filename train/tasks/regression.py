@@ -26,16 +26,11 @@ from train.tasks.base import (
     Threshold,
 )
 from train.tasks.class_balance import ClassWeights
-from train.tasks.table import AUTO, REGRESSION, TargetScale
+from train.tasks.table import REGRESSION, TargetScale
 
 MAX_POINTS: Final = 2000  # of a diagram
 # optim.loss -> the distance. huber is squared up to one standard deviation, and linear beyond.
-DISTANCES: Final[Mapping[str, Callable[..., Tensor]]] = {
-    AUTO: mse_loss,
-    "l1": l1_loss,
-    "l2": mse_loss,
-    "huber": huber_loss,
-}
+DISTANCES: Final[Mapping[str, Callable[..., Tensor]]] = {"l1": l1_loss, "l2": mse_loss, "huber": huber_loss}
 
 
 def find_number_mistakes(name: str, numbers: Float64Array, predictions: Float64Array) -> Mistakes:
@@ -85,9 +80,17 @@ class Regression(Task):
         """The numbers [n], float64, in the unit of the labels."""
         return outputs.double().flatten() * self.scale.std + self.scale.mean
 
+    def training_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if self.own_loss is None:
+            return self.losses(outputs, labels)
+        return self.own_loss(outputs.flatten(), self._standardize(labels))
+
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        standardized = (labels - self.scale.mean) / self.scale.std
-        return DISTANCES[self.optim.loss](outputs.float().flatten(), standardized, reduction="none")
+        distance = DISTANCES.get(self.optim.loss, mse_loss)
+        return distance(outputs.float().flatten(), self._standardize(labels), reduction="none")
+
+    def _standardize(self, labels: Tensor) -> Tensor:
+        return (labels - self.scale.mean) / self.scale.std
 
     def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The absolute errors."""

@@ -47,7 +47,7 @@ class TaskEntry:
     has_classes: bool = True
     # Of the settings of loss and evaluation that act on some tasks only, those that act on this one.
     keys: frozenset[str]
-    # What optim.loss may say beside auto.
+    # What optim.loss may say beside auto and a loss of the user's own.
     losses: tuple[str, ...] = ()
     # eval.metric, unless the config names another. It is the first of the task's metrics in `train.metrics`.
     default_metric: str
@@ -110,7 +110,7 @@ TASKS: Final[Mapping[str, TaskEntry]] = _table(
         name=MULTI_LABEL,
         outputs="{count} labels, any number of them for each image",
         noun="labels",
-        keys=frozenset({"eval.threshold"}),
+        keys=frozenset({"optim.loss", "eval.threshold"}),
         default_metric="map",
         telling_metric="map",
         training_scores=("label_accuracy",),

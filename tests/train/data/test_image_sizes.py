@@ -48,11 +48,11 @@ def test_evaluation_reads_files_in_its_own_size(photos: DataConfig, reader: str)
     first = MicroBatch(step=0, epoch=0, number=0, samples=np.arange(4))
     ((_, training),) = opened.train([first])
     (evaluation,) = opened.evaluate([np.arange(4)])
-    assert training.images.shape == (4, 3, 16, 16)
-    assert evaluation.images.shape == (4, 3, 24, 24)
+    assert training["image"].shape == (4, 3, 16, 16)
+    assert evaluation["image"].shape == (4, 3, 24, 24)
     larger = registry.open_splits(replace(data, image_size=24))
     (wanted,) = loader.open_loader(larger, data, seed=0, device=CPU, cores=1).evaluate([np.arange(4)])
-    assert torch.equal(evaluation.images, wanted.images)
+    assert torch.equal(evaluation["image"], wanted["image"])
 
 
 def test_the_size_of_training_needs_no_other_reader(photos: DataConfig) -> None:
@@ -100,7 +100,7 @@ def test_each_epoch_has_its_size() -> None:
     batches = [MicroBatch(step=epoch, epoch=epoch, number=0, samples=np.arange(2)) for epoch in range(3)]
     assert [batch["image"].shape[-1] for _, batch in opened.train(batches)] == [8, 16, 24]
     (evaluation,) = opened.evaluate([np.arange(2)])
-    assert evaluation.images.shape[-1] == 24
+    assert evaluation["image"].shape[-1] == 24
 
 
 @pytest.mark.parametrize("size", [(16, 16), (8, 32), (3, 32, 32)])
