@@ -30,7 +30,7 @@ from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.metrics import METRICS, metrics_of
 from train.report import saved_evaluation
 from train.tasks.base import Prediction
-from train.tasks.labels import FORMATS
+from train.tasks.labels import ENCODERS
 from train.tasks.multi_label import MultiLabel
 from train.tasks.registry import TASK_CLASSES
 from train.tasks.regression import Regression
@@ -162,7 +162,7 @@ def test_each_tasks_default_metric_is_its_first() -> None:
 
 
 def test_each_entry_has_its_class_and_its_labels() -> None:
-    assert TASK_CLASSES.keys() == FORMATS.keys() == tasks.TASKS.keys()
+    assert TASK_CLASSES.keys() == ENCODERS.keys() == tasks.TASKS.keys()
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -13,6 +13,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
@@ -39,7 +40,7 @@ from train.data.sources.arrays import (
 from train.data.splits import DataSplits, RowsSource, SampleIndices
 from train.files import format_bytes
 from train.tasks import CLASSIFICATION, configured_task
-from train.tasks.labels import FORMATS, LabelFormat, configured_format, describe_tensor
+from train.tasks.labels import ENCODERS, LabelEncoder, configured_encoder, describe_tensor, one_number_failure
 
 # First byte of a zip archive, of one array, and of a pickle, which is then refused as a pickle.
 FIRST_BYTES: Final = (b"P", b"\x93", b"\x80")
@@ -246,14 +247,14 @@ def checked_array_source(
     name: str,
     *,
     channels_first: bool,
-    label_format: LabelFormat = FORMATS[CLASSIFICATION],
+    encoder: LabelEncoder = ENCODERS[CLASSIFICATION],
 ) -> ArraySource:
     """The source of one split, from its images and labels. `name`: of the file, for errors.
 
     Raises:
         Failure: DATA, with how to save the arrays instead.
     """
-    numbers = label_format.read(labels, name)
+    numbers = encoder.read(labels, name)
     if len(images) != len(numbers):
         raise bad_data_failure(
             name, "images and labels are not of one length", f"{len(images)} images, {len(numbers)} labels"
@@ -275,7 +276,7 @@ def configured_class_count(data: DataConfig) -> int | None:
 
 def split_rows(source: Rows, data: DataConfig, *, has_validation: bool = False) -> tuple[Rows, ...]:
     """The training, validation and test samples of a source; see `partition_samples`."""
-    strata = configured_format(data).strata(source.labels)
+    strata = configured_encoder(data).strata(source.labels)
     parts = partition.partition_samples(strata, data, has_validation=has_validation)
     masks = (parts.training, parts.validation, parts.test)
     return tuple(source.select(torch.from_numpy(mask)) for mask in masks)
@@ -289,7 +290,7 @@ def build_splits(
     Raises:
         Failure: DATA if the splits differ in shape or type, or do not agree with the config.
     """
-    shape, label_format = _sample_shape(training), configured_format(data)
+    shape, encoder = _sample_shape(training), configured_encoder(data)
     others = [split for split in (validation, test) if split is not None]
     for other in others:
         one_type, other_type = (f"{_sample_shape(each)}, {_describe_dtype(each.pixels)}" for each in (training, other))
@@ -297,7 +298,7 @@ def build_splits(
             what = "the samples of the splits differ"
             raise bad_data_failure(other.name, what, f"{one_type} and {other_type}", "one shape and type")
     for labels in (None, *(other.labels for other in others)):
-        names = label_format.names(training.name, configured_class_count(data), training.labels, labels)
+        names = encoder.names(training.name, configured_class_count(data), training.labels, labels)
     size = data.image_size
     if size != DataConfig().image_size and shape.size[-2:] != height_and_width(size):  # its default claims nothing
         fix = "leave data.image_size out: arrays are not resized"
@@ -319,7 +320,7 @@ def build_splits(
         notes=(note,),
         floats=training.pixels.is_floating_point(),
         task=configured_task(data),
-        target=label_format.scale(training.labels, training.name),
+        target=encoder.scale(training.labels, partial(one_number_failure, training.name, len(training.labels))),
     )
 
 
@@ -354,14 +355,14 @@ def open_arrays(data: DataConfig, *_: object) -> DataSplits:
         return names
 
     located, notes = locate_splits(data, load)
-    label_format = configured_format(data)
+    encoder = configured_encoder(data)
     sources = {
         split: checked_array_source(
             loaded[file][images],
             loaded[file][labels],
             str(file),
             channels_first=data.name == "tensor",
-            label_format=label_format,
+            encoder=encoder,
         )
         for split, (file, (images, labels)) in located.items()
     }

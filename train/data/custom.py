@@ -44,7 +44,7 @@ from train.data.splits import (
     SampleSource,
 )
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, configured_task
-from train.tasks.labels import FORMATS, ItemLabel, configured_format
+from train.tasks.labels import ENCODERS, ItemLabel, configured_encoder, one_number_failure
 
 NUM_CHECKED_ITEMS: Final = 8  # read twice, to see whether they change
 DATASET_LOCK: Final = threading.Lock()  # a user's dataset (an HDF5 file, a counter) need not be thread-safe
@@ -195,7 +195,7 @@ def read_item(dataset: Any, row: int, name: str, task: str = CLASSIFICATION) -> 
         seen = f"{type(item).__name__}: {error}"
         raise _bad_item_failure(name, row, "is no pair", seen, "(image, label), the label an integer") from error
     try:
-        return image, FORMATS[task].from_item(label)
+        return image, ENCODERS[task].from_item(label)
     except (TypeError, ValueError, OverflowError) as error:
         raise _label_failure(f"{name} the label of item {row}", label, task) from error
 
@@ -222,7 +222,7 @@ def _label_failure(which: str, label: Any, task: str = CLASSIFICATION) -> Failur
         fix = f"return int(label) if it is the number of a class, or set data.task={REGRESSION}"
     else:
         what, seen, fix = "is no number", f"a {type(label).__name__}", "return the number of the class"
-    expected = FORMATS[task].expected
+    expected = ENCODERS[task].expected
     if task != CLASSIFICATION:
         fix = f"return {expected.partition(',')[0]}; or set another data.task"
     return Failure(f"{which} {what}", found=seen, expected=expected, fix=fix, code=ExitCode.DATA)
@@ -443,8 +443,8 @@ def _as_splits(returned: Any, factory: FactoryCall) -> DataSplits:
         raise _contract_failure(data, "training and validation samples of different shapes or types")
     names = getattr(returned[0], "classes", None)
     claimed = len(names) if names else arrays.configured_class_count(data)
-    label_format = configured_format(data)
-    outputs = label_format.names(data.name, claimed, training.labels, validation.labels if validation else None)
+    encoder = configured_encoder(data)
+    outputs = encoder.names(data.name, claimed, training.labels, validation.labels if validation else None)
     if validation is None:
         training, validation, _ = arrays.split_rows(training, data)
     shape, dtype = training.first or ((), torch.uint8)
@@ -464,7 +464,7 @@ def _as_splits(returned: Any, factory: FactoryCall) -> DataSplits:
         floats=dtype.is_floating_point,
         warnings=tuple(warnings),
         task=configured_task(data),
-        target=label_format.scale(training.labels, data.name),
+        target=encoder.scale(training.labels, partial(one_number_failure, data.name, len(training.labels))),
     )
 
 
@@ -474,7 +474,7 @@ def _open_dataset(dataset: Any, factory: FactoryCall, number: int) -> DatasetSou
     if not (count := len(dataset)):
         raise _contract_failure(data, f"{split}: a {type(dataset).__name__} without items")
     task = configured_task(data)
-    labels = configured_format(data).read(_read_labels(dataset, name, task), name)
+    labels = configured_encoder(data).read(_read_labels(dataset, name, task), name)
     if len(labels) != count:
         raise _contract_failure(data, f"{split}: {count} items, and {len(labels)} labels in .targets or .labels")
     channels = COLOR_CHANNELS[data.color]
@@ -497,21 +497,21 @@ def _read_labels(dataset: Any, name: str, task: str) -> Tensor:
     try:
         return torch.as_tensor(np.asarray(listed))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise bad_data_failure(name, "labels are no numbers", str(error), FORMATS[task].expected) from error
+        raise bad_data_failure(name, "labels are no numbers", str(error), ENCODERS[task].expected) from error
 
 
 def _check_splits(splits: DataSplits, factory: FactoryCall) -> DataSplits:
     """Check the user's DataSplits: labels that fit the classes, and a first sample of the declared shape."""
     data = factory.data
     task = splits.task if data.task == AUTO else data.task
-    label_format = FORMATS[task]
+    encoder = ENCODERS[task]
     labels, sources = list[Tensor](), [splits.training, splits.validation]
     sources += [] if splits.test is None else [splits.test]
     for source in sources:
         if not (isinstance(getattr(source, "labels", None), Tensor) and callable(getattr(source, "read", None))):
             raise _contract_failure(data, f"a {type(source).__name__} without a tensor of labels, or without read()")
-        labels.append(label_format.read(source.labels, data.name) if len(source.labels) else source.labels)
-        if len(source.labels) and (mismatch := label_format.mismatch(labels[-1], len(splits.classes))):
+        labels.append(encoder.read(source.labels, data.name) if len(source.labels) else source.labels)
+        if len(source.labels) and (mismatch := encoder.mismatch(labels[-1], len(splits.classes))):
             raise _contract_failure(data, f"{mismatch}, and {len(splits.classes)} classes")
     if not len(splits.training.labels):
         raise _contract_failure(data, "no training samples")
@@ -532,7 +532,7 @@ def _check_splits(splits: DataSplits, factory: FactoryCall) -> DataSplits:
         test=next(iter(test), None),
         floats=first.is_floating_point(),
         task=task,
-        target=splits.target or label_format.scale(labels[0], data.name),
+        target=splits.target or encoder.scale(labels[0], partial(one_number_failure, data.name, len(labels[0]))),
     )
 
 

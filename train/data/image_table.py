@@ -34,7 +34,7 @@ from train.data.partition import Partition, partition_samples
 from train.files import one_line
 from train.names import describe_look_alikes, read_name
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, parse_number
-from train.tasks.labels import FORMATS, Values, missing_validation_warnings, number_scale
+from train.tasks.labels import ENCODERS, Values, missing_validation_warnings
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -74,7 +74,8 @@ def list_table(data: DataConfig) -> ImageLists:
     """
     table = label_table.read_table(data)
     read = read_labels(table, data)
-    parts = partition_rows(table, FORMATS[read.task].strata(read.values), data)
+    encoder = ENCODERS[read.task]
+    parts = partition_rows(table, encoder.strata(read.values), data)
     above = f"{table.images}/"  # left out of the paths if all are below it, so that the folder may move
     if not all(path.startswith(above) for path in table.paths):
         above = ""
@@ -88,13 +89,7 @@ def list_table(data: DataConfig) -> ImageLists:
             raise bad_table(table.file, "gives no training image a weight", "all weights are 0", fix)
         weights = (raw / raw.mean()).astype(np.float32)  # 1 on average, so that the loss keeps its scale
     missing = missing_validation_warnings(read.task, read.classes, training.labels, validation.labels)
-    target = None
-    if read.task == REGRESSION:
-        fix = "give the training images different numbers, or another data.val_fraction"
-        target = number_scale(
-            training.labels,
-            lambda number: bad_table(table.file, "has one number in all training rows", number, fix),
-        )
+    one_number_fix = "give the training images different numbers, or another data.val_fraction"
     return ImageLists(
         training=training,
         validation=validation,
@@ -104,7 +99,10 @@ def list_table(data: DataConfig) -> ImageLists:
         split_notes=parts.notes,
         warnings=(*table.warnings, *read.warnings, *missing),
         task=read.task,
-        target=target,
+        target=encoder.scale(
+            training.labels,
+            lambda number: bad_table(table.file, "has one number in all training rows", number, one_number_fix),
+        ),
         weights=weights,
     )
 
@@ -309,7 +307,7 @@ def _read_names(table: LabelTable, task: str, data: DataConfig) -> TableLabels:
     _refuse_untrained_names(table, names, "class" if task == CLASSIFICATION else "label")
     split_checks.refuse_wrong_class_count(data, len(classes), "classes", data.root, " in the table")
     numbers = {name: number for number, name in enumerate(classes)}
-    values = FORMATS[task].encode(cells if task == CLASSIFICATION else names, numbers, len(classes))
+    values = ENCODERS[task].encode(cells if task == CLASSIFICATION else names, numbers, len(classes))
     if task == MULTI_LABEL:
         values = values.astype(np.float32)
     warnings = [
@@ -351,7 +349,7 @@ def _read_number_cells(table: LabelTable) -> TableLabels:
     """
     cells = decimal_points(table.labels)
     refuse_empty_cells(table.file, table.label_name, cells, table.lines)
-    numbers = FORMATS[REGRESSION].encode(cells, {}, 1)
+    numbers = ENCODERS[REGRESSION].encode(cells, {}, 1)
     if bad := np.flatnonzero(np.isnan(numbers)).tolist():
         comma = " (with a decimal point, no comma)" if "," in table.labels[bad[0]] else ""
         fix = f"write a number{comma}, or remove the line; for names of classes set data.task={CLASSIFICATION}"

@@ -22,7 +22,7 @@ from train import files
 from train.data.shards.order import Int64Array
 from train.names import describe_look_alikes, normalize_name, read_name
 from train.tasks import AUTO, CLASSIFICATION, MAX_NUMBER, MULTI_LABEL, REGRESSION, parse_number
-from train.tasks.labels import FORMATS, label_set_strata
+from train.tasks.labels import ENCODERS, label_set_strata
 
 LABEL_SUFFIXES: Final = (".cls", ".json", ".txt")  # the first that is there counts
 LABEL_KEYS: Final = ("label", "labels", "cls", "class", "target")  # of a .json
@@ -71,7 +71,7 @@ class LabelKind:
         """A number for each image: a split takes the same share of each."""
         if self.sets is not None:
             return label_set_strata(np.unpackbits(self.sets, axis=1, count=len(self.classes)), column)
-        return FORMATS[self.task].strata(self.values(column))
+        return ENCODERS[self.task].strata(self.values(column))
 
 
 def parse_annotation(suffix: str, text: str) -> Annotation:
@@ -128,7 +128,7 @@ def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[Lab
     """
     task = _infer_task(folder, labels) if task == AUTO else task
     if task == REGRESSION:
-        values = FORMATS[task].encode(labels, {}, 1)
+        values = ENCODERS[task].encode(labels, {}, 1)
         if np.isnan(values).any():
             bad = labels[int(np.isnan(values).argmax())]
             raise _kind_failure(folder, "a label is no number", _quote(bad), "data.task=classification")
@@ -149,7 +149,7 @@ def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[Lab
     several = [label for label in labels if not isinstance(label, str)]
     if task == CLASSIFICATION and several:
         raise _kind_failure(folder, "an image has several labels", _quote(several[0]), "data.task=multi_label")
-    values = FORMATS[task].encode(labels, numbers, len(names))
+    values = ENCODERS[task].encode(labels, numbers, len(names))
     if task == CLASSIFICATION:
         return LabelKind(task=task, classes=names), values
     return LabelKind(task=task, classes=names, sets=np.packbits(values, axis=1)), np.arange(len(labels))

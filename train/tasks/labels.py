@@ -1,4 +1,4 @@
-"""Makes what a task learns of raw labels: `FORMATS` holds what is true of each task's labels, and all sources call it.
+"""Makes what a task learns of raw labels: `ENCODERS` holds what is true of each task's labels, and all sources call it.
 
 Readers know how names lie in a table's cells or in a shard's members, and arrays in a file; a task knows what these
 names and numbers have to be. This module does not import torch, since `train check` reads the labels of tables and
@@ -35,7 +35,7 @@ NUMBER_NAME: Final = "number"  # of the only output; arrays do not name it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelFormat:
+class LabelEncoder:
     """What the labels of one task are, in each form in which a source has them.
 
     read, names and scale raise Failure (DATA).
@@ -55,13 +55,13 @@ class LabelFormat:
     mismatch: Callable[[Tensor, int], str | None]
     # A label of a user's item -> as `Tensor.tolist()` gives one of `labels`. Raises TypeError, ValueError.
     from_item: Callable[[Any], ItemLabel]
-    # (training labels, name) -> of numbers, their scale.
-    scale: Callable[[Tensor, str], TargetScale | None] = lambda labels, name: None
+    # (training labels, what makes the Failure of the number that all of them are) -> of numbers, their scale.
+    scale: Callable[[Tensor | Values, Callable[[str], Failure]], TargetScale | None] = lambda labels, refusal: None
 
 
-def configured_format(data: DataConfig) -> LabelFormat:
-    """The format of data.task."""
-    return FORMATS[configured_task(data)]
+def configured_encoder(data: DataConfig) -> LabelEncoder:
+    """The encoder of data.task."""
+    return ENCODERS[configured_task(data)]
 
 
 def is_zero_or_one(labels: Tensor) -> bool:
@@ -246,13 +246,13 @@ def _parse_item_number(label: Any) -> float:
     return number
 
 
-def number_scale(training: Tensor | Values, refusal: Callable[[str], Failure]) -> TargetScale:
+def _scale_numbers(training: Tensor | Values, refusal: Callable[[str], Failure]) -> TargetScale:
     """The mean and the standard deviation of the training's numbers.
 
     Raises:
         Failure: what `refusal` makes of the number, if all are equal.
     """
-    numbers = [float(number) for number in training]
+    numbers: list[float] = np.asarray(training).tolist()
     mean = math.fsum(numbers) / len(numbers)
     std = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / len(numbers))
     if not std:
@@ -260,12 +260,10 @@ def number_scale(training: Tensor | Values, refusal: Callable[[str], Failure]) -
     return TargetScale(mean=mean, std=std)
 
 
-def _scale_array(training: Tensor, name: str) -> TargetScale:
-    what, expected, fix = "there are no two different numbers to train on", "different numbers", "look at the labels"
-    return number_scale(
-        training.numpy(),
-        lambda number: bad_data_failure(name, what, f"{len(training):,} times {number}", expected, fix),
-    )
+def one_number_failure(name: str, samples: int, number: str) -> Failure:
+    """The Failure for an array or a user's items, of which all to train on have the same number."""
+    what, fix = "there are no two different numbers to train on", "look at the labels"
+    return bad_data_failure(name, what, f"{samples:,} times {number}", "different numbers", fix)
 
 
 def missing_validation_warnings(
@@ -289,8 +287,8 @@ def missing_validation_warnings(
     return (f"of {len(missed):,} classes no image is used for validation: {listed}. {fix}",)
 
 
-FORMATS: Final[Mapping[str, LabelFormat]] = {
-    CLASSIFICATION: LabelFormat(
+ENCODERS: Final[Mapping[str, LabelEncoder]] = {
+    CLASSIFICATION: LabelEncoder(
         expected="one integer for each image: the number of its class, from 0",
         encode=_encode_classes,
         read=_read_classes,
@@ -299,7 +297,7 @@ FORMATS: Final[Mapping[str, LabelFormat]] = {
         mismatch=lambda labels, outputs: None if int(labels.max()) < outputs else f"label {int(labels.max())}",
         from_item=operator.index,
     ),
-    MULTI_LABEL: LabelFormat(
+    MULTI_LABEL: LabelEncoder(
         expected="a row of 0 and 1 for each image, as data.task says: one number for each label",
         encode=_encode_label_sets,
         read=_read_label_sets,
@@ -308,7 +306,7 @@ FORMATS: Final[Mapping[str, LabelFormat]] = {
         mismatch=lambda labels, outputs: None if labels.shape[1] == outputs else f"{labels.shape[1]} labels",
         from_item=_parse_label_set,
     ),
-    REGRESSION: LabelFormat(
+    REGRESSION: LabelEncoder(
         expected="one finite number for each image, as data.task says",
         encode=_encode_numbers,
         read=_read_numbers,
@@ -316,6 +314,6 @@ FORMATS: Final[Mapping[str, LabelFormat]] = {
         strata=_number_strata,
         mismatch=lambda labels, outputs: None if outputs == 1 else "one number for each sample",
         from_item=_parse_item_number,
-        scale=_scale_array,
+        scale=_scale_numbers,
     ),
 }

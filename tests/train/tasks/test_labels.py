@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 
 from train.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
-from train.tasks.labels import FORMATS, label_set_strata, missing_validation_warnings
+from train.tasks.labels import ENCODERS, label_set_strata, missing_validation_warnings
 
 NUMBERS = {"cat": 0, "dog": 1, "sofa": 2}
 
 
 def test_a_class_is_its_number() -> None:
-    assert FORMATS[CLASSIFICATION].encode(["dog", "cat", "dog"], NUMBERS, 3).tolist() == [1, 0, 1]
+    assert ENCODERS[CLASSIFICATION].encode(["dog", "cat", "dog"], NUMBERS, 3).tolist() == [1, 0, 1]
 
 
 def test_a_label_alone_is_a_set_of_one() -> None:
-    values = FORMATS[MULTI_LABEL].encode([("cat", "sofa"), "dog", ()], NUMBERS, 4)
+    values = ENCODERS[MULTI_LABEL].encode([("cat", "sofa"), "dog", ()], NUMBERS, 4)
     assert values.tolist() == [[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("text", ["tall", "", "nan", "inf", "1e39", "('1', '2')"])
 def test_a_text_without_a_number_of_32_bits_is_not_a_number(text: str) -> None:
-    assert np.isnan(FORMATS[REGRESSION].encode(["1.5", text, "-3e2"], {}, 1)).tolist() == [False, True, False]
+    assert np.isnan(ENCODERS[REGRESSION].encode(["1.5", text, "-3e2"], {}, 1)).tolist() == [False, True, False]
 
 
 def test_samples_that_share_a_set_are_in_the_strata_of_samples_with_sets_of_their_own() -> None:

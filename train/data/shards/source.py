@@ -44,7 +44,7 @@ from train.data.split_checks import refuse_wrong_class_count
 from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 from train.tasks import AUTO, CLASSIFICATION, TASKS
-from train.tasks.labels import missing_validation_warnings, number_scale
+from train.tasks.labels import ENCODERS, missing_validation_warnings
 
 GATHERED_AT_A_TIME: Final = 2**16  # labels
 NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
@@ -397,8 +397,7 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK, *_: object) -> 
     summarize(data)  # refuses splits that are asked for twice
     index = shard_index.read_index(Path(data.root))
     _refuse_other_task(data, index.labels)
-    has_classes = TASKS[index.labels.task].has_classes
-    if has_classes:
+    if TASKS[index.labels.task].has_classes:
         facts = str(index.folder / shard_index.FACTS_FILE)
         refuse_wrong_class_count(data, len(index.labels.classes), "classes", facts, " of the shards")
     ends = [index.bounds(split)[1] for split in shard_index.SPLITS]
@@ -445,7 +444,7 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK, *_: object) -> 
         notes=notes,
         warnings=warnings,
         task=task,
-        target=None if has_classes else number_scale(sources[0].labels.numpy(), partial(_one_number_failure, index)),
+        target=ENCODERS[task].scale(sources[0].labels, partial(_one_number_failure, index)),
     )
 
 
