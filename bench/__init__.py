@@ -1,1 +1,1 @@
-"""This package compares this project's speed with other programs. It is used from a checkout: `python -m bench`."""
+"""This package is all that times: `train bench`, and beside other programs `python -m bench` of a checkout."""

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from tempfile import mkdtemp
 from typing import Any, Final
 
-from bench import harness, targets
+from bench import harness, processes, targets
+from bench.estimates import estimate_median, ratio_of_medians
+from bench.measurements import Measurement, Row, Target
+from bench.processes import BenchOptions, Program, RunningProgram
+from bench.training import LEARNING_RATE, MANY_EPOCHS
 from entrypoint import num_usable_cores
-from train.bench import processes
-from train.bench.estimates import estimate_median, ratio_of_medians
-from train.bench.measurements import Measurement, Row, Target
-from train.bench.processes import BenchOptions, Program, RunningProgram
-from train.bench.training import LEARNING_RATE, MANY_EPOCHS
 
 BLOCK_FACTOR: Final = 2.0  # a block lasts so many times as long as a save
 MAX_STEPS: Final = 2000  # of a block
-Blocks = list[dict[str, float]]
+# Whether the block with the checkpoint goes first in a round. Sides and blocks take turns, so that drifts affect all
+# alike.
+SAVE_FIRST: Final = (True, True, False, False)
+Blocks = Sequence[dict[str, float]]
 
 
 def run(options: BenchOptions) -> Iterator[Measurement]:
@@ -75,23 +78,14 @@ def _measure_blocks(options: BenchOptions, variables: Mapping[str, str], num_pai
     with processes.start_programs(options, *programs) as (ours, peer):
         for program in (ours, peer):
             program.steps = 2 if options.quick else steps_for_a_save(program)
-        pairs = [_measure_pair(ours, peer, number) for number in range(options.num_pairs(num_pairs) + 1)][1:]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        sides = [partial(_measure_extra, program, cycle(SAVE_FIRST)) for program in (ours, peer)]
+        our_blocks, peer_blocks = processes.run_in_turns(sides, rounds=options.num_pairs(num_pairs))
+    return our_blocks, peer_blocks
 
 
-def _measure_pair(ours: RunningProgram, peer: RunningProgram, number: int) -> tuple[dict[str, float], dict[str, float]]:
-    """(ours, the peer's). Each side goes first in turns, and so does the block with the checkpoint: drifts affect all
-    alike."""
-    save_first = number // 2 % 2 == 0
-    if number % 2:
-        peer_block = _measure_extra(peer, save_first)
-        return _measure_extra(ours, save_first), peer_block
-    our_block = _measure_extra(ours, save_first)
-    return our_block, _measure_extra(peer, save_first)
-
-
-def _measure_extra(program: RunningProgram, save_first: bool) -> dict[str, float]:
+def _measure_extra(program: RunningProgram, order: Iterator[bool]) -> dict[str, float]:
     """A block with a checkpoint and one without: the difference, and how long training stood still."""
+    save_first = next(order)
     blocks = {save: program.request(steps=program.steps, save=save) for save in (save_first, not save_first)}
     saved, plain = blocks[True], blocks[False]
     extra = {"extra_s": saved["seconds"] - plain["seconds"], "save_s": saved["save_s"]}
@@ -115,7 +109,7 @@ def our_program(options: BenchOptions) -> Program:
     settings += [f"train.micro_batch_size={batch}", "train.precision=fp32", "checkpoint.every_minutes=null"]
     settings += [f"run.output_dir={options.scratch}", "run.name=saves"]
     words = ["--device", options.device, "--folder", str(options.scratch / "saves"), *settings]
-    command = [sys.executable, "-m", "bench.checkpoint_blocks", *words]
+    command = processes.module_command("bench.checkpoint_blocks", *words)
     return Program(name="saves", command=command, environ=options.child_environ())
 
 

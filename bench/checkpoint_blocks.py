@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import time
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
@@ -12,30 +10,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from entrypoint import Heartbeat, World
-from train.bench.blocks import Connection, Disconnected, open_trainer
+from bench.blocks import Connection
+from entrypoint import DEVICE_VARIABLE, Heartbeat
+from train.build import open_trainer
 from train.config import load
 from train.config.schema import CheckpointConfig
+from train.inference.predict import SINGLE_PROCESS_WORLD
 from train.trainer import Trainer
-
-SINGLE_PROCESS = World(
-    rank=0,
-    local_rank=0,
-    world_size=1,
-    local_world_size=1,
-    node_rank=0,
-    num_nodes=1,
-    master_addr="127.0.0.1",
-    master_port=1,
-)
 
 
 def main(words: Sequence[str], environ: MutableMapping[str, str]) -> None:
     """`--pace PORT:TOKEN --device cpu|cuda --folder DIR [section.key=value ...]`."""
     arguments = build_parser().parse_args(words)
-    environ["ENTRYPOINT_DEVICE"] = arguments.device
+    environ[DEVICE_VARIABLE] = arguments.device
     config, folder = load.load_config(None, arguments.overrides), Path(arguments.folder)
-    with open_trainer(config, SINGLE_PROCESS, environ, folder, Heartbeat()) as trainer:
+    with open_trainer(config, SINGLE_PROCESS_WORLD, environ, folder, Heartbeat()) as trainer:
         trainer.begin()
         with trainer.checkpointer.finishing():
             _serve(Connection(arguments.pace), CheckpointBlocks(trainer))
@@ -101,13 +90,4 @@ def _serve(connection: Connection, blocks: CheckpointBlocks) -> None:
     """Run a block for each request until the benchmark hangs up."""
     for _ in range(CheckpointConfig().keep + 1):  # until each save deletes an older checkpoint
         blocks.run(2, save=True)
-    request = connection.introduce({})
-    try:
-        while True:
-            request = connection.answer(blocks.run(int(request["steps"]), save=bool(request.get("save"))))
-    except Disconnected:
-        return
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:], os.environ)
+    connection.serve({}, lambda request: blocks.run(int(request["steps"]), save=bool(request.get("save"))))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from train.bench.blocks import Connection, Disconnected
-from train.bench.training import MANY_EPOCHS
+from bench.blocks import Connection
+from bench.training import MANY_EPOCHS
 from train.config import load
 from train.config.batches import compute_batch_sizes, count_steps
 from train.data import registry
@@ -21,7 +20,7 @@ from train.data.sampler import BatchSampler, MicroBatch
 from train.data.shards import order as shard_order
 
 
-def main(words: Sequence[str]) -> None:
+def main(words: Sequence[str], environ: Mapping[str, str]) -> None:
     """`--pace PORT:TOKEN --batch N --samples N --size N [--cores N] [--root FOLDER --workers N [--shards]]`."""
     arguments = build_parser().parse_args(words)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
@@ -31,13 +30,8 @@ def main(words: Sequence[str]) -> None:
         settings = file_settings("shards" if arguments.shards else "folder", arguments.root, arguments.workers)
     batches = make_batches(settings, batch=arguments.batch, size=arguments.size, cores=arguments.cores)
     next(batches)
-    connection = Connection(arguments.pace)
-    request = connection.introduce({"batch": arguments.batch, "workers": arguments.workers, "pid": os.getpid()})
-    try:
-        while True:
-            request = connection.answer(_run_block(batches, int(request["steps"])))
-    except Disconnected:
-        return
+    facts = {"batch": arguments.batch, "workers": arguments.workers, "pid": os.getpid()}
+    Connection(arguments.pace).serve(facts, lambda request: _run_block(batches, int(request["steps"])))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -90,7 +84,3 @@ def _run_block(batches: Iterator[object], number: int) -> dict[str, float]:
     for _ in range(number):
         next(batches)
     return {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu_start}
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

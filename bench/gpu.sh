@@ -21,7 +21,7 @@ rm -f "$out"/bench.{json,md} # of another time
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0}
 
 if [[ -n ${SIF:-} ]]; then
-  # Only this folder: `train` and `entrypoint` are the image's.
+  # Only this folder, which holds the peers: `train` and `entrypoint` are the image's. It comes before the image's own `bench`.
   python=(apptainer exec --nv --bind "$top/bench:/mnt/bench:ro" --env PYTHONPATH=/mnt "$SIF" python)
 else
   program=$(command -v "${PYTHON:-python3}") || { printf 'ERROR[66] no %s\n  fix: PYTHON=/path/to/python3, or SIF=train.sif\n' "${PYTHON:-python3}" >&2; exit 66; }

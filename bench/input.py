@@ -14,12 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from bench import harness, path_calls, photos, targets
+from bench import harness, measurements, path_calls, photos, processes, targets
+from bench.estimates import Estimate, estimate_median, exact
 from bench.harness import Pairs
-from train.bench import measurements, processes
-from train.bench.estimates import Estimate, estimate_median, exact
-from train.bench.measurements import Measurement, Row
-from train.bench.processes import LIMIT_S, BenchOptions, Program, RunningProgram
+from bench.measurements import Measurement, Row
+from bench.processes import LIMIT_S, BenchOptions, Program, RunningProgram
 from train.config.schema import DataConfig
 from train.data.shards import packing
 
@@ -39,7 +38,7 @@ TITLES: Final = {
 IMAGES: Final = {"cut": "cut photographs", "drawn": "drawn images"}
 READ_FROM: Final = {"ours": "tar shards", "webdataset": "the same tar shards", "litdata": "its chunks"}
 # `make bench` installs them here, where only their own processes look: what they need must not change ours.
-PEER_PACKAGES: Final = harness.ROOT / ".venv-bench"
+PEER_PACKAGES: Final = processes.ROOT / ".venv-bench"
 # What loads each of them, with the libraries of the system that it needs: SPDL would wait for ever without FFmpeg's.
 LOCKED_PEERS: Final = {
     "webdataset": "import webdataset",
@@ -78,7 +77,7 @@ def images_per_core(options: BenchOptions) -> Row:
     """Row 7: the same images with the same augmentation, on one core each."""
     samples = str(2_000 if options.quick else SAMPLES)
     words = ["--batch", str(BATCH), "--samples", samples, "--size", str(PIXELS)]
-    feed = [sys.executable, "-m", "bench.feed", *words]
+    feed = processes.module_command("bench.feed", *words)
     ours = Program(name="feed", command=feed, environ=options.child_environ())
     # On one core a worker only adds a process that copies: the faster of the two is compared with.
     peers = [pillow_program(options, *words, "--workers", str(number)) for number in (0, 1)]
@@ -135,7 +134,7 @@ def _write_chunks(options: BenchOptions, root: Path, chunks: Path) -> None:
     words += ["--chunk-bytes", f"{SHARD_BYTES // 10**6}MB"]
     # LitData's own folders would otherwise be /tmp/chunks and /tmp/data.
     own = {f"DATA_OPTIMIZER_{name}CACHE_FOLDER": str(options.scratch / "litdata") for name in ("", "DATA_")}
-    harness.run_to_end(words, _peer_environ(options) | own, options.scratch, LIMIT_S)
+    processes.run_to_end(words, _peer_environ(options) | own, options.scratch, LIMIT_S)
 
 
 def _peer_environ(options: BenchOptions) -> dict[str, str]:
@@ -150,7 +149,7 @@ def _feed_commands(
     common = ["--batch", str(PHOTO_BATCH), "--samples", "0", "--size", "224", "--cores", str(cores)]
     peer = [*harness.peer_command(options, "photos"), "--device", "cpu", "--warm-up", "2"]
     starts = {name: [*peer, "--library", name] for name in folders}
-    starts["ours"] = [sys.executable, "-m", "bench.feed", *(["--shards"] if shards else [])]
+    starts["ours"] = processes.module_command("bench.feed", *(["--shards"] if shards else []))
     return {name: [*starts[name], *common, "--root", str(folder)] for name, folder in folders.items()}
 
 
@@ -186,7 +185,7 @@ def _time_feeds(
         by_name = [[feed for feed in feeds if feed.program.name == name] for name in commands]
         best = [min(group, key=_time_alone) if len(group) > 1 else group[0] for group in by_name]
         sides = [partial(_time_alone, feed) for feed in best]
-        rounds = harness.time_all_in_turns(sides, rounds=options.num_pairs(15))
+        rounds = processes.run_in_turns(sides, rounds=options.num_pairs(15))
     return {
         name: FeedTimes(workers=feed.facts["workers"], seconds=seconds)
         for name, feed, seconds in zip(commands, best, rounds, strict=True)

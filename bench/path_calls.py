@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.harness import run_to_end
+from bench.processes import run_to_end
 from entrypoint import ExitCode, Failure
 
 LIMIT_S: Final = 300.0

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from bench import harness, targets
+from bench import harness, processes, targets
+from bench.estimates import estimate_median, exact
+from bench.measurements import Measurement, Row
+from bench.processes import BenchOptions
 from entrypoint import num_usable_cores
-from train.bench.estimates import estimate_median, exact
-from train.bench.measurements import Measurement, Row
-from train.bench.processes import BenchOptions
 from train.logging import metrics_logger
 
 BATCH, SAMPLES, PIXELS, CLASSES = 64, 512, 32, 10
@@ -58,7 +58,7 @@ def first_step(options: BenchOptions) -> Row:
 
     def peer() -> float:
         start = time.time()
-        result = harness.run_for_json(peer_words, user_environ(options), options.scratch, LIMIT_S)
+        result = processes.run_for_json(peer_words, user_environ(options), options.scratch, LIMIT_S)
         return float(result["at"]) - start
 
     pairs = harness.time_in_turns(ours, peer, pairs=options.num_pairs(5))
@@ -115,7 +115,7 @@ def user_environ(options: BenchOptions) -> dict[str, str]:
 
 def run_to_end(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> None:
     """Run a program to its end. Raises Failure: PEER, if it fails or hangs."""
-    harness.run_to_end(words, environ, cwd, LIMIT_S)
+    processes.run_to_end(words, environ, cwd, LIMIT_S)
 
 
 def _timed(words: Sequence[str], options: BenchOptions) -> Callable[[], float]:

@@ -10,14 +10,13 @@ from statistics import median
 from tempfile import mkdtemp
 from typing import Any, Final
 
-from bench import harness, targets
+from bench import harness, processes, targets
+from bench.estimates import Estimate, estimate_median, exact, ratio_of_medians
 from bench.harness import Pairs, bare_arguments, peer_arguments, peer_program
+from bench.measurements import Measurement, Row
+from bench.processes import BenchOptions, Program, RunningProgram
+from bench.training import REFERENCE, SMALL, Workload, training_program
 from entrypoint import ExitCode, Failure
-from train.bench import processes
-from train.bench.estimates import Estimate, estimate_median, exact, ratio_of_medians
-from train.bench.measurements import Measurement, Row
-from train.bench.processes import BenchOptions, Program, RunningProgram
-from train.bench.training import REFERENCE, SMALL, Workload
 
 GFLOP: Final = 14.47  # of the reference workload: an image forward and backward
 PRODUCT: Final = 8192  # rows and columns of the matrices whose product measures the device
@@ -217,7 +216,7 @@ ROWS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[BenchOptions], Iterato
 
 def _our_program(options: BenchOptions, workload: Workload, *, procs: int = 1) -> Program:
     name = f"ours-{workload.model}-{workload.batch}"
-    return harness.our_program(options, name, *workload.settings(procs=procs), procs=procs)
+    return training_program(options, name, *workload.settings(procs=procs), procs=procs)
 
 
 def _bare_program(options: BenchOptions, workload: Workload) -> Program:
@@ -277,7 +276,7 @@ def _set_steps(
 
 
 def _time_round(programs: list[RunningProgram], number: int) -> list[tuple[float, float]]:
-    """A block of each program, which another one begins each time."""
+    """A block of each program, which another one begins each time: no program is always between the other two."""
     indices = [index % len(programs) for index in range(number, number + len(programs))]
     times = {index: _time_warm(programs[index]) for index in indices}
     return [times[index] for index in range(len(programs))]

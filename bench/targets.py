@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from bench import measurements
+from bench.estimates import Estimate
+from bench.measurements import Row, Target
 from entrypoint import Failure
-from train.bench import measurements
-from train.bench.estimates import Estimate
-from train.bench.measurements import Row, Target
 
 # Ratios are ours / the peer's.
 TARGETS: Final[Mapping[str, Target]] = {

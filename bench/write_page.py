@@ -17,8 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.measurements import Target, format_bounds, format_reached
 from bench.targets import TARGETS
-from train.bench.measurements import Target, format_bounds, format_reached
 from train.report.read import format_number
 
 ROOT = Path(__file__).parents[1]

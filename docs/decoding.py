@@ -18,7 +18,7 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from train.config import augmentations
-from train.data import boxes, decode, decode_crop, operations
+from train.data import boxes, decode, operations
 from train.data.preprocessing import DecodeName, Preprocessing
 
 SIZES: Final = (64, 128, 224)
@@ -33,7 +33,7 @@ def whole(path: Path, size: int, name: DecodeName) -> npt.NDArray[np.uint8]:
 
 def crop(path: Path, size: int, draws: boxes.CropDraws, name: DecodeName) -> npt.NDArray[np.uint8]:
     """A box of random_resized_crop."""
-    return decode_crop.decode_crop(path, size, 0, partial(draws.box, 0), Preprocessing(decode=name))
+    return decode.decode_crop(path, size, 0, partial(draws.box, 0), Preprocessing(decode=name))
 
 
 def seconds(call: Decode, name: DecodeName) -> float:

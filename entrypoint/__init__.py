@@ -5,7 +5,7 @@ It never imports torch. `train` may import the names that are offered here, and 
 
 from __future__ import annotations
 
-from entrypoint import file_writer, gauges, network
+from entrypoint import engines, file_writer, monitor, network
 from entrypoint.children import die_with_parent
 from entrypoint.console import (
     PrintableText,
@@ -24,15 +24,15 @@ from entrypoint.console import (
     write_styled,
 )
 from entrypoint.doctor.preflight import run_preflight
-from entrypoint.doctor.reading import filesystem_type, free_memory_mib
 from entrypoint.errors import ExitCode, Failure, refuse_lost_output, resource_limit_failure
 from entrypoint.files import open_regular_file, parse_json, read_json, read_json_object, read_regular_file
+from entrypoint.handover import ATTEMPT_VARIABLE, DEVICE_VARIABLE, Handover
 from entrypoint.hang import HangTimeouts, SupervisionPolicy
 from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S, TRACE_SIGNAL, Heartbeat, attach_heartbeat
 from entrypoint.job import JobInfo, job_info_from_environ
 from entrypoint.launch import run_plan
-from entrypoint.machine import num_usable_cores
-from entrypoint.monitor_ranks import ProcessMeter
+from entrypoint.machine import filesystem_type, free_memory_mib, num_usable_cores
+from entrypoint.monitor import ProcessMeter, ResourceMonitor
 from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
 from entrypoint.options import (
     LaunchOptions,
@@ -50,13 +50,16 @@ from entrypoint.threads import start_daemon_thread
 from entrypoint.world import World, world_from_environ
 
 __all__ = [
+    "ATTEMPT_VARIABLE",
     "DEADLINE_CAUSE",
+    "DEVICE_VARIABLE",
     "NO_DRIVER_SOURCE",
     "SIGNAL_REPEAT_WINDOW_S",
     "TRACE_SIGNAL",
     "ExitCode",
     "ExitRecord",
     "Failure",
+    "Handover",
     "HangTimeouts",
     "Heartbeat",
     "JobInfo",
@@ -64,6 +67,7 @@ __all__ = [
     "Plan",
     "PrintableText",
     "ProcessMeter",
+    "ResourceMonitor",
     "RunError",
     "RunErrors",
     "StrictArgumentParser",
@@ -74,18 +78,19 @@ __all__ = [
     "config_words",
     "die_with_parent",
     "dump_json",
+    "engines",
     "expand_path",
     "file_writer",
     "filesystem_type",
     "find_device",
     "free_memory_mib",
-    "gauges",
     "has_variable",
     "is_ephemeral_path",
     "job_info_from_environ",
     "join_lines",
     "list_some",
     "make_plan",
+    "monitor",
     "network",
     "num_usable_cores",
     "open_regular_file",

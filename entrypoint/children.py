@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from entrypoint.console import shell_command
 from entrypoint.errors import ExitCode, Failure, resource_limit_failure
-from entrypoint.gauges import RESOURCES_VARIABLE, ResourcePage
 from entrypoint.heartbeat import HEARTBEAT_VARIABLE, HeartbeatChannel
 from entrypoint.tee import Tee
 from entrypoint.world import World
@@ -26,14 +25,12 @@ class Child:
     """A started rank and the Tee that its output goes to.
 
     heartbeat: the channel that it writes heartbeats to; None for a foreign command.
-    resources: the page with its resource use; None if that is not measured.
     """
 
     world: World
     process: subprocess.Popen[bytes]
     tee: Tee
     heartbeat: HeartbeatChannel | None = None
-    resources: ResourcePage | None = None
 
     @property
     def ended_early(self) -> bool:
@@ -60,11 +57,9 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the shared memory of its heartbeat and its resources."""
+        """Close the shared memory of its heartbeat."""
         if self.heartbeat:
             self.heartbeat.close()
-        if self.resources:
-            self.resources.close()
 
 
 def start_rank(
@@ -73,7 +68,6 @@ def start_rank(
     world: World,
     tee: Tee,
     heartbeat: HeartbeatChannel | None = None,
-    resources: ResourcePage | None = None,
     cores: Collection[int] | None = None,
 ) -> Child:
     """Start one rank in a new session: a terminal's Ctrl-C reaches it only through the parent.
@@ -94,16 +88,11 @@ def start_rank(
                 os.sched_setaffinity(0, cores)
 
     heartbeat_variables = {HEARTBEAT_VARIABLE: heartbeat.variable} if heartbeat else {}
-    resource_variables = {RESOURCES_VARIABLE: str(resources.descriptor)} if resources else {}
-    descriptors = (
-        *((heartbeat.page, heartbeat.stacks) if heartbeat else ()),
-        *((resources.descriptor,) if resources else ()),
-    )
     try:
         process = subprocess.Popen(
             list(command),
-            env={**environ, **heartbeat_variables, **resource_variables},
-            pass_fds=descriptors,
+            env={**environ, **heartbeat_variables},
+            pass_fds=(heartbeat.page, heartbeat.stacks) if heartbeat else (),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -119,7 +108,7 @@ def start_rank(
             + shell_command("entrypoint run -- python script.py"),
             code=ExitCode.NO_INPUT,
         ) from error
-    return Child(world=world, process=process, tee=tee, heartbeat=heartbeat, resources=resources)
+    return Child(world=world, process=process, tee=tee, heartbeat=heartbeat)
 
 
 def die_with_parent(signum: int, parent: int) -> None:

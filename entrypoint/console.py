@@ -16,10 +16,10 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TextIO
-from unicodedata import combining, east_asian_width
 
 MIN_FOLD_COLUMNS: Final = 40  # on a narrower terminal nothing is folded
 # A label and the gap before its value: `output         runs/small`.
@@ -167,6 +167,13 @@ def terminal_columns(descriptor: int) -> int | None:
         return None
 
 
+def _stream_columns(stream: TextIO) -> int | None:
+    try:
+        return terminal_columns(stream.fileno())
+    except (OSError, ValueError, AttributeError):  # a test's stream, or a closed one
+        return None
+
+
 def fold_text(text: str, columns: int | None) -> str:
     """Fold each line that is longer than `columns`.
 
@@ -179,11 +186,7 @@ def fold_text(text: str, columns: int | None) -> str:
 
 def print_message(text: str, stream: TextIO) -> None:
     """Write a message and a newline, escaped as by `to_printable`, folded and coloured for a terminal."""
-    try:
-        columns = terminal_columns(stream.fileno())
-    except (OSError, ValueError, AttributeError):  # a test's stream, or a closed one
-        columns = None
-    folded = fold_text(to_printable(text), columns)
+    folded = fold_text(to_printable(text), _stream_columns(stream))
     write_styled((color_labels(folded) if getattr(stream, "uses_color", False) else folded) + "\n", stream)
 
 
@@ -199,11 +202,7 @@ def print_help_text(text: str, stream: TextIO | None) -> None:
     stream: None means sys.stdout.
     """
     stream = stream or sys.stdout
-    try:
-        columns = terminal_columns(stream.fileno()) or HELP_COLUMNS_WITHOUT_TERMINAL
-    except (OSError, ValueError, AttributeError):
-        columns = HELP_COLUMNS_WITHOUT_TERMINAL
-    stream.write(fold_help(text, columns))
+    stream.write(fold_help(text, _stream_columns(stream) or HELP_COLUMNS_WITHOUT_TERMINAL))
 
 
 def fold_help(text: str, columns: int) -> str:
@@ -236,7 +235,7 @@ def _fold_line(line: str, columns: int) -> list[str]:
     """Fold one line at spaces only, so that a path can be copied."""
     body, is_command = line.lstrip(" "), COMMAND_PATTERN.match(line)
     is_preformatted = is_command or body.startswith(PREFORMATTED_PREFIXES) or "\x1b" in line or "\t" in line
-    if _display_width(line) <= columns or is_preformatted:
+    if len(line) <= columns or is_preformatted:
         return [line]
     label = NAMED_VALUE_PATTERN.match(line)
     start = label.end() if label else len(line) - len(body)
@@ -246,40 +245,33 @@ def _fold_line(line: str, columns: int) -> list[str]:
         return [part for way in ways for part in _fold_line(way, columns)]
     if "  " in line[start:]:  # a table
         return [line]
-    return _fill_lines(line[:start], line[start:].split(" "), " " * (start if label else start + 2), columns)
+    return wrap_text(line[start:], columns, line[:start], " " * (start if label else start + 2))
 
 
 def _fold_help_line(line: str, columns: int) -> list[str]:
-    if _display_width(line) <= columns:
+    if len(line) <= columns:
         return [line]
     left = len(line) - len(line.lstrip(" "))
     cell = HELP_ENTRY_PATTERN.match(line)
     if cell is None:
-        return _fill_lines(
-            line[:left], line[left:].split(" "), " " * (left if left > MIN_EXPLANATION_COLUMNS else left + 2), columns
+        return wrap_text(
+            line[left:], columns, line[:left], " " * (left if left > MIN_EXPLANATION_COLUMNS else left + 2)
         )
-    words, start = line[cell.end() :].split(" "), cell.end()
+    start = cell.end()
     if columns - start >= MIN_EXPLANATION_COLUMNS:
-        return _fill_lines(line[:start], words, " " * start, columns)
+        return wrap_text(line[start:], columns, line[:start], " " * start)
     below = " " * (left + 4)
-    return [line[:start].rstrip(), *_fill_lines(below, words, below, columns)]
+    return [line[:start].rstrip(), *wrap_text(line[start:], columns, below, below)]
 
 
-def _fill_lines(begin: str, words: list[str], indent: str, columns: int) -> list[str]:
-    lines = [begin + words[0]]
-    for word in words[1:]:
-        if _display_width(lines[-1]) + 1 + _display_width(word) <= columns:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(indent + word)
-    return lines
+def wrap_text(text: str, columns: int, begin: str = "", indent: str = "") -> list[str]:
+    """Lines of this width, folded at spaces only, so that commands and paths can be copied.
 
-
-def _display_width(text: str) -> int:
-    """Width in columns: a wide character (Chinese, emoji) counts two, a combining accent none."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if combining(character) else 1 + (east_asian_width(character) in "WF") for character in text)
+    begin: before the first line. indent: before the others.
+    """
+    return textwrap.wrap(
+        text, columns, initial_indent=begin, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ) or [begin]
 
 
 class NonFailingStream:

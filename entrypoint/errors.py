@@ -14,6 +14,8 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Final, Self
 
+from entrypoint import engines
+
 # Not loaded where a Failure is made: with no file descriptor left, that would fail too.
 from entrypoint.console import join_lines
 from entrypoint.redaction import redact
@@ -144,18 +146,18 @@ LIMIT_BY_MESSAGE: Final = {
 LIMIT_FAILURES: Final = {
     "processes": (
         "the system starts no further process or thread",
-        "raise the limit on processes and threads (ulimit -u, docker run --pids-limit), or lower data.workers or the "
-        "number of ranks",
+        f"raise the limit on processes and threads (ulimit -u, {engines.fix('processes')}), or lower data.workers or "
+        "the number of ranks",
     ),
     "files": (
         "the system opens no further file",
-        "raise the limit on open files (ulimit -n, docker run --ulimit nofile=4096), or lower data.workers or the "
+        f"raise the limit on open files (ulimit -n, {engines.fix('open files')}), or lower data.workers or the "
         "number of ranks",
     ),
     "memory": (
         "the system gives no further memory",
-        "raise the limits on memory (ulimit -v, docker run --memory, sbatch --mem), or lower train.micro_batch_size, "
-        "data.workers or the number of ranks",
+        f"raise the limits on memory (ulimit -v, {engines.fix('memory')}, sbatch --mem), or lower "
+        "train.micro_batch_size, data.workers or the number of ranks",
     ),
     "size": ("the system lets no file grow larger", "raise the limit on the size of files (ulimit -f)"),
 }

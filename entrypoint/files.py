@@ -19,7 +19,17 @@ from typing import Any, Final
 
 MAX_READ_BYTES: Final = 64 << 20  # our files are far smaller
 MAX_NESTING: Final = 100  # objects and lists in each other; whatever goes through them later has a limit too
+StrPath = str | os.PathLike[str]
 Pairs = Sequence[tuple[str, Any]]  # of an object in JSON
+
+
+def read_text(*parts: StrPath) -> str:
+    """The text of a file of the system, such as one in /proc; empty if it cannot be read."""
+    try:
+        with open(os.path.join(*parts), encoding="utf-8", errors="replace", newline="") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def open_regular_file(path: Path) -> BufferedReader:

@@ -241,9 +241,7 @@ class SupervisionPolicy:
 
     kept: returns the last good checkpoint. restarts: how often a run that lost a rank or hung is
     restarted in place. failed: called with the exit code of each failed start before a restart.
-    gauges_every_s: the interval between measurements of each rank's resources, None for no
-    measurement. promise: two messages, for a request to stop and for ranks that a second request
-    ended at once.
+    promise: two messages, for a request to stop and for ranks that a second request ended at once.
     """
 
     limits: HangTimeouts
@@ -251,7 +249,6 @@ class SupervisionPolicy:
     kept: Callable[[], str | None] = lambda: None
     restarts: int = 0
     failed: Callable[[int], object] = lambda code: None
-    gauges_every_s: float | None = None
     promise: tuple[str, str] = DEFAULT_STOP_MESSAGES
 
 

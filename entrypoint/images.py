@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from entrypoint.files import read_text
+
 Capability = tuple[int, int]  # (9, 0) is an H100's
 
 
@@ -93,10 +95,7 @@ def installed_torch_versions(package: Path | None = None) -> tuple[str, str | No
         if spec is None or spec.origin is None:
             return None
         package = Path(spec.origin).parent
-    try:
-        text = (package / "version.py").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
+    text = read_text(package, "version.py")
     version = re.search(r"^__version__ = '([^']+)'", text, re.M)
     cuda = re.search(r"^cuda\b[^=]*= '([^']+)'", text, re.M)
     return (version[1], cuda[1] if cuda else None) if version else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
@@ -25,8 +24,4 @@ def entrypoint() -> None:
 def _start_program(package: str) -> None:
     if not sys.flags.isolated and any(os.environ.get(name) for name in UNSAFE_PYTHON_VARIABLES):
         os.execv(sys.executable, [sys.executable, "-I", "-X", "utf8", "-m", package, *sys.argv[1:]])
-    gc.disable()  # imports leave no garbage; collecting would take a fifth of the time of `entrypoint show`
-    program = importlib.import_module(f"{package}.__main__")
-    gc.freeze()
-    gc.enable()
-    sys.exit(program.main())
+    sys.exit(importlib.import_module(f"{package}.__main__").main())

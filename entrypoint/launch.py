@@ -6,7 +6,6 @@ Every command that starts ranks calls `make_plan` and then `run_plan`.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -14,19 +13,21 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from entrypoint import cuda_compat, environment, exchange, gauges, heartbeat, network, preload
+from entrypoint import environment, exchange, heartbeat, network, preload
+from entrypoint.accelerators import nvidia
 from entrypoint.children import Child, die_with_parent, start_rank
 from entrypoint.console import terminal_columns, use_color
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.handover import ATTEMPT_VARIABLE, DEVICE_VARIABLE, Handover
 from entrypoint.hang import HangWatch, SupervisionPolicy
-from entrypoint.launchers import JOB_VARIABLE, LAUNCH_ID_VARIABLE, current_job_key, per_node
+from entrypoint.launchers import current_job_key, per_node
 from entrypoint.machine import count_oom_kills
-from entrypoint.monitor import MonitoredRank, ResourceMonitor
 from entrypoint.plan import Plan
 from entrypoint.supervise import SignalInbox, Supervision, supervise
 from entrypoint.tee import Console, Tee, open_log
@@ -64,7 +65,7 @@ def run_plan(
     console = Console(is_terminal=terminal, folds=not foreign, uses_color=use_color(terminal, environ))
     preload.preload_mapped_files()
     stop_signals = [] if stop_signals is None else stop_signals
-    with SignalInbox() as inbox, _ScratchHome(environ) as scratch:
+    with SignalInbox() as inbox, _scratch_home(environ) as scratch:
         inbox.arrived.extend(dict.fromkeys(stop_signals))
         if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed
             die_with_parent(signal.SIGTERM, os.getppid())
@@ -77,13 +78,14 @@ def run_plan(
         notes += _adapt_foreign_environ(planned, base) if foreign else []
         notes += [*_restart_notes(planned, care), *_address_notes(planned, foreign)]
         _report_notes(planned, notes, console)
-        for name in (heartbeat.HEARTBEAT_VARIABLE, gauges.RESOURCES_VARIABLE, "PMI_FD"):
+        for name in (heartbeat.HEARTBEAT_VARIABLE, "PMI_FD"):
             base.pop(name, None)  # of an outer run; and mpiexec's socket, which ranks do not inherit
-        shared = base | _shared_variables(planned, environ, console, care) | _master_port_variable(planned, foreign)
+        added = _shared_variables(planned, environ, console, care)
+        handover = _make_handover(planned, environ, console, added)
+        shared = base | added | _master_port_variable(planned, foreign)
         for attempt in itertools.count():
-            code, stop = _run_attempt(
-                planned, command, shared | _attempt_variables(planned, attempt), log_dir, console, foreign, care, inbox
-            )
+            variables = shared | _attempt_variables(handover, attempt)
+            code, stop = _run_attempt(planned, command, variables, log_dir, console, foreign, care, inbox)
             if stop is not None:
                 stop_signals.append(stop)
             if stop is not None or care is None or not _may_restart(planned, care, attempt, code):
@@ -115,7 +117,7 @@ def _resolve_master(planned: Plan, deadline: float, inbox: SignalInbox, console:
             network.resolve(planned.world.master_addr)
             return
         except Failure:
-            if planned.launcher not in per_node.NAMES or time.monotonic() > deadline:
+            if planned.launcher not in per_node.PLATFORMS or time.monotonic() > deadline:
                 raise
         if attempt == 0:
             console.say(f"waiting for rank 0: {planned.world.master_addr!r} does not resolve yet")
@@ -145,7 +147,6 @@ def _run_attempt(
     """Start all ranks once; return the exit code, and the stop signal if one was received."""
     oom_kills_before = count_oom_kills()
     children = _start_all_ranks(planned, command, shared, log_dir, console, policy)
-    monitor = _create_monitor(children, policy, shared)
     hang = (
         HangWatch(policy, children, planned.hostname, planned.device == "cuda", planned.launch_id) if policy else None
     )
@@ -153,21 +154,10 @@ def _run_attempt(
         children, planned.hostname, foreign, console, count_oom_kills, oom_kills_before, hang=hang, hosts=planned.hosts
     )
     try:
-        monitor.start()  # after the last fork: no rank is forked while a thread runs
         return supervise(supervision, inbox), supervision.stop_signal
     finally:
-        monitor.stop()
         for child in children:
             child.close()
-
-
-def _create_monitor(
-    children: Sequence[Child], policy: SupervisionPolicy | None, shared: Mapping[str, str]
-) -> ResourceMonitor:
-    """A monitor of the ranks that have a resource page; without any it starts no thread."""
-    ranks = [MonitoredRank(pid=child.process.pid, page=child.resources) for child in children if child.resources]
-    every_s = (policy.gauges_every_s if policy else None) or 0.0
-    return ResourceMonitor(ranks, every_s, visible_devices=shared.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _may_restart(planned: Plan, policy: SupervisionPolicy, attempt: int, code: int) -> bool:
@@ -216,12 +206,10 @@ def _starts_all_ranks(planned: Plan) -> bool:
     return planned.spawn == planned.world.world_size
 
 
-def _attempt_variables(planned: Plan, attempt: int) -> dict[str, str]:
+def _attempt_variables(handover: Handover, attempt: int) -> dict[str, str]:
     """Another launch_id for each attempt: no rank may connect to the store of an earlier one."""
-    return {
-        LAUNCH_ID_VARIABLE: planned.launch_id + (f":attempt-{attempt}" if attempt else ""),
-        "ENTRYPOINT_ATTEMPT": str(attempt),
-    }
+    launch_id = handover.launch_id + (f":attempt-{attempt}" if attempt else "")
+    return replace(handover, launch_id=launch_id).to_environ() | {ATTEMPT_VARIABLE: str(attempt)}
 
 
 def _flight_recorder_variables(
@@ -257,8 +245,7 @@ def _start_all_ranks(
                 escapes=console.folds,
             )
             channel = heartbeat.HeartbeatChannel() if policy else None
-            resources = gauges.ResourcePage() if policy and policy.gauges_every_s else None
-            children.append(start_rank(command, rank_environ(shared, world), world, tee, channel, resources, cores))
+            children.append(start_rank(command, rank_environ(shared, world), world, tee, channel, cores))
     except BaseException:
         for child in children:
             child.kill_group()
@@ -277,31 +264,31 @@ def rank_environ(shared: Mapping[str, str], world: World) -> dict[str, str]:
 def _shared_variables(
     planned: Plan, environ: Mapping[str, str], console: Console, policy: SupervisionPolicy | None
 ) -> dict[str, str]:
-    """The variables that all ranks of this task share.
-
-    ENTRYPOINT_SET lists those that the user had not set.
-    """
-    variables = {
-        LAUNCH_ID_VARIABLE: planned.launch_id,
-        JOB_VARIABLE: current_job_key(environ),
-        "ENTRYPOINT_DEVICE": planned.device,
-        "ENTRYPOINT_PORTS": ",".join(map(str, planned.ports)),
-        "ENTRYPOINT_HOSTS": ",".join(planned.hosts),
-        "ENTRYPOINT_LAUNCHER": planned.launcher,
-        "ENTRYPOINT_SOURCES": json.dumps(dict(planned.sources)),
-        "ENTRYPOINT_ONE_HOST": str(int(planned.one_host)),
-        "ENTRYPOINT_AGENT_STORE": str(int(planned.agent_store)),
-        "ENTRYPOINT_TTY": str(int(console.is_terminal)),
-        "OMP_NUM_THREADS": planned.num_threads(environ),
-    }
+    """The variables that all ranks of this task share and that libraries or the user's command read."""
+    variables = {DEVICE_VARIABLE: planned.device, "OMP_NUM_THREADS": planned.num_threads(environ)}
     if console.is_terminal:
         # Read from the terminal: an exported COLUMNS may be the width of another one.
         variables["COLUMNS"] = str(terminal_columns(console.err) or shutil.get_terminal_size().columns)
     variables |= _interface_variables(planned, environ) | _flight_recorder_variables(planned, policy, environ)
     if planned.device == "cuda":
-        variables |= cuda_compat.rank_variables(environ)
-    added = (name for name in variables if not name.startswith("ENTRYPOINT_") and not environ.get(name))
-    return variables | {"ENTRYPOINT_SET": ",".join(added)}
+        variables |= nvidia.rank_variables(environ)
+    return variables
+
+
+def _make_handover(planned: Plan, environ: Mapping[str, str], console: Console, variables: Iterable[str]) -> Handover:
+    """What our own worker reads. variables: those that all ranks get."""
+    return Handover(
+        launch_id=planned.launch_id,
+        job=current_job_key(environ),
+        launcher=planned.launcher,
+        hosts=planned.hosts,
+        ports=planned.ports,
+        sources=planned.sources,
+        added=tuple(name for name in variables if name != DEVICE_VARIABLE and not environ.get(name)),
+        one_host=planned.one_host,
+        agent_store=planned.agent_store,
+        terminal=console.is_terminal,
+    )
 
 
 def _interface_variables(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -331,7 +318,7 @@ def _interface_towards_peers(planned: Plan) -> str | None:
         return network.LOOPBACK_INTERFACE
     if planned.world.num_nodes > 1:
         # Kubeflow's first pod may call itself `localhost`; the others do not.
-        is_first_pod = is_loopback(master) and planned.launcher in per_node.NAMES
+        is_first_pod = is_loopback(master) and planned.launcher in per_node.PLATFORMS
         return network.interface_between(planned.hosts, network.own_address({}) if is_first_pod else master)
     return network.interface_towards(network.resolve(master))
 
@@ -361,21 +348,14 @@ def _report_notes(planned: Plan, notes: Sequence[str], console: Console) -> None
             console.say(f"WARNING: {warning}")
 
 
-class _ScratchHome:
-    """A temporary folder that replaces an unwritable HOME; removed when the run ends."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self._path: Path | None = None
-
-    def __enter__(self) -> Path | None:
-        needed = not environment.is_writable(self._environ.get("HOME")) or not environment.is_writable(
-            self._environ.get("TMPDIR") or "/tmp"
-        )
-        parent = environment.scratch_parent(self._environ) if needed else None
-        self._path = Path(tempfile.mkdtemp(prefix="train-home-", dir=parent)) if parent else None
-        return self._path
-
-    def __exit__(self, *_: object) -> None:
-        if self._path:
-            shutil.rmtree(self._path, ignore_errors=True)
+@contextmanager
+def _scratch_home(environ: Mapping[str, str]) -> Iterator[Path | None]:
+    """A temporary folder that replaces a HOME or TMPDIR that cannot be written; removed when the run ends."""
+    needed = not all(map(environment.is_writable, (environ.get("HOME"), environ.get("TMPDIR") or "/tmp")))
+    parent = environment.scratch_parent(environ) if needed else None
+    path = Path(tempfile.mkdtemp(prefix="train-home-", dir=parent)) if parent else None
+    try:
+        yield path
+    finally:
+        if path:
+            shutil.rmtree(path, ignore_errors=True)

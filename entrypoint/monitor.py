@@ -1,114 +1,156 @@
-"""ResourceMonitor measures the ranks that ask for it, in one thread of their parent.
+"""A ResourceMonitor measures a rank, its data workers and its GPUs in a thread of the rank.
 
-It writes the resource figures to each rank's page of shared memory.
+The thread waits for the driver alone: NVML is called without Python's lock, so a driver that hangs holds up no
+training, and the last figures stay.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from entrypoint import monitor_gpus, monitor_ranks
-from entrypoint.gauges import ResourcePage
-from entrypoint.machine import import_pynvml
+from entrypoint import stacks
+from entrypoint.accelerators import nvidia
+from entrypoint.files import StrPath, read_text
+from entrypoint.threads import start_daemon_thread
 
+# Of the rank's process and its descendants, since the first measurement. Sums only grow, so the difference of any two
+# readings is what was used in between. memory_bytes: the latest value.
+PROCESS_FIELDS: Final = ("seconds", "cpu_seconds", "memory_bytes", "memory_peak_bytes")
+GPU_FIELDS: Final = nvidia.GPU_FIELDS  # of each of its GPUs
 MIN_INTERVAL_S: Final = 0.05  # between two measurements
-REQUEST_POLL_INTERVAL_S: Final = 0.25  # between two checks for a request
-STOP_TIMEOUT_S: Final = 0.2  # to wait for the thread
-NEVER_MEASURED: Final = -1.0
+CLOCK_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+PAGE_SIZE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+# utime, stime, cutime and cstime, counted from the state in /proc/PID/stat.
+_CPU_TIME_FIELDS: Final = slice(11, 15)
+_MEMORY_LINE: Final = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB$", re.M)
 
 
-@dataclass(slots=True)
-class MonitoredRank:
-    """One rank: its process and its page of shared memory.
+class ProcessMeter:
+    """Measures one rank's process and its descendants.
 
-    Its meters start when it requests them.
-    """
+    psutil (7.2) has no peak memory (VmHWM), and lists descendants by reading every process of the node: 0.81 ms with
+    135 processes, `stacks.descendant_pids` 0.02 ms.
 
-    pid: int
-    page: ResourcePage
-    process: monitor_ranks.ProcessMeter | None = None
-    gpus: list[monitor_gpus.GpuMeter | None] = field(default_factory=list)
-    measured_at: float = NEVER_MEASURED
-
-
-class ResourceMonitor:
-    """Measures the ranks in a thread that calls NVML only on a rank's request.
-
-    Nobody waits long for the thread: if the driver hangs, it is abandoned, and the pages keep the
-    last figures.
+    It does not read smaps, because that takes the lock that the process needs to allocate memory.
+    Of a descendant (a data worker) only the growth of its own pages since it was first seen counts:
+    a forked process starts with its parent's pages, and no other file tells which of them it still
+    shares.
     """
 
     def __init__(
         self,
-        ranks: Sequence[MonitoredRank],
-        every_s: float,
+        pid: int,
+        proc: StrPath = "/proc",
+        below: Callable[[int], list[int]] = stacks.descendant_pids,
+        seconds: float = 0.0,
+    ) -> None:
+        """Start measuring. seconds: the time now."""
+        self._pid, self._proc, self._descendant_pids = pid, proc, below
+        self._started_s, self._initial_cpu_s = seconds, self._cpu_seconds(below(pid))
+        self._initial_bytes: dict[int, int] = {}
+        self._peak_bytes = 0
+        self._last_figures: tuple[float, ...] = (0.0, 0.0, math.nan, math.nan)
+        self.measure(seconds)
+
+    def measure(self, seconds: float) -> tuple[float, ...]:
+        """The figures of PROCESS_FIELDS; the last ones again if the rank has ended."""
+        descendants = self._descendant_pids(self._pid)
+        cpu_s, (resident, peak) = self._cpu_seconds(descendants), self._memory()
+        if resident:
+            total = resident + sum(map(self._grown_bytes, descendants))
+            self._peak_bytes = max(self._peak_bytes, peak, total)
+            cpu_used_s = max(
+                self._last_figures[1], cpu_s - self._initial_cpu_s
+            )  # never falls, even if a descendant ended unseen
+            self._last_figures = (seconds - self._started_s, cpu_used_s, float(total), float(self._peak_bytes))
+        return self._last_figures
+
+    def _cpu_seconds(self, descendants: list[int]) -> float:
+        return sum(self._ticks(pid) for pid in (self._pid, *descendants)) / CLOCK_TICKS_PER_S
+
+    def _ticks(self, pid: int) -> int:
+        return sum(map(int, read_text(self._proc, f"{pid}/stat").rpartition(")")[2].split()[_CPU_TIME_FIELDS]))
+
+    def _memory(self) -> tuple[int, int]:
+        """Bytes of the rank itself: resident now, and its peak; 0 once it has ended."""
+        fields = dict(_MEMORY_LINE.findall(read_text(self._proc, f"{self._pid}/status")))
+        return int(fields.get("VmRSS", 0)) * 1024, int(fields.get("VmHWM", 0)) * 1024
+
+    def _grown_bytes(self, pid: int) -> int:
+        """Bytes by which a descendant's own pages have grown since it was first seen."""
+        _, resident, shared, *_ = map(int, read_text(self._proc, f"{pid}/statm").split() or (0, 0, 0))
+        own = (resident - shared) * PAGE_SIZE_BYTES
+        return max(0, own - self._initial_bytes.setdefault(pid, own))
+
+
+class ResourceMonitor:
+    """The newest figures of this process and its GPUs, from the call of `start` on; NaN before it."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
         *,
-        visible_devices: str | None = None,
-        nvml: Callable[[], Any] | None = None,
+        load_nvml: Callable[[], Any] = nvidia.import_pynvml,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ranks, self._every_s, self._visible_devices = ranks, max(every_s, MIN_INTERVAL_S), visible_devices
-        self._load_nvml, self._clock = nvml or import_pynvml, clock
+        self._visible_devices = environ.get(nvidia.VISIBLE_VARIABLE)
+        self._load_nvml, self._clock = load_nvml, clock
+        self._gpu_uuids: Sequence[str] = ()
         self._nvml: Any = None
-        self._devices: tuple[monitor_gpus.GpuDevice, ...] | None = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="monitor")
+        self._process: ProcessMeter | None = None
+        self._gpus: list[nvidia.GpuMeter | None] = []
+        self._figures: tuple[float, ...] = ()
+        self._measured_at, self._stopped = 0.0, threading.Event()
 
-    def start(self) -> None:
-        """Start the thread if there are ranks to measure.
+    def start(self, gpu_uuids: Sequence[str], every_s: float) -> None:
+        """Measure every `every_s` seconds, this process and the GPUs with these UUIDs, which are in CUDA's form.
 
         Do nothing if the system has no thread left.
         """
+        self._gpu_uuids = gpu_uuids
+        with suppress(Exception):  # without the package no GPU is measured
+            # Not in the thread: data workers are forked, and a lock of an import would stay locked in them.
+            self._nvml = self._load_nvml() if gpu_uuids else None
         with suppress(RuntimeError):
-            if self._ranks:
-                self._thread.start()
+            start_daemon_thread(lambda: self._run(max(every_s, MIN_INTERVAL_S)))
 
     def stop(self) -> None:
-        """End the thread, at once unless the driver hangs.
-
-        The next start must not fork beside it.
-        """
+        """Measure no more."""
         self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(STOP_TIMEOUT_S)
 
-    def measure(self, rank: MonitoredRank) -> None:
-        """Measure one rank, if it has requested that and the interval has passed."""
+    def measure(self) -> None:
+        """Measure once."""
         now = self._clock()
-        if rank.process is None:
-            if (gpus := rank.page.requested_gpus()) is None:
+        if self._process is None:
+            self._process, self._measured_at = ProcessMeter(os.getpid(), seconds=now), now
+            self._gpus = [None] * len(self._gpu_uuids)
+            with suppress(Exception):  # no library, no driver
+                self._gpus = nvidia.open_meters(self._nvml, self._gpu_uuids, self._visible_devices)
+        elapsed, self._measured_at = now - self._measured_at, now
+        figures = list(self._process.measure(now))
+        for gpu in self._gpus:
+            figures += gpu.measure(elapsed) if gpu else (math.nan,) * len(GPU_FIELDS)
+        self._figures = tuple(figures)
+
+    def read(self) -> tuple[float, ...]:
+        """The newest figures: PROCESS_FIELDS, then GPU_FIELDS for each of the rank's GPUs."""
+        return self._figures or (math.nan,) * num_fields(len(self._gpu_uuids))
+
+    def _run(self, every_s: float) -> None:
+        while True:
+            with suppress(Exception):  # of any type: a measurement must never end a run
+                self.measure()
+            if self._stopped.wait(every_s):
                 return
-            rank.process = monitor_ranks.ProcessMeter(rank.pid, seconds=now)
-            rank.gpus = self._create_gpu_meters(gpus)
-        elif now - rank.measured_at < self._every_s:
-            return
-        elapsed = 0.0 if rank.measured_at == NEVER_MEASURED else now - rank.measured_at
-        rank.measured_at = now
-        figures = list(rank.process.measure(now))
-        for meter in rank.gpus:
-            figures += meter.measure(elapsed) if meter else monitor_gpus.UNKNOWN_FIGURES
-        rank.page.write(figures)
 
-    def _run(self) -> None:
-        while not self._stopped.wait(min(self._every_s, REQUEST_POLL_INTERVAL_S)):
-            for rank in self._ranks:
-                with suppress(Exception):  # of any type: a measurement must never end a run
-                    self.measure(rank)
 
-    def _create_gpu_meters(self, uuids: Sequence[str]) -> list[monitor_gpus.GpuMeter | None]:
-        """A meter for each requested GPU; None for one that NVML does not show."""
-        if not uuids:
-            return []
-        if self._devices is None:
-            self._devices = ()
-            with suppress(Exception):  # no package, no library, no driver
-                self._nvml = self._load_nvml()
-                self._nvml.nvmlInit()
-                self._devices = tuple(monitor_gpus.list_devices(self._nvml))
-        devices = monitor_gpus.select_devices(self._devices, uuids, self._visible_devices)
-        return [monitor_gpus.GpuMeter(self._nvml, device) if device else None for device in devices]
+def num_fields(gpus: int) -> int:
+    """The number of figures of a rank with so many GPUs."""
+    return len(PROCESS_FIELDS) + gpus * len(GPU_FIELDS)

@@ -7,8 +7,11 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from entrypoint import engines
+from entrypoint.engines import EngineName
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.machine import ContainerEngine, StrPath, container_engine, find_mount
+from entrypoint.files import StrPath
+from entrypoint.machine import find_mount
 
 # Folders of the image's own file systems; mounts from the host hide them. (With `underlay`, / is
 # not the image's.)
@@ -21,7 +24,7 @@ def unmounted_path_failure(
     path: Path,
     *,
     code: ExitCode = ExitCode.NO_INPUT,
-    engine: ContainerEngine | None = None,
+    engine: EngineName | None = None,
     own: Iterable[Path] = CONTAINER_ROOTS,
 ) -> Failure | None:
     """The Failure for a missing `path` that lies on the container's own file system.
@@ -33,7 +36,7 @@ def unmounted_path_failure(
     None if the path exists, below a mounted folder of the host, and outside Apptainer. (A docker
     container may be a complete machine, and there a wrong path is only a wrong path.)
     """
-    if (engine or container_engine()) != "apptainer" or os.path.exists(path):
+    if (engine or engines.detect()) != "apptainer" or os.path.exists(path):
         return None
     real_path = Path(os.path.realpath(path))
     existing = _nearest_container_folder(real_path, own)
@@ -49,13 +52,13 @@ def unmounted_path_failure(
     )
 
 
-def is_ephemeral_path(path: Path, *, engine: ContainerEngine | None = None, root: StrPath = "/") -> bool:
+def is_ephemeral_path(path: Path, *, engine: EngineName | None = None, root: StrPath = "/") -> bool:
     """Whether files written to `path` are lost when the container ends: it is no mount.
 
     That is certain for Apptainer's session (`--contain`, `--writable-tmpfs`) and for our image's
     own layer, which root can write. Another container may be a complete machine that stays.
     """
-    if (engine or container_engine(root)) == "apptainer":
+    if (engine or engines.detect(root)) == "apptainer":
         return _is_in_apptainer_session(path, root)
     return os.path.exists(os.path.join(root, OUR_IMAGE_MARKER)) and find_mount(path, root)[0] == "/"
 

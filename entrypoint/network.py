@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.files import read_text
 from entrypoint.world import is_loopback
 
 LOOPBACK_INTERFACE = "lo"
@@ -226,10 +227,9 @@ def _source_address(address: str) -> str | None:
 def _interface_addresses() -> list[tuple[str, str]]:
     """The interfaces of this host with their addresses, those of IPv4 first. Without link-local ones."""
     pairs = [(name, address) for _, name in socket.if_nameindex() if (address := _ipv4_address(name))]
-    with suppress(OSError), open("/proc/net/if_inet6") as file:  # not there without IPv6
-        for digits, _, _, scope, _, name in map(str.split, file):
-            if scope != _LINK_LOCAL_SCOPE:
-                pairs.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))))
+    for digits, _, _, scope, _, name in map(str.split, read_text("/proc/net/if_inet6").splitlines()):
+        if scope != _LINK_LOCAL_SCOPE:
+            pairs.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))))
     return pairs
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Literal
 
-from entrypoint import pmi
+from entrypoint import engines, pmi
+from entrypoint.accelerators import nvidia
 from entrypoint.console import shell_command
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers import detect_allocation, per_node, per_rank, slurm
 from entrypoint.launchers.allocation import Allocation
-from entrypoint.machine import NO_GPU_VALUES, Machine, hides_all_gpus, read_machine
+from entrypoint.machine import NO_GPU_VALUES, Machine, read_machine
 from entrypoint.options import DeviceChoice, LaunchOptions
 from entrypoint.world import World, is_loopback, pack_address
 
@@ -38,7 +39,6 @@ def candidate_ports(launch_id: str, port_range: tuple[int, int] | None = None) -
 _SEPARATE_RUNS_FIX = "a separate run for each (CUDA_VISIBLE_DEVICES=MIG-... and its own run.name), or full GPUs only"
 AMD_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 NO_DRIVER_SOURCE = "no NVIDIA driver"  # why a plan has the device cpu, although nobody asked for it
-ENROOT_GPU_VARIABLES = "NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def plan_allocation(
             other.
     """
     device = choose_device(options, machine, environ)
-    chosen = options.device != "auto" or hides_all_gpus(environ.get("CUDA_VISIBLE_DEVICES"))
+    chosen = options.device != "auto" or nvidia.hides_all_gpus(environ.get(nvidia.VISIBLE_VARIABLE))
     spawn = _num_ranks_to_start(allocation, options, machine, device)
     ranks_on_node = spawn if allocation.one_task_per_node else allocation.tasks_on_node
     ports = (
@@ -149,7 +149,7 @@ def refuse_loopback_master(launcher: str, world: World) -> None:
     Raises:
         Failure: LAUNCH_CONFLICT.
     """
-    is_first_pod = launcher in per_node.NAMES and world.node_rank == 0
+    is_first_pod = launcher in per_node.PLATFORMS and world.node_rank == 0
     if world.num_nodes == 1 or is_first_pod or not is_loopback(world.master_addr):
         return
     is_by_number = launcher == "local" and any(pack_address(world.master_addr) or ())  # not 0.0.0.0
@@ -210,7 +210,7 @@ def choose_device(options: LaunchOptions, machine: Machine, environ: Mapping[str
     if machine.gpus:
         return "cuda"
     promises = [name for name, none in NO_GPU_VALUES.items() if environ.get(name, "") not in none]
-    if hides_all_gpus(environ.get("CUDA_VISIBLE_DEVICES")):
+    if nvidia.hides_all_gpus(environ.get(nvidia.VISIBLE_VARIABLE)):
         promises = []  # hidden on purpose, whatever the scheduler gave
     requested = options.device == "cuda" or bool(promises)
     only_amd = "CUDA_VISIBLE_DEVICES" not in promises and not set(promises).isdisjoint(AMD_VARIABLES)
@@ -233,15 +233,15 @@ def _amd_failure(machine: Machine, environ: Mapping[str, str], promises: Sequenc
 
 
 def _no_gpu_failure(machine: Machine, environ: Mapping[str, str], promises: Sequence[str]) -> Failure:
-    flags = {"apptainer": "apptainer exec --nv", "docker": "docker run --gpus all"}
+    engine = engines.ENGINES[machine.container]
     fix = (
-        f"start the container with `{flags[machine.container]}`"
-        if machine.container in flags
+        f"start the container with `{engine.command} {engine.gpus}`"
+        if engine.command
         else "see whether `nvidia-smi` lists a GPU: if not, the driver is missing "
         f"(`{shell_command('entrypoint doctor')}` tells more)"
     )
-    if machine.container == "none" and "SLURM_JOB_ID" in environ and not _requests_gpus_of_enroot(environ):
-        fix = f"under srun --container-image (pyxis) export {ENROOT_GPU_VARIABLES} before srun; else {fix}"
+    if machine.container == "none" and "SLURM_JOB_ID" in environ and not engines.requests_gpus_of_enroot(environ):
+        fix = f"under srun --container-image (pyxis) export {engines.GPU_VARIABLES} before srun; else {fix}"
     name = promises[0] if promises else "CUDA_VISIBLE_DEVICES"
     value = environ.get(name)
     return Failure(
@@ -250,17 +250,6 @@ def _no_gpu_failure(machine: Machine, environ: Mapping[str, str], promises: Sequ
         fix=f"{fix}; or train without GPUs: --device cpu",
         code=ExitCode.NODE,
     )
-
-
-def _requests_gpus_of_enroot(environ: Mapping[str, str]) -> bool:
-    """Whether the variables make enroot pass GPUs into the container (its hook 98-nvidia.sh).
-
-    NVIDIA_VISIBLE_DEVICES selects GPUs, NVIDIA_DRIVER_CAPABILITIES adds libcuda. Enroot leaves no
-    other sign of itself. Our image sets neither, since a Kubernetes node would then give all its
-    GPUs to the image.
-    """
-    capabilities = environ.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")
-    return bool(environ.get("NVIDIA_VISIBLE_DEVICES")) and not {"compute", "all"}.isdisjoint(capabilities)
 
 
 def _num_ranks_to_start(allocation: Allocation, options: LaunchOptions, machine: Machine, device: str) -> int:
@@ -279,7 +268,7 @@ def _num_ranks_to_start(allocation: Allocation, options: LaunchOptions, machine:
         spawn = procs_per_node
     else:
         num_devices = len(machine.gpus) if device == "cuda" else 1
-        spawn = 1 if allocation.launcher in per_rank.NAMES and allocation.num_tasks > 1 else num_devices
+        spawn = 1 if allocation.launcher in per_rank.LAUNCHERS and allocation.num_tasks > 1 else num_devices
     _refuse_too_few_gpus(allocation, machine, device, spawn)
     return spawn
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final
 
-from entrypoint.machine import container_engine
+from entrypoint import engines
+from entrypoint.files import StrPath, read_text
+from entrypoint.machine import find_mount
 
 MADV_POPULATE_READ: Final = 22  # since Linux 5.14; older kernels return EINVAL, and nothing is read
 # Gigabytes of GPU kernels, which are copied to the GPU anyway.
@@ -24,35 +25,21 @@ _MAPPED_FILE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r.{2}p \S+ \S+ [1-9]\
 Advise = Callable[[int, int], bool]
 
 
-def preload_mapped_files(
-    proc: Path = Path("/proc/self"), advise: Advise | None = None, engine: str | None = None
-) -> int:
-    """Read all mapped files if the root may be a FUSE mount; return their bytes, otherwise 0.
+def preload_mapped_files(root: StrPath = "/", advise: Advise | None = None, engine: str | None = None) -> int:
+    """Read all mapped files if `/` may vanish; return their bytes, otherwise 0. Never raises.
 
-    Never raises.
+    It may if it is a FUSE mount, or Apptainer's overlay, whose lower layers may be one.
 
-    engine: the container engine, by default the detected one.
+    root: the folder with proc/. engine: the container engine, by default the detected one.
     """
-    try:
-        if not root_may_vanish((proc / "mountinfo").read_text(errors="replace"), engine or container_engine()):
-            return 0
-        populate = advise or _load_madvise()
-        return sum(
-            size for start, size in file_mappings((proc / "maps").read_text(errors="replace")) if populate(start, size)
-        )
-    except (OSError, AttributeError, ValueError):
+    fs_type = find_mount("/", root)[1]
+    if not (fs_type.startswith("fuse") or (fs_type, engine or engines.detect()) == ("overlay", "apptainer")):
         return 0
-
-
-def root_may_vanish(mountinfo: str, engine: str) -> bool:
-    """Whether `/` is a FUSE mount, or Apptainer's overlay, whose lower layers may be one."""
-    mounts = [line.split() for line in mountinfo.splitlines()]
-    fs_types = [
-        columns[columns.index("-") + 1]
-        for columns in mounts
-        if len(columns) > 5 and columns[4] == "/" and "-" in columns
-    ]
-    return bool(fs_types) and (fs_types[-1].startswith("fuse") or (fs_types[-1], engine) == ("overlay", "apptainer"))
+    try:
+        populate = advise or _load_madvise()
+    except (OSError, AttributeError):  # another C library
+        return 0
+    return sum(size for start, size in file_mappings(read_text(root, "proc/self/maps")) if populate(start, size))
 
 
 def file_mappings(maps: str) -> Iterator[tuple[int, int]]:

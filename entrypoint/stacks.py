@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+from entrypoint.files import read_text
 from entrypoint.heartbeat import DUMP_SIGNAL, TRACE_PREFIX, TRACE_SIGNAL
 
 DUMP_TIMEOUT_S: Final = 1.0  # for one process to write its stacks
@@ -19,6 +19,7 @@ DUMP_QUIET_S: Final = 0.05  # after a possible last line: silence for this long 
 PROC_FILES: Final = ("status", "wchan", "stack")  # in /proc/PID; only root can read the last one
 # The lines of status that tell why a process is silent.
 STATUS_LINE: Final = re.compile(r"^(?:Name|State|PPid|TracerPid|VmRSS|Threads|SigPnd|ShdPnd|SigBlk):.*$", re.M)
+_CAUGHT_SIGNALS_LINE: Final = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.M)
 _FRAME_LINE: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$', re.M)
 _THREAD_HEADER: Final = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.M)
 # The last line of a complete dump: the main thread's outermost frame, or `...` for a stack that is
@@ -111,10 +112,8 @@ def _main_thread_frames(dump: str) -> list[tuple[str, str]]:
 
 def process_state(pid: int) -> str:
     """The state letter R, S, D, T, t or Z; `?` for a process that has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "?"
+    words = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return words[0] if words else "?"
 
 
 def descendant_pids(pid: int) -> list[int]:
@@ -122,17 +121,14 @@ def descendant_pids(pid: int) -> list[int]:
     children: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError):
-                children += [int(word) for word in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
+            children += map(int, read_text(f"/proc/{pid}/task/{thread}/children").split())
     return [descendant for child in children for descendant in (child, *descendant_pids(child))]
 
 
 def handles_signal(pid: int, number: int) -> bool:
     """Whether the process has a handler for this signal; without one it would kill the process."""
-    with suppress(OSError, ValueError, IndexError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (number - 1) & 1)
-    return False
+    caught = _CAUGHT_SIGNALS_LINE.search(read_text(f"/proc/{pid}/status"))
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def _request_dump(pid: int, descriptor: int) -> str:
@@ -167,8 +163,7 @@ def _request(pid: int, descriptor: int, number: int, end: re.Pattern[bytes]) -> 
 def _read_proc_files(pid: int, names: Iterable[str] = PROC_FILES) -> str:
     sections = ""
     for name in names:
-        with suppress(OSError):
-            text = Path(f"/proc/{pid}/{name}").read_text(errors="replace").strip()
+        if text := read_text(f"/proc/{pid}/{name}").strip():
             text = "\n".join(STATUS_LINE.findall(text)) if name == "status" else text
             sections += f"# /proc/{pid}/{name}\n{text}\n"
     return sections + "\n"

@@ -20,7 +20,7 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
-from entrypoint import network
+from entrypoint import engines, network
 from entrypoint.children import Child
 from entrypoint.console import join_lines
 from entrypoint.errors import ExitCode, Failure, resource_limit_failure
@@ -35,7 +35,8 @@ def out_of_memory_failure(who: str) -> Failure:
     """The Failure for a rank that the OOM killer ended."""
     return Failure(
         f"{who} was killed by the kernel: out of host memory",
-        fix="ask for more memory (docker run --memory, sbatch --mem), or lower data.workers or train.micro_batch_size",
+        fix=f"ask for more memory ({engines.fix('memory')}, sbatch --mem), or lower data.workers or "
+        "train.micro_batch_size",
         code=ExitCode.RESOURCE,
     )
 
@@ -227,19 +228,17 @@ class Supervision:
             and self.hang_failure is None
         ):
             self.first_failed = min(failed, key=_blame_order)
-            self._report_first_failure()
+            self.peer_report_deadline = time.monotonic() + PEER_REPORT_WAIT_S
+            if failure := self._death_failure(*self.first_failed):
+                self._report_death(*self.first_failed, failure)
             stopped = self.first_failed[1] == ExitCode.STOPPED
             self.kill_at = time.monotonic() + (self.save_timeout_s if stopped else FAILURE_GRACE_S)
             for child in [] if stopped else self.alive:
                 child.send(signal.SIGTERM)
 
-    def _report_first_failure(self) -> None:
-        """Report the first failed rank at once, unless it can report itself."""
-        self.peer_report_deadline = time.monotonic() + PEER_REPORT_WAIT_S
-        failure = self._death_failure()
-        if self.first_failed is None or failure is None:
-            return
-        self.cause_reported, child = True, self.first_failed[0]
+    def _report_death(self, child: Child, code: int, failure: Failure) -> None:
+        """Report the first failed rank at once, which cannot report itself."""
+        self.cause_reported = True
         if self.hang:
             failure.kept = call_with_timeout(self.hang.policy.kept)
             self.death = RunError(
@@ -247,20 +246,19 @@ class Supervision:
                 rank=child.world.rank,
                 host=self.hostname,
                 step=child.step,
-                killed=self.first_failed[1] < 0,
+                killed=code < 0,
             )
         self.console.say(str(failure))
         self._record_failure()
 
-    def _death_failure(self) -> Failure | None:
+    def _death_failure(self, child: Child, code: int) -> Failure | None:
         """The Failure of a first failed rank that could not report it itself; None if it could."""
-        if self.first_failed is None or self.stop_signal == -self.first_failed[1]:
+        if self.stop_signal == -code:
             return None
-        child, code = self.first_failed
         who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
         if child.ended_early:
             return early_exit_failure(who, child.process.returncode)
-        if self.out_of_memory():
+        if code == -signal.SIGKILL and self.oom_kills() > self.oom_kills_before:
             return out_of_memory_failure(who)
         is_explained = code in (*ExitCode, -signal.SIGKILL) or (self.foreign and code > 0)
         if not is_explained and (failure := limit_failure(who, child.tee.last_lines)):
@@ -351,18 +349,8 @@ class Supervision:
         code = self.first_failed[1]
         if self.stop_signal == -code:  # it had no signal handler (yet)
             return 128 - code if self.foreign else int(ExitCode.STOPPED)
-        if code == -signal.SIGKILL:
-            return int(ExitCode.RESOURCE if self.out_of_memory() else ExitCode.PEER)
-        failure = self._death_failure()
+        failure = self._death_failure(*self.first_failed)
         return code if failure is None else int(failure.code)
-
-    def out_of_memory(self) -> bool:
-        """Whether the OOM killer ended the first failed rank."""
-        return (
-            self.first_failed is not None
-            and self.first_failed[1] == -signal.SIGKILL
-            and self.oom_kills() > self.oom_kills_before
-        )
 
     def report(self) -> None:
         """Report the first failed rank, unless that was done.
@@ -382,7 +370,7 @@ class Supervision:
             other.tee for other in self.children if other is not child or other.world.world_size == 1
         )
         who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
-        if self._death_failure() is None and not was_shown:
+        if self._death_failure(child, code) is None and not was_shown:
             self.console.say(f"{who} was the first to fail: exit code {code}. log: {child.tee.log.name}")
         if child.tee.console is None and not was_shown:
             self.console.say(join_lines(f"  | {line}" for line in child.tee.last_lines))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from entrypoint.errors import ExitCode, Failure
 
@@ -65,12 +65,12 @@ def world_from_environ(environ: Mapping[str, str]) -> World:
             fix="start it with `train` or `entrypoint run`, which set all of them",
             code=ExitCode.LAUNCH_CONFLICT,
         )
-    types = {field.name: field.type for field in fields(World)}
-    values = {
-        name: environ[variable] if types[name] == "str" else parse_whole_number(variable, environ[variable])
+    numbers = {
+        name: parse_whole_number(variable, environ[variable])
         for name, variable in TORCHRUN_VARIABLES.items()
+        if name != "master_addr"
     }
-    return World(**values)  # type: ignore[arg-type]
+    return World(master_addr=environ["MASTER_ADDR"], **numbers)
 
 
 def parse_port(variable: str, text: str) -> int:
@@ -114,6 +114,11 @@ def pack_address(host: str) -> bytes | None:
 def is_whole_number(text: str) -> bool:
     """Whether `text` is a number of 0 or more, of at most MAX_DIGITS digits."""
     return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+
+
+def read_sizes(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, int]:
+    """Variable -> its number, for those that are set to one."""
+    return {name: int(environ[name]) for name in names if is_whole_number(environ.get(name, ""))}
 
 
 def parse_whole_number(variable: str, text: str) -> int:

@@ -14,8 +14,8 @@ cp -R "$source/." "$work/source"
 (cd "$work/source" && "$python" -I -c 'import setuptools.build_meta as build; build.build_wheel("..")' >/dev/null)
 mkdir -p "$site" "$dest/usr/local/bin" "$dest/opt/train-image"
 "$python" -I -m zipfile -e "$work"/*.whl "$site"
-find "$site/train" "$site/entrypoint" -exec touch -d 1980-01-01T00:00:00Z {} + # the date is in the bytecode: dependencies.sh
-"$python" -I -m compileall -q -s "${dest:-/}" -p / "$site/train" "$site/entrypoint" # -s: tracebacks and bytecode name where it will lie
+find "$site/bench" "$site/train" "$site/entrypoint" -exec touch -d 1980-01-01T00:00:00Z {} + # the date is in the bytecode: dependencies.sh
+"$python" -I -m compileall -q -s "${dest:-/}" -p / "$site/bench" "$site/train" "$site/entrypoint" # -s: tracebacks and bytecode name where it will lie
 
 cp -R "$source/configs" "$source/launch" "$source/image/start" "$dest/opt/train-image/"
 mkdir -p "$dest/opt/train-image/examples" && cp "$source/examples/"*.md "$source/examples/"*.py "$source/examples/"*.yaml "$dest/opt/train-image/examples/"
@@ -28,6 +28,6 @@ mkdir -p "$dest/etc/profile.d" # a login shell (bash -l) begins with Debian's ow
 echo 'PATH=/opt/venv/bin:$PATH' >"$dest/etc/profile.d/train-image.sh"
 # Whatever the builder's umask was.
 chmod 755 "$dest/etc" "$dest/etc/profile.d"
-chmod -R a+rX,go-w "$dest/etc/profile.d/train-image.sh" "$dest/opt/train-image" "$dest/opt/image.json" "$site/train" "$site/entrypoint" "$site"/train_image-*
+chmod -R a+rX,go-w "$dest/etc/profile.d/train-image.sh" "$dest/opt/train-image" "$dest/opt/image.json" "$site/bench" "$site/train" "$site/entrypoint" "$site"/train_image-*
 chmod 755 "$dest/usr/local/bin/train" "$dest/usr/local/bin/entrypoint" "$dest/usr/local/bin/pip" "$dest/opt/train-image/start"
 rm -rf "$work"

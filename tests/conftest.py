@@ -13,6 +13,8 @@ from pathlib import Path
 import coverage
 import pytest
 
+from entrypoint.platforms import VARIABLES
+
 ROOT = Path(__file__).parents[1]
 # Tests in these folders use real engines; elsewhere a test is in the tier "test", or in "slow" if it is marked so.
 FOLDERS = {"image", "cluster", "reliability"}
@@ -21,11 +23,10 @@ FOLDERS = {"image", "cluster", "reliability"}
 # these words.
 EXCUSED = ("gpu:", "shared data:", "machine:")
 LAUNCHERS = ("SLURM", "OMPI_", "PMI", "PET_", "MPI_", "TORCHELASTIC", "ENTRYPOINT_", "ACCELERATE_", "GROUP_", "ROLE_")
-LAUNCHERS += ("FLUX_", "JSM_", "PALS_", "MV2_", "SKYPILOT_", "DSTACK_", "SM_", "_CONDOR_", "PBS_", "PE_", "LSB_")
 # Set by libraries when they are first used, whichever test that is; taken back, or a later test's processes would have
 # them too.
 LIBRARIES_OWN = {"TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
-CONTRACT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+CONTRACT = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
     storage = Path(os.environ.get("TESTBED_CACHE") or cache_home() / "train-image") / "storage.conf"
     if storage.exists():  # tests/testbed made it: the images of the tests, which no other build changes
         os.environ["CONTAINERS_STORAGE_CONF"] = str(storage)
-    for name in [name for name in os.environ if name.startswith(LAUNCHERS) or name in CONTRACT]:
+    for name in [name for name in os.environ if name.startswith(LAUNCHERS) or name in CONTRACT | VARIABLES]:
         del os.environ[name]
     os.environ["OMP_NUM_THREADS"] = "1"
 

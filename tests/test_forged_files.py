@@ -43,7 +43,7 @@ def held(folder: Path) -> None:
 
 
 def loaded(folder: Path) -> None:
-    found = format.newest_checkpoint(folder / "checkpoints")
+    found = store.newest_checkpoint(folder / "checkpoints")
     if found:
         format.load_checkpoint(found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -27,6 +28,7 @@ LAYERS = {
         "file_writer",
         "redaction",
         "console",
+        "engines",
         "errors",
         "files",
         "run_errors",
@@ -34,12 +36,14 @@ LAYERS = {
         "job_script",
         "threads",
         "world",
-        "job",
+        "handover",
         "hostlist",
-        "driver_errors",
-        "machine",
+        "platforms",
+        "job",
         "images",
-        "cuda_compat",
+        "accelerators",
+        "fabrics",
+        "machine",
         "mounts",
         "options",
         "network",
@@ -51,12 +55,9 @@ LAYERS = {
         "heartbeat",
         "tee",
         "preload",
-        "gauges",
         "stacks",
         "children",
         "hang",
-        "monitor_gpus",
-        "monitor_ranks",
         "monitor",
         "supervise",
         "launch",
@@ -75,6 +76,7 @@ LAYERS = {
         "fields",
         "plugin",
         "distributed",
+        "tasks.labels",
         "data",
         "checkpoint",
         "evaluation",
@@ -102,12 +104,21 @@ LAYERS = {
         "report",
         "inference",
         "worker",
-        "bench",
         "cli",
         "__main__",
     ],
     "bench": [
+        "estimates",
+        "measurements",
+        "processes",
+        "training",
         "harness",
+        "blocks",
+        "worker",
+        "ranks",
+        "comm",
+        "scaling",
+        "sweep",
         "targets",
         "path_calls",
         "feed",
@@ -117,7 +128,7 @@ LAYERS = {
         "input",
         "start",
         "checkpoint",
-        "scaling",
+        "report",
         "write_page",
         "__main__",
     ],
@@ -125,7 +136,7 @@ LAYERS = {
 ALL = re.search(r"__all__ = (\[.*?\])", (ROOT / "entrypoint/__init__.py").read_text(), re.S)
 OFFERED = set(ast.literal_eval(ALL[1] if ALL else "[]"))
 # Where processes begin: what these read of the world goes on as an argument.
-FRONT_DOORS = ("__main__", "worker", "isolated", "allreduce_check", "checkpoint_blocks", "write_page")
+FRONT_DOORS = ("__main__", "worker", "isolated", "allreduce_check", "ranks", "write_page")
 # What the parent process must never load: it starts in milliseconds.
 HEAVY_FREE = ("torch", "numpy", "accelerate", "torchvision")
 
@@ -181,8 +192,13 @@ def under(package: str, name: str) -> bool:
     return name.split(".")[0] == package
 
 
-# They need more than the rest of their folders: one saves the state of a training, the other calls a task.
-PARTS_IN_FOLDERS = {"checkpoint.checkpointer", "evaluation.validator"}
+def is_import_of_bench(node: ast.AST) -> bool:
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    return any(under("bench", name) for name in [*names, getattr(node, "module", None) or ""])
+
+
+# They need more than the rest of their folders: one saves a training's state, one calls a task, one reads raw labels.
+PARTS_IN_FOLDERS = {"checkpoint.checkpointer", "evaluation.validator", "tasks.labels"}
 
 
 def part_of(module: str) -> str:
@@ -231,14 +247,12 @@ def test_entrypoint_knows_nothing_of_training() -> None:
     assert wrong == []
 
 
-def test_nothing_that_is_installed_imports_the_comparison_with_other_programs() -> None:
-    wrong = [
-        f"{name_of(path)} imports {module}"
-        for path in MODULES
-        for module, _ in imports(path)
-        if package_of(path) != "bench" and under("bench", module)
-    ]
-    assert wrong == []
+def test_only_the_commands_that_measure_or_show_a_benchmark_import_it() -> None:
+    """And only where they are called: every other command starts without it."""
+    others = [path for path in MODULES if package_of(path) != "bench"]
+    importers = {path for path in others if any(map(is_import_of_bench, nodes(path)))}
+    assert {name_of(path) for path in importers} == {"train/cli/bench.py", "train/cli/report.py"}
+    assert not [path for path in importers if any(map(is_import_of_bench, at_import(nodes(path)[0])))]
 
 
 def test_train_uses_only_what_entrypoint_offers() -> None:
@@ -253,7 +267,7 @@ def test_train_uses_only_what_entrypoint_offers() -> None:
 
 
 def test_train_names_no_variable_of_a_scheduler() -> None:
-    """`entrypoint.JobInfo` says what a scheduler's job is; a new scheduler is one entry in entrypoint/job.py."""
+    """`entrypoint.JobInfo` says what a scheduler's job is; a new scheduler is one record in entrypoint/platforms.py."""
     variable = re.compile(r"\b(?:SLURMD?|PBS|LSB|SGE|FLUX|COBALT|_CONDOR)_[A-Z]*")
     wrong = [
         f"{name_of(path)}: {name}"
@@ -262,6 +276,19 @@ def test_train_names_no_variable_of_a_scheduler() -> None:
         for name in variable.findall(path.read_text())
     ]
     assert wrong == []
+
+
+def test_train_reads_what_its_parent_says_from_the_handover() -> None:
+    """Except what users may set too, and what `train` itself tells its ranks or its job scripts say."""
+    meanings = tomllib.loads((ROOT / "docs" / "variables.toml").read_text())
+    wrong = {
+        f"{name_of(path)}: {name}"
+        for path in MODULES
+        if package_of(path) == "train"
+        for name in re.findall(r"\bENTRYPOINT_[A-Z_]+", path.read_text())
+        if name not in meanings["yours"] and name not in ("ENTRYPOINT_TYPED", "ENTRYPOINT_IMAGE_DIGEST")
+    }
+    assert wrong == set()
 
 
 def test_every_module_opens_with_a_sentence() -> None:
@@ -279,10 +306,10 @@ DIRECT_WRITERS = {
     "train/data/shards/staging.py": "the lock in a folder that mkdtemp made",
     "train/models/fetch.py": "in a folder that mkdtemp made",
     "train/distributed/allreduce_check.py": "in the folder of the doctor or of the bench",
-    "train/bench/processes.py": "in the bench's own folder",
     "train/checkpoint/store.py": "renames folders",
     "train/inference/export.py": "renames a folder",
     "train/run/record.py": "moves results of this run",
+    "bench/processes.py": "in the bench's own folder",
     "bench/photos.py": "in a folder that mkdtemp made",
     "bench/write_page.py": "pages of this repository",
 }

@@ -85,7 +85,7 @@ def literals(path: Path) -> set[str]:
     return found
 
 
-SOURCES = [path for package in ("entrypoint", "train") for path in (ROOT / package).rglob("*.py")]
+SOURCES = [path for package in ("entrypoint", "train", "bench") for path in (ROOT / package).rglob("*.py")]
 SAID = "\n".join(text for path in SOURCES for text in sorted(literals(path)))
 
 

@@ -110,7 +110,7 @@ SAFE = {"torch.load": ("weights_only", "True"), "np.load": ("allow_pickle", "Fal
 
 def calls() -> list[ast.Call]:
     """Every call in the code that ships."""
-    sources = [path for package in ("train", "entrypoint", "image") for path in (ROOT / package).rglob("*.py")]
+    sources = [path for package in ("bench", "train", "entrypoint", "image") for path in (ROOT / package).rglob("*.py")]
     return [node for path in sources for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
 
 

@@ -73,7 +73,7 @@ def test_what_it_asks_of_train_is_understood(command: Command) -> None:
     config = str(ROOT / asked.config) if asked.config and "/" in asked.config else None
     assert load.load_config(config, [word for word in asked.words if "=" in word])
     if asked.words[:1] == ["bench"]:
-        assert (ROOT / "train" / "bench" / f"{asked.words[1]}.py").is_file()
+        assert (ROOT / "bench" / f"{asked.words[1]}.py").is_file()
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -18,20 +18,21 @@ from checkpoints import plant, reseal, saved
 from label_tables import rows, write_table
 from safetensors.torch import save_file
 
+from bench import report
 from entrypoint import Failure, exchange, files, hang
 from entrypoint.run_errors import RunErrors, decide_requeue
 from train import batch_size, file_lock
-from train.checkpoint import format, manifest
+from train.checkpoint import format, manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError
 from train.config.schema import DataConfig, ModelConfig, RunConfig
 from train.data import decoded_cache, download, label_table, registry
 from train.data.shards import packing
 from train.evaluation import results
 from train.files import is_plain_name
-from train.inference import checkpoints, export
+from train.inference import export
 from train.logging.trackers import RunIds
 from train.models import pretrained, weights
-from train.report import page, saved_evaluation
+from train.report import saved_evaluation
 from train.run import record
 
 OLDER = Path(__file__).parent / "support" / "version-0.1.0"
@@ -81,7 +82,7 @@ READERS: dict[str, Reader] = {
     "errors/node-a.json": lambda path: decide_requeue(1, [path]),
     "errors/hang-a.json": hang._read_statuses,
     "evaluation.json": saved_evaluation.read,
-    "bench.json": page.read_bench,
+    "bench.json": report.read_bench,
     "run-ids.json": lambda path: RunIds(path).read(),
     ".lease.1": lambda path: file_lock.read_current_lock(path.with_suffix("")),
     "hosts/task-1.json": lambda path: exchange._task_host(files.read_json_object(path)),
@@ -148,7 +149,7 @@ def test_a_manifest_names_files_of_its_folder(tmp_path: Path, name: str) -> None
     contents = manifest.from_bytes((path / "manifest.json").read_bytes())
     reseal(path, files={**contents.files, name: manifest.make_file_entry(b"")})
     with pytest.raises(Failure, match="plain file name") as caught:
-        format.newest_checkpoint(tmp_path)
+        store.newest_checkpoint(tmp_path)
     assert caught.value.code == 77
 
 
@@ -166,7 +167,7 @@ def test_a_manifest_that_claims_a_huge_file_takes_no_memory(tmp_path: Path) -> N
     huge = replace(contents.files["state.json"], size=10**14)
     reseal(path, files={**contents.files, "state.json": huge})
     with pytest.raises(Failure, match=r"state\.json") as caught:
-        checkpoints.read_state(checkpoints.reopen_checkpoint(path))
+        store.read_state(store.open_checkpoint(path))
     assert caught.value.code == 65
 
 

@@ -26,7 +26,7 @@ from train.data.splits import DataSplits, as_targets
 from train.distributed.device import is_out_of_memory
 from train.distributed.runtime import Runtime
 from train.models import registry
-from train.optim.ema import build_average
+from train.optim import ema
 
 # In a trial this mostly means that cuDNN found no algorithm for want of memory.
 CUDNN_NOT_SUPPORTED: Final = "CUDNN_STATUS_NOT_SUPPORTED"
@@ -179,7 +179,7 @@ class Trials:
         # As on a single rank: SyncBatchNorm would wait for the trials of the other ranks, which may be fewer.
         network = adapt_for_training(self.resolved.used, components.network, world_size=1)
         task, optimizer = components.task, components.optimizer
-        average = build_average(train, network)
+        average = ema.build_average(train, network)
         images = registry.to_channels_last(torch.rand((micro, *self.splits.shape.input), device=device))
         label = torch.zeros_like(as_targets(self.splits.training.labels[0]), device=device)
         batch = {"image": images, "label": label.expand(micro, *label.shape)}
@@ -286,7 +286,7 @@ def _cache_key(trials: Trials, batches: BatchSizes) -> str:
     parts: list[Any] = [config.model.name, config.model.args]
     parts += [config.optim.name, config.optim.args, config.optim.momentum]
     parts += ["activation_checkpointing"] if train.activation_checkpointing else []
-    parts += [train.ema_decay, train.sync_batchnorm, str(train.compile), runtime.precision, runtime.parallel]
+    parts += [ema.memory_key(train), train.sync_batchnorm, str(train.compile), runtime.precision, runtime.parallel]
     parts += [len(trials.splits.classes), trials.splits.shape.input, batches.global_, batches.world, torch.__version__]
     parts.append(sorted(set(runtime.all_gather(trials.memory.name))))
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from entrypoint import Heartbeat, gauges
+from entrypoint import Heartbeat, ResourceMonitor, World
 from train import batch_size, compilation
 from train.batch_size import NO_CACHE, MicroBatchCache
 from train.compilation import Compiled
-from train.components import adapt_for_training, build_components, load_initial_weights
+from train.components import (
+    adapt_for_training,
+    build_components,
+    load_initial_weights,
+    refuse_unknown_arguments,
+)
 from train.config import checks
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.resolved import resolve
@@ -32,6 +38,7 @@ from train.data.workers import WorkerLoader
 from train.data_fit import describe_image_file_obstacle, image_file_notes, refuse_unfit_data
 from train.distributed import replica_check, shared_memory
 from train.distributed.runtime import Runtime
+from train.distributed.runtime import start as start_runtime
 from train.distributed.shared_memory import HostRanks
 from train.evaluation.results import read_final_score
 from train.evaluation.validator import max_batch_size, rank_batches
@@ -58,7 +65,7 @@ def build_trainer(
     context: RankContext,
     *,
     progress: Progress | None = None,
-    resources: gauges.ResourceReader | None = None,
+    resources: ResourceMonitor | None = None,
     micro_batch_cache: MicroBatchCache = NO_CACHE,
     cache_folder: Path | None = None,
     record_start: Callable[[int], None] = lambda step: None,
@@ -67,7 +74,7 @@ def build_trainer(
     """Data, model, optimizer, and the state of the last checkpoint if the run resumes. All ranks call it together.
 
     Args:
-        resources: what this rank's parent measures; None: nothing is measured.
+        resources: measures this rank; None: nothing is measured.
         cache_folder: the user's, for what is known of the data; None: nothing is kept.
         record_start: called on rank 0 with the step to resume from, once the folder can be written and the state is
             restored. It may refuse the start.
@@ -82,6 +89,7 @@ def build_trainer(
     train, seed = config.train, config.run.seed
     batches = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, world.world_size)
     earlier = checkpoints if config.checkpoint.resume == "auto" else None
+    refuse_unknown_arguments(config)
 
     heartbeat.beat("data")
     fitted = runtime.run_on_rank_zero(lambda: weights.fit_to_weights(config, earlier))
@@ -126,9 +134,7 @@ def build_trainer(
     example = partial(compilation.black_images, batches.micro, splits.shape, runtime.device)
     parallel = strategy_class(train, world.world_size)(runtime, batches, example)
     parallel.wrap(network, optimizer)
-    network = parallel.network
-    average = ema.build_average(train, network)
-    state = TrainState(network=network, optimizer=optimizer, scaler=runtime.accelerator.scaler, ema=average)
+    state = TrainState(parallel=parallel, ema=ema.build_average(train, parallel.network))
     resume_notes = resume.restore(config, runtime, checkpoints, resume_point, state, dataset.fingerprint)
 
     heartbeat.beat("start")  # the model is compiled in this phase, however long the data took
@@ -284,3 +290,19 @@ def _compile(
     size = max_batch_size(len(splits.validation.labels), config.eval.batch_size)
     evaluated = compilation.black_images(size, splits.evaluated_shape, parallel.runtime.device) if size else None
     return compilation.compile_model(config.train, parallel, evaluated, heartbeat, progress.say)
+
+
+@contextmanager
+def open_trainer(
+    config: RunConfig, world: World, environ: MutableMapping[str, str], folder: Path, heartbeat: Heartbeat
+) -> Iterator[Trainer]:
+    """Build the trainer of a session, but without the folder's lock and record, and without resuming.
+
+    Shards are not copied to data.stage: there may be no parent process that would remove the copies.
+    """
+    config = replace(config, data=replace(config.data, stage=None))
+    rank_runtime = start_runtime(config, world, environ)
+    try:
+        yield build_trainer(config, rank_runtime, RankContext(world=world, folder=folder, heartbeat=heartbeat))
+    finally:
+        rank_runtime.close()

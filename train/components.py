@@ -21,6 +21,7 @@ from entrypoint import ExitCode, Failure, pluralize
 from train.config import schema
 from train.config.batches import BatchSizes, StepCounts, nearest_divisors
 from train.config.models import weights_path
+from train.config.optimizers import OPTIMIZERS
 from train.config.resolved import ResolvedConfig
 from train.config.schema import ModelConfig, RunConfig
 from train.data.image_sizes import other_shapes
@@ -30,7 +31,7 @@ from train.distributed import sync_batchnorm
 from train.models import custom, registry, weights
 from train.models.depth import enable_activation_checkpointing
 from train.models.freezing import Freezing, build_freezing
-from train.optim.optimizer import CPU, build_optimizer
+from train.optim.optimizer import CPU, build_optimizer, check_arguments
 from train.tasks.base import Task
 from train.tasks.registry import open_task
 
@@ -97,6 +98,17 @@ def build_components(
         optimizer=build_optimizer(config.optim, network, device, fused=fused),
         freezing=freezing,
     )
+
+
+def refuse_unknown_arguments(config: RunConfig) -> None:
+    """Refuse `model.args` and `optim.args` as far as this is known without the data, which may take minutes to open.
+
+    Raises:
+        Failure: USAGE.
+    """
+    registry.refuse_unknown_arguments(config.model)
+    if config.optim.name in OPTIMIZERS:  # a user's own class is loaded after the own data and network
+        check_arguments(config.optim)
 
 
 def build_network(

@@ -40,7 +40,7 @@ def refuse_unfit_data(
     refuse_stored_images(splits, config.data)
     augmenter = build_augmenter(splits, config.data, config.run.seed)
     refuse_other_channels(configured_preprocessing(config.data), splits.shape.channels)
-    statistics.refuse_unbalanced_labels(config.data, splits)
+    statistics.labels_to_balance(config.data, splits)  # refuses labels that cannot be balanced
     task = open_task(splits.task, splits.classes, splits.target, config.optim)
     task.for_training(splits.training.labels, torch.device("cpu"))
     if is_factory(config.optim.loss):

@@ -20,12 +20,17 @@ def whole_number(minimum: int, maximum: int = MAX_INT64) -> Rule:
     )
 
 
+def is_number(value: Any) -> bool:
+    """Whether the value is a number; JSON's true and false are none."""
+    return type(value) in (int, float)
+
+
 TEXT: Final = Rule(holds=lambda value: isinstance(value, str), expected="text")
 TEXTS: Final = Rule(
     holds=lambda value: isinstance(value, list) and len(value) > 0 and all(isinstance(each, str) for each in value),
     expected="a list of texts",
 )
-FINITE: Final = Rule(holds=lambda value: type(value) in (int, float) and abs(value) < 1e300, expected="a finite number")
+FINITE: Final = Rule(holds=lambda value: is_number(value) and abs(value) < 1e300, expected="a finite number")
 
 
 def check_fields(record: Any, rules: Mapping[str, Rule], within: str = "", *, optional: bool = False) -> None:

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from entrypoint import ExitCode, Failure, start_daemon_thread
 from train import files
@@ -93,7 +92,13 @@ class FileLock:
 
         def beat() -> None:
             try:
-                self._beat(over, lost)
+                while not over.wait(HEARTBEAT_S):
+                    if not is_still_held(self.path, self.number):
+                        if lost:
+                            lost()
+                        return
+                    with suppress(OSError):
+                        os.utime(_lock_file(self.path, self.number))
             finally:
                 self.release()
                 released.set()
@@ -108,15 +113,6 @@ class FileLock:
                 released.wait(RELEASE_TIMEOUT_S)
             else:  # the system had no thread left, or a signal came first
                 self.release()
-
-    def _beat(self, over: threading.Event, lost: Callable[[], None] | None) -> None:
-        while not over.wait(HEARTBEAT_S):
-            if not is_still_held(self.path, self.number):
-                if lost:
-                    lost()
-                return
-            with suppress(OSError):
-                os.utime(_lock_file(self.path, self.number))
 
     def release(self) -> None:
         """Remove the files, the newest first: while an older one exists, no process can begin again at 1."""
@@ -248,18 +244,12 @@ def is_alive_here(holder: LockHolder | None) -> bool:
 def read_holder(path: Path, number: int) -> LockHolder | None:
     """The holder of the lock `path` with this number; None if it cannot be read (yet)."""
     try:
-        return _parse_holder(files.read_json(_lock_file(path, number)))
+        holder = LockHolder(**files.read_json(_lock_file(path, number)))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _parse_holder(content: Any) -> LockHolder:
-    """The holder of a lock file's content. Raises TypeError if a value is missing or impossible."""
-    holder, numbers = LockHolder(**content), ("pid", "restart")
+    numbers = ("pid", "restart")
     valid = all(type(value) is (int if name in numbers else str) for name, value in asdict(holder).items())
-    if not valid or not 0 < holder.pid < 1 << 31:
-        raise TypeError("not what `acquire_lock` writes")
-    return holder
+    return holder if valid and 0 < holder.pid < 1 << 31 else None
 
 
 def this_process_as_holder(*, launch_id: str = "", job: str = "", restart: int = 0, since: str = "") -> LockHolder:

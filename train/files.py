@@ -63,6 +63,13 @@ def os_error_failure(error: OSError, path: Path, action: str = "write") -> Failu
     return Failure(f"cannot {action} {path}", found=details, fix=fix, code=code)
 
 
+def bad_data_failure(
+    name: object, what: str, actual: str, expected: str = "one of each", fix: str = "write the file again"
+) -> Failure:
+    """The Failure for data that cannot be trained on. `name`: of its file or factory."""
+    return Failure(what, found=f"{name}: {actual}", expected=expected, fix=fix, code=ExitCode.DATA)
+
+
 def _describe_free_space(path: Path) -> str:
     """`; 1.5 MB free of 64.0 MB` on the file system of `path`; empty if it does not answer."""
     # Not Path.exists(), which raises for a long name.

@@ -94,7 +94,7 @@ class ReplicaCheck(StepHook):
 
     def before_save(self, step: int) -> None:
         """Raises Failure: NODE or PEER."""
-        replica_check.check_replicas(self._runtime, self._state.network, self._state.optimizer, step)
+        replica_check.check_replicas(self._runtime, self._state.network, self._state.parallel.optimizer, step)
 
 
 class RecompilationWarning(StepHook):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, replace
@@ -16,8 +15,9 @@ from entrypoint import (
     DEADLINE_CAUSE,
     TRACE_SIGNAL,
     ExitCode,
+    Handover,
+    ResourceMonitor,
     RunErrors,
-    gauges,
     join_lines,
     pluralize,
     preload_mapped_files,
@@ -30,6 +30,7 @@ from train.config import checks
 from train.config.batches import compute_batch_sizes, step_notes
 from train.config.environment import CallerVariables, refuse_contradicting_variables
 from train.config.schema import RunConfig, TrainConfig
+from train.config.strategies import STRATEGIES
 from train.data.registry import describe_test
 from train.distributed import runtime
 from train.distributed.device import describe_precision
@@ -73,14 +74,14 @@ def train_on_rank(
     config = _resume_after_restart(config, rank_runtime, folder, environ, holder_token)
     tracker_classes = load_tracker_classes(config.log.trackers)
     write_facts = partial(_write_facts, environ=dict(environ), argv=argv, variables=variables)
-    progress = Progress(main=rank_runtime.is_main, terminal=environ.get("ENTRYPOINT_TTY") == "1")
+    progress = Progress(main=rank_runtime.is_main, terminal=Handover.from_environ(environ).terminal)
     cache_folder = files.cache_folder(environ)
     trainer = context.trainer = build_trainer(
         config,
         rank_runtime,
         context,
         progress=progress,
-        resources=gauges.attach_resources(environ),
+        resources=ResourceMonitor(environ),
         micro_batch_cache=MicroBatchCache(
             folder=cache_folder,
             record=_recorded_micro_batch(folder) if rank_runtime.is_main else {},
@@ -177,8 +178,8 @@ def banner(
     }
     if config.train.reproducible != TrainConfig().reproducible:
         rows["reproducible"] = checks.describe_reproducibility(config.train)
-    if config.train.parallel != "ddp":
-        rows["parallel"] = checks.describe_parallel(config.train, world.world_size)
+    if config.train.parallel != TrainConfig().parallel:
+        rows["parallel"] = STRATEGIES[config.train.parallel].description
     if trainer.compiled:
         rows["compiled"] = trainer.compiled
     if variables.acting:
@@ -296,11 +297,13 @@ def _describe_best(trainer: Trainer) -> str | None:
 def _write_start(trainer: Trainer, environ: Mapping[str, str], started_at: float, *, is_idle: bool) -> None:
     """Add this start to run.json, on rank 0. is_idle: it will train nothing."""
     world_size = None if is_idle else trainer.runtime.world.world_size
+    handover = Handover.from_environ(environ)
     record.complete_start(
         trainer.folder,
         step=trainer.state.step,
         world_size=world_size,
-        **_hosts_and_launcher(environ),
+        hosts=handover.hosts,
+        launcher=handover.launcher,
         environ=environ,
         started_at=started_at,
     )
@@ -310,30 +313,19 @@ def _write_facts(
     trainer: Trainer, *, environ: Mapping[str, str], argv: Sequence[str], variables: CallerVariables
 ) -> None:
     """Write config.yaml, and what run.json says of the training, on rank 0."""
+    handover = Handover.from_environ(environ)
     record.write_config(trainer.folder, trainer.config)
     record.write_run(
         trainer.folder,
         world=trainer.runtime.world,
-        **_hosts_and_launcher(environ),
-        sources=_sources(environ),
+        hosts=handover.hosts,
+        launcher=handover.launcher,
+        sources=handover.sources,
         argv=argv,
         environ=environ,
         variables=variables.record(),
         training=_training_facts(trainer),
     )
-
-
-def _hosts_and_launcher(environ: Mapping[str, str]) -> Mapping[str, Any]:
-    hosts = [host for host in environ.get("ENTRYPOINT_HOSTS", "").split(",") if host]
-    return {"hosts": hosts, "launcher": environ.get("ENTRYPOINT_LAUNCHER", "unknown")}
-
-
-def _sources(environ: Mapping[str, str]) -> dict[str, str]:
-    """Which variable each fact came from; nonsense from whoever starts a worker without its parent is ignored."""
-    try:
-        return dict(json.loads(environ.get("ENTRYPOINT_SOURCES", "{}")))
-    except (ValueError, TypeError, RecursionError):
-        return {}
 
 
 def _recorded_micro_batch(folder: Path) -> Mapping[str, Any]:

@@ -6,25 +6,56 @@ sample, or step and micro batch). `run.resume.checkpoint_metadata` adds the conf
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any, Final
 
-from torch import Tensor, nn
-from torch.amp import GradScaler
-from torch.optim import Optimizer
+from torch import nn
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import format, store
+from train.checkpoint import store
+from train.config.schema import Rule
 from train.evaluation.results import EvaluationResult
+from train.fields import FINITE, check_fields, is_number, whole_number
 from train.optim.ema import EMA
+from train.parallel.base import Parallel, TensorGroups
 from train.tasks import CLASSIFICATION, TASKS
 
-TensorGroups = Mapping[str, Mapping[str, Tensor]]
-COUNTERS: Final = ("step", "evaluated", "held", "stale", "rollbacks")
-MAX_COUNTER: Final = 1 << 62
+
+def _is_result(values: Any) -> bool:
+    if not isinstance(values, dict):
+        return values is None
+    lists = [values.get(name) or [] for name in ("recall", "average_precision", "thresholds")]
+    named = ("recall", "average_precision", "thresholds", "task")
+    scalars = [value for name, value in values.items() if name not in named]
+    if not all(isinstance(numbers, list) for numbers in lists) or str(values.get("task", CLASSIFICATION)) not in TASKS:
+        return False
+    return all(value is None or is_number(value) for value in chain(scalars, *lists))
+
+
+def _is_window(values: Any) -> bool:
+    if not isinstance(values, dict) or not is_number(values.get("since")):
+        return values is None
+    sums = values.get("sums")
+    ranks = sums if isinstance(sums, list) else []
+    return (
+        bool(ranks)
+        and all(isinstance(rank, list) and all(map(is_number, rank)) for rank in ranks)
+        and len({len(rank) for rank in ranks}) == 1
+    )
+
+
+# What a training can have written: hashes detect damage, not edited values. Older versions lack some of these.
+COUNTER: Final = whole_number(0, 2**62)
+RESULT: Final = Rule(holds=_is_result, expected="what an evaluation measured")
+STATE_RULES: Final = {
+    **dict.fromkeys(("step", "evaluated", "held", "stale", "rollbacks"), COUNTER),
+    "best_step": Rule(holds=lambda step: step is None or COUNTER.holds(step), expected="null or the number of a step"),
+    "seconds": Rule(holds=lambda seconds: FINITE.holds(seconds) and seconds >= 0, expected="0 or more"),
+    **dict.fromkeys(("result", "best", "unflipped"), RESULT),
+    "window": Rule(holds=_is_window, expected="sums of each rank"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +80,7 @@ class LogWindow:
 class TrainState:
     """The Trainer changes it; before there is one, `run.resume` restores it from a checkpoint."""
 
-    network: nn.Module  # without its DDP wrapper
-    optimizer: Optimizer
-    scaler: GradScaler | None
+    parallel: Parallel  # owns the network, the optimizer and fp16's scaler
     ema: EMA | None = None  # with train.ema_decay
     step: int = 0  # finished optimizer steps: with the config they determine the next samples and learning rate
     seconds: float = 0.0  # of training, in all starts, without evaluations and saves
@@ -65,16 +94,18 @@ class TrainState:
     rollbacks: int = 0  # how often the run went back to a checkpoint because its loss had jumped
     window: LogWindow | None = None  # the sums since the last log point, when this state was saved
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The checkpoint's tensors, by group."""
-        moments, _ = format.pack_state(self.optimizer.state_dict())
-        ema = {"ema": self.ema.tensors} if self.ema else {}
-        return {"model": dict(self.network.state_dict()), "optimizer": moments, **ema}
+    @property
+    def network(self) -> nn.Module:
+        """The network without a wrapper."""
+        return self.parallel.network
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything else, as JSON values: the part "state" of the checkpoint's state.json."""
-        _, optimizer = format.pack_state(self.optimizer.state_dict())
-        return {
+    def snapshot(self) -> tuple[TensorGroups, dict[str, Any]]:
+        """The checkpoint's live tensors by group; and the rest, as the part "state" of its state.json has it.
+
+        All ranks call it, and rank 0 writes what it gets.
+        """
+        groups, values = self.parallel.snapshot(self.ema)
+        return groups, {
             "step": self.step,
             "seconds": self.seconds,
             "evaluated": self.evaluated,
@@ -85,28 +116,19 @@ class TrainState:
             "stale": self.stale_evaluations,
             "rollbacks": self.rollbacks,
             "window": asdict(self.window) if self.window else None,
-            "optimizer": optimizer,
-            "scaler": self.scaler.state_dict() if self.scaler else None,
+            **values,
             **({"unflipped": self.unflipped.to_json()} if self.unflipped else {}),
         }
 
-    def restore(self, tensors: TensorGroups, values: Mapping[str, Any]) -> None:
-        """Load what `tensors` and `to_json` returned.
+    def restore(self, groups: TensorGroups, values: Mapping[str, Any]) -> None:
+        """Load what `snapshot` returned.
 
         Raises:
             Failure: DATA, if the checkpoint belongs to another model or optimizer.
         """
         try:
-            check_values(values)
-            self.network.load_state_dict(dict(tensors["model"]))
-            settings = [dict(group) for group in self.optimizer.param_groups]
-            saved = format.unpack_state(tensors["optimizer"], values["optimizer"])
-            self.optimizer.load_state_dict(_keep_kernel_choice(self.optimizer, saved))
-            check_optimizer(self.optimizer, settings)
-            if self.ema:
-                self.ema.restore(tensors["ema"])
-            if self.scaler and values["scaler"]:
-                self.scaler.load_state_dict(values["scaler"])
+            check_fields(values, STATE_RULES, optional=True)
+            self.parallel.restore(groups, values, self.ema)
             self.step, self.seconds = int(values["step"]), float(values["seconds"])
             self.evaluated, self.best_step = int(values["evaluated"]), values["best_step"]
             # Checkpoints of the first versions do not have the next four.
@@ -124,109 +146,5 @@ class TrainState:
             ) from error
 
 
-def _keep_kernel_choice(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """The optimizer's kernels (fused, foreach) suit this start's device; the checkpoint may come from another.
-
-    Raises:
-        ValueError: the parameters are in other groups, in which a version has put them that decayed others.
-    """
-    sizes, own_sizes = (
-        [len(group["params"]) for group in each["param_groups"]] for each in (saved, optimizer.state_dict())
-    )
-    if sizes != own_sizes:
-        raise ValueError(f"its optimizer has groups of {sizes} parameters, and here these are {own_sizes}")
-    for group, own_group in zip(saved["param_groups"], optimizer.param_groups, strict=True):
-        group.update({name: own_group[name] for name in ("fused", "foreach") if name in own_group})
-    return saved
-
-
 def _result(values: Mapping[str, Any] | None) -> EvaluationResult | None:
     return EvaluationResult.from_json(values) if values else None
-
-
-# Hashes detect damage, not edited values: so the values are checked too.
-
-
-def check_values(values: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming the first value that training could not have written."""
-    checks = [
-        *((name, values.get(name, 0), _is_counter) for name in COUNTERS),
-        ("best_step", values["best_step"] or 0, _is_counter),
-        ("seconds", values["seconds"], _is_duration),
-        ("result", values["result"], _is_result),
-        ("best", values["best"], _is_result),
-        ("unflipped", values.get("unflipped"), _is_result),
-        ("window", values.get("window"), _is_window),
-    ]
-    for name, value, is_valid in checks:
-        _require(is_valid(value), name, value)
-
-
-def check_optimizer(optimizer: Optimizer, settings: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ValueError if the optimizer got settings or moments that it cannot step with.
-
-    Only its author knows what a class outside torch.optim keeps: it is not checked.
-
-    settings: of each parameter group, before the checkpoint was loaded.
-    """
-    if not type(optimizer).__module__.startswith("torch.optim"):
-        return
-    for before, after in zip(settings, optimizer.param_groups, strict=True):
-        for name in before.keys() - {"params"}:
-            valid = name in after and _is_alike(before[name], after[name])
-            _require(valid, f"optimizer {name}", after.get(name))
-    for moments in optimizer.state.values():
-        _require(isinstance(moments, dict), "optimizer state", moments)
-        for name, value in moments.items():
-            _require(value is None or isinstance(value, Tensor) or _is_number(value), f"optimizer {name}", value)
-
-
-def _require(condition: bool, name: str, value: Any) -> None:
-    if not condition:
-        raise ValueError(f"{name} is {value!r:.60}")
-
-
-def _is_alike(before: Any, after: Any) -> bool:
-    """Whether a setting has a type that may take the other's place. torch's versions write None or a bool for some."""
-    if isinstance(before, tuple):
-        return isinstance(after, tuple) and len(after) == len(before) and all(map(_is_alike, before, after))
-    if _is_number(before):
-        return _is_number(after) or isinstance(after, Tensor)
-    if isinstance(before, str | list | dict):
-        return isinstance(after, type(before))
-    return not isinstance(after, str | list | dict)
-
-
-def _is_counter(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MAX_COUNTER
-
-
-def _is_duration(value: Any) -> bool:
-    return _is_number(value) and 0 <= value < math.inf
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_result(values: Any) -> bool:
-    if not isinstance(values, dict):
-        return values is None
-    lists = [values.get(name) or [] for name in ("recall", "average_precision", "thresholds")]
-    named = ("recall", "average_precision", "thresholds", "task")
-    scalars = [value for name, value in values.items() if name not in named]
-    if not all(isinstance(numbers, list) for numbers in lists) or str(values.get("task", CLASSIFICATION)) not in TASKS:
-        return False
-    return all(value is None or _is_number(value) for value in chain(scalars, *lists))
-
-
-def _is_window(values: Any) -> bool:
-    if not isinstance(values, dict) or not _is_number(values.get("since")):
-        return values is None
-    sums = values.get("sums")
-    ranks = sums if isinstance(sums, list) else []
-    return (
-        bool(ranks)
-        and all(isinstance(rank, list) and all(map(_is_number, rank)) for rank in ranks)
-        and len({len(rank) for rank in ranks}) == 1
-    )

@@ -217,7 +217,7 @@ class Trainer:
         """Start the clocks and counters where `state` stands, and make what saves and evaluates."""
         config, runtime, state = self.config, self.runtime, self.state
         stopwatch = TrainingStopwatch(state.seconds, clock=self.clock)
-        num_bytes = resume.checkpoint_bytes(config, state.network, state.optimizer)
+        num_bytes = resume.checkpoint_bytes(config.train, state.network, self.parallel.optimizer)
         durations = Durations({"save": estimate_first_save(num_bytes)})
         stop = StopRequest(self.signals, durations, is_main=runtime.is_main, clock=self.clock)
         if state.window is not None and len(state.window.sums[0]) != len(self.task.averaged) + 2:
@@ -413,7 +413,7 @@ class Trainer:
         self.usage.receive(means.extra_sums, trained=means.samples > 0)
         if not means.samples:
             return None
-        fp16 = self.state.scaler is not None
+        fp16 = self.runtime.accelerator.scaler is not None
         if (self.loop.skipped_steps >= MAX_SKIPPED_STEPS) if fp16 else not math.isfinite(means.loss):
             raise self._diverged(f"mean loss {means.loss} over the last {means.samples} samples")
         jump = self.loop.recent_losses.find_jump(self.state.step, means.loss)

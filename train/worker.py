@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from entrypoint import (
+    ATTEMPT_VARIABLE,
     ExitCode,
     Failure,
     RunError,
@@ -36,13 +37,14 @@ from entrypoint import (
     world_from_environ,
 )
 from train import fault_injection, files, line_profiling, plugin
+from train.checkpoint import store
+from train.checkpoint.store import CommittedCheckpoint
 from train.config import environment, load
 from train.config.schema import RunConfig
 from train.inference import checkpoints
-from train.inference.checkpoints import ChosenCheckpoint
 from train.rank_context import RankContext
 from train.run.continue_command import TYPED_COMMAND_VARIABLE
-from train.run.folder import run_folder
+from train.run.folder import newest_checkpoint, run_folder
 from train.run.lock import RunLock
 from train.run.stop import StopSignals
 
@@ -101,7 +103,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
             signals.when = "before the evaluation was over"
         signals.exit_on_signal(partial(exit_from_other_thread, context))
         context.faults = fault_injection.parse_faults(
-            environ.get(fault_injection.FAULT_VARIABLE), world.rank, environ.get("ENTRYPOINT_ATTEMPT", "0")
+            environ.get(fault_injection.FAULT_VARIABLE), world.rank, environ.get(ATTEMPT_VARIABLE, "0")
         )
         context.faults.strike("start", 0)
         variables = environment.remove_conflicting_variables(environ, download=config.data.download)
@@ -110,10 +112,18 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
         if checkpoint:
             with signals.deferred(), no_garbage_collection():
                 from train.inference import evaluate
-            options = {"as_json": arguments.json, "split": arguments.split}
-            options |= {"per_image": arguments.per_image, "for_report": arguments.report}
-            options |= {"with_heat_maps": arguments.explain}
-            code = evaluate.evaluate_on_rank(config, checkpoint, world, environ, **options, heartbeat=heartbeat)
+            code = evaluate.evaluate_on_rank(
+                config,
+                checkpoint,
+                world,
+                environ,
+                as_json=arguments.json,
+                split=arguments.split,
+                per_image=arguments.per_image,
+                for_report=arguments.report,
+                with_heat_maps=arguments.explain,
+                heartbeat=heartbeat,
+            )
         else:
             keep_compiled_code(environ, config)
             silence_profiler(environ, config)
@@ -143,7 +153,7 @@ def no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def load_config(arguments: argparse.Namespace) -> tuple[RunConfig, Path, ChosenCheckpoint | None]:
+def load_config(arguments: argparse.Namespace) -> tuple[RunConfig, Path, CommittedCheckpoint | None]:
     """The configuration, the folder that this rank writes to, and the checkpoint with --evaluate.
 
     An evaluation does not write into the run's folder.
@@ -151,7 +161,7 @@ def load_config(arguments: argparse.Namespace) -> tuple[RunConfig, Path, ChosenC
     if arguments.evaluate is None:
         config = load.load_config(arguments.config, arguments.overrides)
         return config, run_folder(config), None
-    checkpoint = checkpoints.reopen_checkpoint(Path(arguments.evaluate))
+    checkpoint = store.open_checkpoint(Path(arguments.evaluate), damaged_fix=checkpoints.OTHER_CHECKPOINT_FIX)
     config, _ = checkpoints.load_config(checkpoint, arguments.config, arguments.overrides)
     return config, Path(arguments.scratch), checkpoint
 
@@ -199,7 +209,8 @@ def show_error(error: Exception | SystemExit, context: RankContext | None) -> Fa
     if failure is None:
         traceback.print_exception(error)
         return Failure(f"{type(error).__name__}: {error}", fix=REPORT_FIX, code=ExitCode.BUG)
-    failure.kept = failure.kept or last_checkpoint(context)
+    if context and context.trainer:
+        failure.kept = failure.kept or newest_checkpoint(context.folder)
     print_message(str(failure), sys.stderr)  # in one piece: the parent folds whole lines
     return failure
 
@@ -301,18 +312,6 @@ def user_threads_run_on(timeout_s: float) -> bool:
     for name in running:
         print_message(f"warning: {name} is still busy after {timeout_s:g} s; its work is cut off", sys.stderr)
     return bool(running)
-
-
-def last_checkpoint(context: RankContext | None) -> str | None:
-    """Where the next start resumes; None before there is a trainer."""
-    if context is None or context.trainer is None:
-        return None
-    from train.checkpoint import store
-
-    with suppress(Failure):
-        paths = store.list_checkpoints(context.folder / "checkpoints").values()
-        return next((str(path) for path in reversed(paths)), None)
-    return None
 
 
 def write_exit_files(failure: Failure, context: RankContext | None, *, own: bool = False) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.machine import StrPath
+from entrypoint.files import StrPath
 from entrypoint.options import LaunchOptions
 from entrypoint.plan import Plan
 
@@ -90,6 +90,26 @@ def warn(name: str, text: str, fix: str) -> Finding:
 def fail(name: str, text: str, fix: str) -> Finding:
     """A finding that would break a training."""
     return Finding(name=name, state="fail", text=text, fix=fix)
+
+
+def graded(
+    name: str,
+    text: str,
+    amount: float,
+    too_little: tuple[float, str],
+    little: tuple[float, str],
+    fix: str,
+    enough: str = "",
+) -> Finding:
+    """The finding for an amount: `fail` below the first limit, `warn` below the second.
+
+    too_little, little: a limit, and what it means to have less. enough: what to say otherwise.
+    """
+    if amount < too_little[0]:
+        return fail(name, f"{text}: {too_little[1]}", fix)
+    if amount < little[0]:
+        return warn(name, f"{text}: {little[1]}", fix)
+    return ok(name, text + enough)
 
 
 def failure_finding(name: str, failure: Failure) -> Finding:

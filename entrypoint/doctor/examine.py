@@ -19,7 +19,6 @@ CHECKS: Mapping[str, Check] = {
     "memory": host.check_memory_and_limits,
     "cores": host.check_cores,
     "places": paths.check,
-    "clock": host.check_clock,
     "network": network.check,
     "fabric": fabric.check,
     "variables": variables.check,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,11 +14,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from entrypoint import pmi
+from entrypoint import fabrics, pmi
+from entrypoint.accelerators import nvidia
 from entrypoint.console import shell_command
-from entrypoint.doctor import fabric, reading
+from entrypoint.doctor import fabric
 from entrypoint.doctor.context import CheckContext, Finding, fail, ok, warn
 from entrypoint.errors import ExitCode
+from entrypoint.files import read_text
 from entrypoint.machine import read_machine
 from entrypoint.plan import Plan
 
@@ -29,7 +29,7 @@ PAIR_TIMEOUT_S = 30.0
 _GRACE_S = 15.0  # for the parent, in addition
 _FINDING_NAME = "all-reduce"
 _CHECK_COMMAND = "entrypoint run -- python -P -m train.distributed.allreduce_check"
-_TRANSPORT_FIX = "see the finding `fabric`, and launch/fabric for the settings of each network"
+_TRANSPORT_FIX = f"see the finding `fabric`, and {fabrics.PROFILES} for the settings of each network"
 _HANG_FIX = "NCCL_P2P_DISABLE=1 takes another way; for good: switch off IOMMU or ACS in the BIOS"
 
 
@@ -93,8 +93,8 @@ def launch_allreduce(words: Sequence[str], environ: Mapping[str, str], limit_s: 
             command, {**environ, **_nccl_debug_variables(folder, environ)}, limit_s + _GRACE_S
         )
         log_dir = Path(words[words.index("--logs") + 1])
-        logs = [reading.read_text(file) for file in sorted(log_dir.glob("*.log"))]
-        nccl_logs = [reading.read_text(file) for file in Path(folder).glob("nccl.*")]
+        logs = [read_text(file) for file in sorted(log_dir.glob("*.log"))]
+        nccl_logs = [read_text(file) for file in Path(folder).glob("nccl.*")]
         result_data = json.loads(result.read_text()) if result.exists() else None
         return LaunchResult(
             code=code, text="\n".join([*logs, console]), result=result_data, transports=nccl_transports(nccl_logs)
@@ -140,7 +140,7 @@ def check_gpu_pairs(uuids: Sequence[str], environ: Mapping[str, str], launch: La
     words = ["--nodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--procs-per-node", "2"]
     failed = []
     for (i, first), (j, second) in combinations(enumerate(uuids), 2):
-        outcome = launch(words, {**environ, "CUDA_VISIBLE_DEVICES": f"{first},{second}"}, PAIR_TIMEOUT_S)
+        outcome = launch(words, {**environ, nvidia.VISIBLE_VARIABLE: f"{first},{second}"}, PAIR_TIMEOUT_S)
         failed += [f"{i}-{j}"] if outcome.code != 0 else []
     if failed:
         return fail("pairs", f"the all-reduce fails between these pairs of GPUs: {', '.join(failed)}", _HANG_FIX)
@@ -153,24 +153,18 @@ def check_gpu_pairs(uuids: Sequence[str], environ: Mapping[str, str], launch: La
 
 def _transport_findings(outcome: LaunchResult, context: CheckContext) -> list[Finding]:
     """A finding if NCCL used TCP although the machine has a faster network."""
-    active = [device for device in reading.list_fabric_devices(context.root) if device.active]
+    active = fabrics.list_active_devices(context.root)
     sockets = [transport for transport in outcome.transports if transport.startswith("NET/Socket")]
     if not (active and sockets and context.several_nodes):
         return []
-    enabled, used = (
-        [device for device in active if not fabric.disabling_setting(device, context.environ)],
-        ", ".join(sockets),
-    )
+    enabled = [device for device in active if not fabrics.disabling_setting(device, context.environ)]
+    used = ", ".join(sockets)
     if not enabled:
-        return [
-            ok(
-                "transport",
-                f"NCCL went over TCP ({used}), as {fabric.disabling_setting(active[0], context.environ)} says",
-            )
-        ]
+        setting = fabrics.disabling_setting(active[0], context.environ)
+        return [ok("transport", f"NCCL went over TCP ({used}), as {setting} says")]
     make_finding, names = fabric.severity(enabled, context), ", ".join(device.name for device in enabled)
     text = f"{names} is here and NCCL went over TCP ({used}): several times slower"
-    return [make_finding("transport", text, fabric.with_ethernet_fix(enabled, _TRANSPORT_FIX))]
+    return [make_finding("transport", text, fabrics.with_ethernet_fix(enabled, _TRANSPORT_FIX))]
 
 
 def _describe_speed(result: Mapping[str, Any], transports: Sequence[str]) -> str:
@@ -191,20 +185,14 @@ def _nccl_debug_variables(folder: str, environ: Mapping[str, str]) -> dict[str, 
 
 def _run_with_timeout(command: Sequence[str], environ: Mapping[str, str], limit_s: float) -> tuple[int | None, str]:
     """The exit code (None after a timeout) and the output."""
-    process = subprocess.Popen(
-        command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        start_new_session=True, pass_fds=pmi.inherited_sockets(environ),
-    )  # fmt: skip
     try:
-        text, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the ranks die with their parent
-        text, _ = process.communicate()
-        return None, text
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return process.returncode, text
+        done = subprocess.run(
+            command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit_s,
+            start_new_session=True, pass_fds=pmi.inherited_sockets(environ),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:  # the ranks die with their parent
+        return None, (error.stdout or b"").decode(errors="replace")
+    return done.returncode, done.stdout.decode(errors="replace")
 
 
 def _last_line(text: str) -> str:

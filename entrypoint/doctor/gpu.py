@@ -6,23 +6,18 @@ that does.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
-from entrypoint import cuda_compat, images
+from entrypoint import images
+from entrypoint.accelerators import nvidia
+from entrypoint.accelerators.nvidia import Gpu, Snapshot
 from entrypoint.doctor.context import CheckContext, Finding, fail, ok, warn
-from entrypoint.doctor.nvml import Gpu, NvmlSnapshot, read_nvml
-from entrypoint.driver_errors import CUDA_NO_DEVICE, driver_failure
-from entrypoint.machine import hides_all_gpus, library_failure, nvml_gpus, visible_gpus
 
 _DRIVER_FINDING = "driver"
-CUDA_PROBE = os.path.join(os.path.dirname(__file__), "cuda_probe.py")
 
 
 def torch_findings(
-    snapshot: NvmlSnapshot,
+    snapshot: Snapshot,
     gpus: tuple[Gpu, ...],
     torch: tuple[str, str | None] | None,
     environ: Mapping[str, str] | None = None,
@@ -38,8 +33,8 @@ def torch_findings(
         return [fail(_DRIVER_FINDING, f"{driver}, but torch {version} is a build for the CPU only", _CUDA_BUILD_FIX)]
     needed = images.parse_version(torch_cuda)
     text = f"{driver}; torch {version} was built for CUDA {torch_cuda}"
-    if folder := cuda_compat.compat_folder(environ or {}, snapshot.cuda, needed):
-        text = f"{text}: the driver is too old by itself, and {cuda_compat.COMPAT_VARIABLE}={folder} is used"
+    if folder := nvidia.compat_folder(environ or {}, snapshot.cuda, needed):
+        text = f"{text}: the driver is too old by itself, and {nvidia.COMPAT_VARIABLE}={folder} is used"
     elif snapshot.cuda[0] < needed[0]:
         return [fail(_DRIVER_FINDING, f"{text}: the driver is too old", _other_image_fix(snapshot.cuda, gpus))]
     enough = ": it runs, one major version is enough" if snapshot.cuda < needed else ""
@@ -59,7 +54,7 @@ def torch_findings(
 _RTX_40_DRIVER = (550, 40, 7)
 
 
-def rtx_40_findings(snapshot: NvmlSnapshot, gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> list[Finding]:
+def rtx_40_findings(snapshot: Snapshot, gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> list[Finding]:
     """Whether several RTX 40 GPUs would exchange gradients by direct copies that their driver does not support."""
     driver = tuple(int(part) for part in snapshot.driver.split(".") if part.isdecimal())
     turned_off = all(environ.get(name) for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"))
@@ -102,11 +97,11 @@ def check(context: CheckContext) -> list[Finding]:
     """Check the GPUs and their driver."""
     if context.options.device == "cpu":
         return [ok("gpus", "not looked at: --device cpu")]
-    visible = context.environ.get("CUDA_VISIBLE_DEVICES")
-    listed, snapshot = () if hides_all_gpus(visible) else nvml_gpus(context.root), read_nvml()
+    visible = context.environ.get(nvidia.VISIBLE_VARIABLE)
+    snapshot = nvidia.read_snapshot(context.root, strict=not nvidia.hides_all_gpus(visible))
     if snapshot is None or not snapshot.gpus:
         return [ok("gpus", "no NVIDIA driver works here: training would compute on the CPU")]
-    gpus = select_used_gpus(snapshot, listed, visible)
+    gpus = select_used_gpus(snapshot, visible)
     return [
         *gpu_findings(snapshot, gpus),
         *torch_findings(snapshot, gpus, images.installed_torch_versions(), context.environ),
@@ -129,37 +124,18 @@ def check_cuda(context: CheckContext) -> list[Finding]:
     """
     if context.plan is None or context.plan.device == "cpu":
         return []
-    environ = {**context.environ, **cuda_compat.rank_variables(context.environ)}
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", CUDA_PROBE], env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    answer = done.stdout.splitlines()
-    if not answer and done.returncode > 0:  # Python's own, of an exception
-        raise library_failure("libcuda.so.1", done.stderr.strip().rpartition("\n")[2], context.root)
-    error = int(answer[0]) if answer else done.returncode
-    if error:
-        words = f"cuInit returns {', '.join(answer[:3])}" if answer else f"cuInit ends its process with signal {-error}"
-        raise driver_failure("cuda", error, words)
-    if answer[3:] and int(answer[3]) < context.plan.spawn:
-        words = f"number of GPUs that CUDA shows: {answer[3]}; ranks of this task: {context.plan.spawn}"
-        raise driver_failure("cuda", CUDA_NO_DEVICE, words)
+    nvidia.refuse_broken_driver(context.environ, context.plan.spawn, context.root)
     return [ok("cuda", "CUDA starts")]
 
 
-def select_used_gpus(
-    snapshot: NvmlSnapshot, pairs: Iterable[tuple[str, tuple[str, ...]]], visible_devices: str | None
-) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA would show, in its order; for a MIG instance the GPU that it belongs to.
-
-    pairs: each GPU's UUID with those of its instances. visible_devices: CUDA_VISIBLE_DEVICES.
-    """
-    pairs = tuple(pairs)
-    owner = {name: uuid for uuid, instances in pairs for name in (uuid, *instances)}
-    by_uuid = {gpu.uuid: gpu for gpu in snapshot.gpus}
-    return tuple(dict.fromkeys(by_uuid[owner[name]] for name in visible_gpus(pairs, visible_devices)))
+def select_used_gpus(snapshot: Snapshot, visible_devices: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA would show for this CUDA_VISIBLE_DEVICES, in its order; for a MIG instance its GPU."""
+    owner = {uuid: gpu for gpu in snapshot.gpus for uuid in (gpu.uuid, *gpu.migs)}
+    pairs = [(gpu.uuid, gpu.migs) for gpu in snapshot.gpus]
+    return tuple(dict.fromkeys(owner[uuid] for uuid in nvidia.visible_gpus(pairs, visible_devices)))
 
 
-def gpu_findings(snapshot: NvmlSnapshot, gpus: tuple[Gpu, ...]) -> list[Finding]:
+def gpu_findings(snapshot: Snapshot, gpus: tuple[Gpu, ...]) -> list[Finding]:
     """For the GPUs that are used: one finding that lists them, and one for each problem."""
     if not gpus:
         text = f"CUDA_VISIBLE_DEVICES hides all {len(snapshot.gpus)} GPUs: training would compute on the CPU"
@@ -169,54 +145,29 @@ def gpu_findings(snapshot: NvmlSnapshot, gpus: tuple[Gpu, ...]) -> list[Finding]
     return [
         *summary,
         *_check_mixed_models(gpus),
-        *(finding for gpu in gpus for finding in _check_gpu(gpu)),
+        *(finding for gpu in gpus for finding in _gpu_problems(gpu)),
         *_check_peer_access(snapshot, gpus),
     ]
 
 
-def _check_gpu(gpu: Gpu) -> list[Finding]:
-    return [finding for check_one in GPU_CHECKS if (finding := check_one(gpu))]
-
-
-def _check_ecc(gpu: Gpu) -> Finding | None:
+def _gpu_problems(gpu: Gpu) -> Iterator[Finding]:
+    name = f"GPU {gpu.index} ({gpu.name}, {gpu.uuid})"
     if gpu.worn_out:
-        return fail("ecc", f"{_format_gpu(gpu)}: a broken row of its memory could not be replaced", _RESET_FIX)
-    if gpu.uncorrected:
-        return fail("ecc", f"{_format_gpu(gpu)}: {gpu.uncorrected} uncorrected memory errors", _RESET_FIX)
-    if gpu.to_replace:
-        return warn("ecc", f"{_format_gpu(gpu)}: broken memory is replaced only at the next reset", _RESET_FIX)
-    return None
-
-
-def _check_throttling(gpu: Gpu) -> Finding | None:
-    if not gpu.slowed:
-        return None
-    fix = "look at its cooling and power (nvidia-smi -q -d PERFORMANCE), or take another node"
-    return warn("throttling", f"{_format_gpu(gpu)}: {', '.join(gpu.slowed)}", fix)
-
-
-def _check_used_memory(gpu: Gpu) -> Finding | None:
-    if gpu.programs == 0 and gpu.used_mib <= gpu.memory_mib * _BUSY_MEMORY_FRACTION:
-        return None
-    text = f"{_format_gpu(gpu)}: {gpu.used_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB are taken already"
-    return warn(
-        "gpu memory", f"{text}, by {gpu.programs} programs", "end what runs there (nvidia-smi names it), if yours"
-    )
-
-
-def _check_compute_mode(gpu: Gpu) -> Finding | None:
-    if not gpu.prohibited:
-        return None
-    fix = "ask the administrator: nvidia-smi --compute-mode=DEFAULT"
-    return fail("compute mode", f"{_format_gpu(gpu)} refuses compute programs (mode PROHIBITED)", fix)
-
-
-GPU_CHECKS: tuple[Callable[[Gpu], Finding | None], ...] = (
-    _check_ecc,
-    _check_compute_mode,
-    _check_throttling,
-    _check_used_memory,
-)
+        yield fail("ecc", f"{name}: a broken row of its memory could not be replaced", _RESET_FIX)
+    elif gpu.uncorrected:
+        yield fail("ecc", f"{name}: {gpu.uncorrected} uncorrected memory errors", _RESET_FIX)
+    elif gpu.to_replace:
+        yield warn("ecc", f"{name}: broken memory is replaced only at the next reset", _RESET_FIX)
+    if gpu.prohibited:
+        fix = "ask the administrator: nvidia-smi --compute-mode=DEFAULT"
+        yield fail("compute mode", f"{name} refuses compute programs (mode PROHIBITED)", fix)
+    if gpu.slowed:
+        fix = "look at its cooling and power (nvidia-smi -q -d PERFORMANCE), or take another node"
+        yield warn("throttling", f"{name}: {', '.join(gpu.slowed)}", fix)
+    if gpu.programs or gpu.used_mib > gpu.memory_mib * _BUSY_MEMORY_FRACTION:
+        text = f"{name}: {gpu.used_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB are taken already"
+        fix = "end what runs there (nvidia-smi names it), if yours"
+        yield warn("gpu memory", f"{text}, by {gpu.programs} programs", fix)
 
 
 def _check_mixed_models(gpus: tuple[Gpu, ...]) -> list[Finding]:
@@ -227,7 +178,7 @@ def _check_mixed_models(gpus: tuple[Gpu, ...]) -> list[Finding]:
     return [warn("gpu kinds", text, "choose equal ones with CUDA_VISIBLE_DEVICES")]
 
 
-def _check_peer_access(snapshot: NvmlSnapshot, gpus: tuple[Gpu, ...]) -> list[Finding]:
+def _check_peer_access(snapshot: Snapshot, gpus: tuple[Gpu, ...]) -> list[Finding]:
     """Find pairs of used GPUs without peer access: their copies go through the host's memory."""
     indices = {gpu.index for gpu in gpus}
     pairs = [f"{i}-{j}" for i, j in snapshot.pairs_without_p2p if {i, j} <= indices]
@@ -238,7 +189,3 @@ def _check_peer_access(snapshot: NvmlSnapshot, gpus: tuple[Gpu, ...]) -> list[Fi
         "nothing, if the board has no such path; if a start hangs: NCCL_P2P_DISABLE=1, and IOMMU or ACS off in the BIOS"
     )
     return [warn("peer access", text, fix)]
-
-
-def _format_gpu(gpu: Gpu) -> str:
-    return f"GPU {gpu.index} ({gpu.name}, {gpu.uuid})"

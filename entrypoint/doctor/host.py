@@ -1,26 +1,18 @@
-"""The host checks compare memory, limits, cores and clock with what the ranks need.
-
-A rank's data workers count too. The clock is compared with the file server's and with the date of
-the installation.
-"""
+"""The host checks compare memory, limits and cores with what the ranks and their data workers need."""
 
 from __future__ import annotations
 
 import os
 import resource
-import tempfile
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-from entrypoint.doctor import paths, reading
-from entrypoint.doctor.context import CheckContext, Finding, fail, ok, warn
+from entrypoint import engines
+from entrypoint.console import pluralize
+from entrypoint.doctor.context import CheckContext, Finding, fail, graded, ok, warn
 from entrypoint.errors import LIMIT_FAILURES, resource_limit_failure
-from entrypoint.machine import cores_quota
+from entrypoint.machine import MIB, cores_quota, free_memory_mib, num_free_pids
+from entrypoint.threads import refuse_few_threads
 
-MIB = reading.MIB
 MIN_SHM_PER_RANK_MIB = 40  # one batch of 64 x 3 x 224 x 224 float32 is 37 MiB
 RECOMMENDED_SHM_PER_RANK_MIB = 512  # some prefetched batches and NCCL's buffers
 # Per rank, before any data: what torch needs with CUDA or without, and what leaves room for data.
@@ -28,9 +20,8 @@ MIN_MEMORY_PER_CUDA_RANK_MIB, RECOMMENDED_MEMORY_PER_CUDA_RANK_MIB = 1024, 4096
 MIN_MEMORY_PER_CPU_RANK_MIB, RECOMMENDED_MEMORY_PER_CPU_RANK_MIB = 384, 1024
 MIN_OPEN_FILES, RECOMMENDED_OPEN_FILES = 256, 1024
 THREADS_PER_RANK = 32  # of torch, NCCL, data workers and their libraries
-MAX_TRIED_THREADS = 512  # if so many can be started, more can too
-_SHM_FIX = "docker run --shm-size=8g (or --ipc=host); apptainer without --contain"
-_MEMORY_FIX = "ask for more (srun --mem, docker run --memory), or start fewer ranks on this machine"
+_SHM_FIX = engines.fix("shm")
+_MEMORY_FIX = f"ask for more (srun --mem, {engines.fix('memory')}), or start fewer ranks on this machine"
 
 
 def check_memory_and_limits(context: CheckContext) -> list[Finding]:
@@ -65,17 +56,19 @@ def check_shared_memory(context: CheckContext) -> Finding:
 
 def shared_memory_finding(size: int, free: int, ranks: int) -> Finding:
     """Compare /dev/shm with the ranks' needs. size, free: in MiB."""
-    text = f"/dev/shm has {free} of {size} MiB free, for {_format_num_ranks(ranks)}"
-    if free < MIN_SHM_PER_RANK_MIB * ranks:
-        return fail("shared memory", f"{text}: not one batch of images for each", _SHM_FIX)
-    if free < RECOMMENDED_SHM_PER_RANK_MIB * ranks:
-        return warn("shared memory", f"{text}: large batches will not fit", _SHM_FIX)
-    return ok("shared memory", text)
+    return graded(
+        "shared memory",
+        f"/dev/shm has {free} of {size} MiB free, for {pluralize(ranks, 'rank')} here",
+        free / ranks,
+        (MIN_SHM_PER_RANK_MIB, "not one batch of images for each"),
+        (RECOMMENDED_SHM_PER_RANK_MIB, "large batches will not fit"),
+        _SHM_FIX,
+    )
 
 
 def check_memory(context: CheckContext) -> Finding:
     """Check the free memory of the machine and of this process's control group."""
-    free, ranks = reading.free_memory_mib(context.root), context.ranks_on_node
+    free, ranks = free_memory_mib(context.root), context.ranks_on_node
     if free is None:
         return ok("memory", "this machine does not report how much is free")
     minimum, recommended = (
@@ -83,73 +76,56 @@ def check_memory(context: CheckContext) -> Finding:
         if context.on_cpu
         else (MIN_MEMORY_PER_CUDA_RANK_MIB, RECOMMENDED_MEMORY_PER_CUDA_RANK_MIB)
     )
-    text = f"{free / 1024:.1f} GiB free, for {_format_num_ranks(ranks)}"
-    if free < minimum * ranks:
-        return fail("memory", f"{text}: torch alone takes about {minimum} MiB in each", _MEMORY_FIX)
-    if free < recommended * ranks:
-        return warn("memory", f"{text}: little is left for data", _MEMORY_FIX)
-    return ok("memory", text)
+    return graded(
+        "memory",
+        f"{free / 1024:.1f} GiB free, for {pluralize(ranks, 'rank')} here",
+        free / ranks,
+        (minimum, f"torch alone takes about {minimum} MiB in each"),
+        (recommended, "little is left for data"),
+        _MEMORY_FIX,
+    )
 
 
 def check_open_files() -> Finding:
     """Check the limit on open files: each batch in flight needs one, each worker and peer a few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text = "any number of open files" if soft == resource.RLIM_INFINITY else f"{soft} open files for each process"
-    fix = "ulimit -n 4096 (docker run --ulimit nofile=4096)"
+    if soft == resource.RLIM_INFINITY:
+        return ok("open files", "any number of open files")
+    fix = f"ulimit -n 4096 ({engines.fix('open files')})"
     if hard != resource.RLIM_INFINITY and hard < RECOMMENDED_OPEN_FILES:
-        fix = f"ask the administrator: the hard limit is {hard} (docker run --ulimit nofile=4096)"
-    if soft != resource.RLIM_INFINITY and soft < MIN_OPEN_FILES:
-        return fail("open files", f"{text}: not enough for data workers", fix)
-    if soft != resource.RLIM_INFINITY and soft < RECOMMENDED_OPEN_FILES:
-        return warn("open files", f"{text}: may run out with many data workers", fix)
-    return ok("open files", text)
+        fix = f"ask the administrator: the hard limit is {hard} ({engines.fix('open files')})"
+    return graded(
+        "open files",
+        f"{soft} open files for each process",
+        soft,
+        (MIN_OPEN_FILES, "not enough for data workers"),
+        (RECOMMENDED_OPEN_FILES, "may run out with many data workers"),
+        fix,
+    )
 
 
-def check_threads(context: CheckContext, start: Callable[[int], int] | None = None) -> Finding:
-    """Start threads.
-
-    That tests the limits of the user, the control group and the machine together.
-    """
-    needed = min(THREADS_PER_RANK * context.ranks_on_node, MAX_TRIED_THREADS)
-    started = (start or count_startable_threads)(needed)
-    if started < needed:
-        fix = LIMIT_FAILURES["processes"][1]
-        return fail("threads", f"only {started} more threads could be started, {needed} are needed", fix)
-    free_pids = reading.num_free_pids(context.root)
+def check_threads(context: CheckContext) -> Finding:
+    """Start threads at once. That tests the limits of the user, the control group and the machine together."""
+    needed = THREADS_PER_RANK * context.ranks_on_node
+    try:
+        refuse_few_threads(needed)
+    except RuntimeError as error:
+        if resource_limit_failure(error) is None:
+            raise
+        return fail("threads", f"fewer than {needed} more threads could be started", LIMIT_FAILURES["processes"][1])
+    free_pids = num_free_pids(context.root)
     text = f"{needed} started at once on top of what runs here, as training needs: no limit is in the way"
     return ok("threads", text + (f"; the container allows {free_pids} more" if free_pids else ""))
 
 
-def count_startable_threads(count: int) -> int:
-    """How many of `count` threads the system starts; all have ended at return.
-
-    Raises:
-        RuntimeError: an error that is no limit.
-    """
-    done, started = threading.Event(), []
-    try:
-        for _ in range(count):
-            thread = threading.Thread(target=done.wait, daemon=True)
-            thread.start()
-            started.append(thread)
-    except RuntimeError as error:
-        if resource_limit_failure(error) is None:
-            raise
-    finally:
-        done.set()
-        for thread in started:
-            thread.join()
-    return len(started)
-
-
-def _format_num_ranks(count: int) -> str:
-    return f"{count} rank{'s' if count > 1 else ''} here"
-
-
 CORES_PER_RANK = 2  # one for the rank, one for a data worker
-_CORES_FIX = "give more: srun --cpus-per-task=N (and --cpu-bind=cores), docker run --cpus=N; or start fewer ranks here"
-_QUOTA_FIX = "limit cores instead of CPU time: docker run --cpuset-cpus=0-3; `train` itself keeps to the quota"
-_WORKERS_FIX = "give more: srun --cpus-per-task=N, docker run --cpus=N; or set data.workers to auto, which counts them"
+_CORES_FIX = (
+    f"give more: srun --cpus-per-task=N (and --cpu-bind=cores), {engines.fix('cores')}; or start fewer ranks here"
+)
+_QUOTA_FIX = f"limit cores instead of CPU time: {engines.fix('core list')}; `train` itself keeps to the quota"
+_WORKERS_FIX = (
+    f"give more: srun --cpus-per-task=N, {engines.fix('cores')}; or set data.workers to auto, which counts them"
+)
 
 
 def check_cores(context: CheckContext) -> list[Finding]:
@@ -191,8 +167,8 @@ def cores_finding(
     text = f"{cores} of {machine_cores} can be used" + (
         f", with a quota of {quota:g}" if quota and quota < cores else ""
     )
-    text += f", for {ranks} rank{'s' if ranks > 1 else ''}"
-    text += f" with {workers} data worker{'s' if workers > 1 else ''} each" if workers else ""
+    text += f", for {pluralize(ranks, 'rank')}"
+    text += f" with {pluralize(workers, 'data worker')} each" if workers else ""
     needed = ranks * (CORES_PER_RANK if workers is None else max(workers, min(workers + 1, CORES_PER_RANK)))
     if usable >= needed:
         if usable == cores:
@@ -203,56 +179,3 @@ def cores_finding(
     return warn(
         "cores", f"{text}: no core of its own for {'each' if workers == 0 else 'a data worker of each'}", _CORES_FIX
     )
-
-
-MAX_CLOCK_SKEW_S = 2.0  # as between ranks of a run
-_CLOCK_FIX = "ask the administrator to set the clock (chronyc tracking shows its state)"
-_DAY_S = 86_400
-
-
-def check_clock(context: CheckContext, clock: Callable[[], float] = time.time) -> list[Finding]:
-    """Compare this machine's clock with the file server's and with the time of the installation.
-
-    clock: as time.time.
-    """
-    return [
-        clock_finding(
-            clock(),
-            os.stat(__file__).st_mtime,
-            file_server_clock_offset_s(paths.nearest_existing_folder(context.output.absolute()), clock),
-        )
-    ]
-
-
-def file_server_clock_offset_s(folder: Path, clock: Callable[[], float]) -> float | None:
-    """How far the clock of the file server of `folder` is ahead, in seconds.
-
-    None if it cannot be written.
-    """
-    try:
-        with tempfile.NamedTemporaryFile(prefix=".doctor-", dir=folder) as file:
-            before = clock()
-            file.write(b"x")
-            file.flush()
-            os.fsync(file.fileno())
-            ahead = os.fstat(file.fileno()).st_mtime - before
-            duration = clock() - before
-    except OSError:
-        return None
-    return ahead if ahead < 0 else max(0.0, ahead - duration)  # the write itself takes time
-
-
-def clock_finding(now: float, installed: float, ahead: float | None) -> Finding:
-    """The finding about the clock.
-
-    installed: when this program's files were written. ahead: how far the file server's clock is
-    ahead, in seconds.
-    """
-    date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
-    if now < installed - _DAY_S:
-        text = f"it says {date}, a time before this program was installed"
-        return warn("clock", f"{text}: certificates and tokens are refused", _CLOCK_FIX)
-    if ahead is not None and abs(ahead) > MAX_CLOCK_SKEW_S:
-        text = f"the file server of the output folder is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
-        return warn("clock", f"{text}: times in logs and of files do not compare", _CLOCK_FIX)
-    return ok("clock", date + ("" if ahead is None else ", and the file system of the output folder agrees"))

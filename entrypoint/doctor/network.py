@@ -9,7 +9,7 @@ import errno
 import socket
 from collections.abc import Callable, Sequence
 
-from entrypoint import network
+from entrypoint import engines, network
 from entrypoint.doctor.context import CheckContext, Finding, fail, failure_finding, ok, warn
 from entrypoint.errors import Failure
 from entrypoint.plan import Plan
@@ -59,7 +59,7 @@ def check_own_name(host: str) -> list[Finding]:
     try:
         return [ok("own name", f"{host} is {network.resolve(host)}")]
     except Failure:
-        fix = f"add `ADDRESS {host}`, with its own address, to /etc/hosts (docker run --add-host), or ask the site"
+        fix = f"add `ADDRESS {host}`, with its own address, to /etc/hosts ({engines.fix('host name')}), or ask the site"
         return [warn("own name", f"{host} does not resolve on this host itself", fix)]
 
 

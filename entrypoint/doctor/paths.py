@@ -11,32 +11,23 @@ import pwd
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from entrypoint import environment
-from entrypoint.doctor import reading
-from entrypoint.doctor.context import DEFAULT_OUTPUT, CheckContext, Finding, fail, failure_finding, ok, warn
+from entrypoint import engines, environment
+from entrypoint.doctor.context import DEFAULT_OUTPUT, CheckContext, Finding, fail, failure_finding, graded, ok, warn
 from entrypoint.errors import ExitCode
+from entrypoint.machine import MIB, filesystem_type
 from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
 
 MIN_FREE_SPACE_MIB = 100
 RECOMMENDED_FREE_SPACE_MIB = 5 * 1024  # a few checkpoints with 100 million parameters
 MIN_FREE_INODES = 100
-_OUTPUT_FIX = "mount a folder that you may write (docker run -v DIR:/workspace, apptainer --bind DIR), or name another"
+_OUTPUT_FIX = f"mount a folder that you may write ({engines.fix('bind', ', ', target='/workspace')}), or name another"
+_TEMPORARY_FIX = f"set TMPDIR to a folder that you may write, or mount one ({engines.fix('temporary folder')})"
+_HOME_FIX = f"set HOME to a folder that you may write ({engines.fix('home')})"
 _DISK_FULL_MESSAGES = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _SPACE_FIX = "remove what is no longer needed, or set run.output_dir to a file system with more room"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreeSpace:
-    """Free space of a file system.
-
-    inodes: the files that can be created; None if the file system does not count them.
-    """
-
-    free_mib: int
-    inodes: int | None
 
 
 def check(context: CheckContext) -> list[Finding]:
@@ -66,11 +57,11 @@ def check_home(environ: Mapping[str, str]) -> list[Finding]:
     scratch = environment.scratch_parent(environ)
     if scratch is None:
         text = "no temporary folder can be made: not in TMPDIR, /tmp, /var/tmp, /dev/shm or here"
-        return [fail("home", text, "set TMPDIR to a folder that you may write, or mount one (docker run --tmpfs /tmp)")]
+        return [fail("home", text, _TEMPORARY_FIX)]
     home, temporary = environ.get("HOME"), environ.get("TMPDIR") or "/tmp"
     if not environment.is_writable(home):
         text = f"HOME ({home or 'not set'}) cannot be written: caches go to a new folder in {scratch} at each start"
-        return [warn("home", text, "set HOME to a folder that you may write (docker run -e HOME=/tmp)")]
+        return [warn("home", text, _HOME_FIX)]
     if not environment.is_writable(temporary):
         text = f"TMPDIR ({temporary}) cannot be written: temporary files go to {scratch}"
         return [warn("home", text, "set TMPDIR to a folder that you may write")]
@@ -105,10 +96,9 @@ def check_output(context: CheckContext) -> list[Finding]:
     existing = nearest_existing_folder(folder)
     if error := find_write_error(existing):
         return [_unwritable_output_finding(context, folder, existing, error)]
-    fs_type = reading.filesystem_type(existing, context.root)
-    finding = free_space_finding(
-        folder, read_free_space(existing), fs_type if folder.exists() else f"{fs_type}, not there yet"
-    )
+    fs_type = filesystem_type(existing, context.root)
+    fs_type = fs_type if folder.exists() else f"{fs_type}, not there yet"
+    finding = free_space_finding(folder, *read_free_space(existing), fs_type)
     return [_ephemeral_output_finding(finding) if is_ephemeral_path(existing, root=context.root) else finding]
 
 
@@ -150,27 +140,29 @@ def find_write_error(folder: Path) -> str | None:
         shutil.rmtree(test_folder, ignore_errors=True)
 
 
-def read_free_space(folder: Path) -> FreeSpace:
-    """As the file system reports it.
+def read_free_space(folder: Path) -> tuple[int, int | None]:
+    """MiB, and files that can be created: None if the file system does not count them.
 
-    A quota that it does not know shows only when it is used up.
+    A quota that the file system does not know shows only when it is used up.
     """
     space = os.statvfs(folder)
-    return FreeSpace(
-        free_mib=space.f_bavail * space.f_frsize // reading.MIB, inodes=space.f_favail if space.f_files else None
-    )
+    return space.f_bavail * space.f_frsize // MIB, space.f_favail if space.f_files else None
 
 
-def free_space_finding(folder: Path, free: FreeSpace, fs_type: str) -> Finding:
+def free_space_finding(folder: Path, free_mib: int, inodes: int | None, fs_type: str) -> Finding:
     """Compare the free space with what checkpoints need. fs_type: of the file system."""
-    text = f"{folder} ({fs_type}) has {free.free_mib / 1024:.1f} GiB free"
-    if free.inodes is not None and free.inodes < MIN_FREE_INODES:
-        return fail("output", f"{folder} ({fs_type}) has room for only {free.inodes} more files", _SPACE_FIX)
-    if free.free_mib < MIN_FREE_SPACE_MIB:
-        return fail("output", f"{text}: not enough for a checkpoint", _SPACE_FIX)
-    if free.free_mib < RECOMMENDED_FREE_SPACE_MIB:
-        return warn("output", f"{text}: enough for small models only", _SPACE_FIX)
-    return ok("output", f"{text}; writing and renaming work")
+    text = f"{folder} ({fs_type}) has {free_mib / 1024:.1f} GiB free"
+    if inodes is not None and inodes < MIN_FREE_INODES:
+        return fail("output", f"{folder} ({fs_type}) has room for only {inodes} more files", _SPACE_FIX)
+    return graded(
+        "output",
+        text,
+        free_mib,
+        (MIN_FREE_SPACE_MIB, "not enough for a checkpoint"),
+        (RECOMMENDED_FREE_SPACE_MIB, "enough for small models only"),
+        _SPACE_FIX,
+        enough="; writing and renaming work",
+    )
 
 
 def _unwritable_output_finding(context: CheckContext, folder: Path, existing: Path, error: str) -> Finding:

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from entrypoint.console import terminal_columns, use_color
-from entrypoint.doctor import host, paths, report
+from entrypoint.doctor import gpu, host, paths, report
 from entrypoint.doctor.context import CheckContext, Finding
 from entrypoint.doctor.runner import Check, run_checks
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.machine import StrPath
+from entrypoint.files import StrPath
 from entrypoint.plan import Plan
 
 PREFLIGHT_TIMEOUT_S = 0.4
@@ -72,15 +72,13 @@ def preflight_findings(context: CheckContext) -> list[Finding]:
 
 
 def preflight_checks(context: CheckContext) -> dict[str, Check]:
-    """The checks for this plan. The GPU checks are imported only for a plan with GPUs."""
+    """The checks for this plan."""
     checks: dict[str, Check] = {
         "memory": host.memory_and_limits_preflight,
         "cores": host.cores_preflight,
         "places": paths.preflight,
     }
     if context.plan is not None and context.plan.device == "cuda":
-        from entrypoint.doctor import gpu
-
         checks = {"gpus": gpu.preflight, "cuda": gpu.check_cuda, **checks}
     return checks
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from entrypoint.console import to_printable
+from entrypoint.console import to_printable, wrap_text
 from entrypoint.doctor.context import Finding, num_failed
 
 STATE_LABELS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
@@ -60,8 +59,5 @@ def _finding_lines(finding: Finding, width: int, colour: bool, columns: int | No
 
 
 def _wrap_text(text: str, indent: str, columns: int | None) -> list[str]:
-    """Fold at spaces only, so that commands and paths can be copied."""
     width = (columns or 0) - len(indent)
-    if width < _MIN_TEXT_COLUMNS:
-        return [text]
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+    return wrap_text(text, width) if width >= _MIN_TEXT_COLUMNS else [text]

@@ -19,7 +19,6 @@ HANG_CAUSES = {
     "gpus": "the GPU driver hangs",
     "cuda": "the GPU driver hangs where CUDA starts (cuInit)",
     "places": "a file server hangs",
-    "clock": "a file server hangs",
     "network": "the name service or the network hangs",
 }
 

@@ -39,42 +39,12 @@ WARNED_VARIABLES: Mapping[str, str] = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "each allocation asks the driver: for debugging, many times slower",
     "LD_PRELOAD": "it puts a library before all others, in each rank",
 }
-# Variables that the user or the site has set -> their effect. A specific name comes before its
-# family's pattern.
-REPORTED_VARIABLES: Mapping[str, str] = {
-    "OMP_NUM_THREADS": "threads of each rank; unset, the cores are shared out among the ranks",
-    "MKL_NUM_THREADS": "threads of each rank's matrix products",
-    "NCCL_DEBUG": "what NCCL writes into the logs",
-    "NCCL_DEBUG_SUBSYS": "which parts of NCCL write into the logs",
-    "NCCL_DEBUG_FILE": "where NCCL writes instead of the logs",
-    "NCCL_SOCKET_IFNAME": "the network interface that NCCL starts on; unset, the one that leads to rank 0",
-    "GLOO_SOCKET_IFNAME": "the network interface of gloo; unset, the one that leads to rank 0",
-    "NCCL_IB_HCA": "which InfiniBand devices NCCL uses",
-    "NCCL_NET": "the network that NCCL must use; it fails where that is not there",
-    "NCCL_NET_GDR_LEVEL": "how far a GPU may be from the network card that reads it",
-    "NCCL_NET_PLUGIN": "NCCL's network plugin",
-    "NCCL_CROSS_NIC": "whether NCCL's rings change network cards",
-    "CUDA_VISIBLE_DEVICES": "which GPUs can be used, and in which order",
-    "CUDA_DEVICE_ORDER": "how GPUs are numbered; `train` counts by PCI bus",
-    "PYTORCH_CUDA_ALLOC_CONF": "how torch keeps GPU memory",
-    "PYTORCH_ALLOC_CONF": "how torch keeps GPU memory",
-    "TORCH_HOME": "where torch keeps weights that it downloads",
-    "HF_HOME": "where models and data of the Hugging Face hub are kept",
-    "MASTER_ADDR": "the host of rank 0",
-    "MASTER_PORT": "the one port on which rank 0 listens",
-    "ENTRYPOINT_INTERFACE": "the network interface of NCCL and gloo",
-    "ENTRYPOINT_PORT_RANGE": "the ports among which rank 0 chooses",
-    "ENTRYPOINT_DEVICE": "cpu or cuda, as --device",
-    "ENTRYPOINT_PROCS_PER_NODE": "ranks on each node, as --procs-per-node",
-    "NCCL_*": "a setting of NCCL",
-    "GLOO_*": "a setting of gloo",
-    "OMP_*": "a setting of OpenMP's threads",
-    "KMP_*": "a setting of OpenMP's threads",
-    "FI_*": "a setting of libfabric",
-    "UCX_*": "a setting of UCX",
-    "TORCH_*": "a setting of torch",
-    "TORCHINDUCTOR_*": "a setting of torch.compile",
-}
+# What a user or a site sets on purpose, and what acts: shown with its value, for whoever reads a report.
+SHOWN_VARIABLES = (
+    *("NCCL_*", "GLOO_*", "FI_*", "UCX_*", "OMP_*", "KMP_*", "MKL_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_*", "TORCH_*", "TORCHINDUCTOR_*", "HF_HOME"),
+    *("ENTRYPOINT_INTERFACE", "ENTRYPOINT_PORT_RANGE", "ENTRYPOINT_DEVICE", "ENTRYPOINT_PROCS_PER_NODE"),
+)
 _WARNED_AT_ZERO = ("NVIDIA_TF32_OVERRIDE",)  # 0 has an effect too
 
 
@@ -96,21 +66,19 @@ def host_python_findings(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def variable_findings(environ: Mapping[str, str]) -> list[Finding]:
-    """Report each variable with an effect; one that is empty or 0, and thereby off, is left out."""
+    """Warn of each variable that does harm, and list the others; one that is empty or 0, and thereby off, does none."""
     findings: list[Finding] = []
-    for name in sorted(environ):
-        value = environ[name]
-        if (effect := _find_effect(WARNED_VARIABLES, name)) and (value not in _OFF_VALUES or name in _WARNED_AT_ZERO):
-            findings.append(
-                warn("variables", f"{_format_variable(name, value)}: {effect}", f"unset {name}, unless you want that")
-            )
-        elif value and (effect := _find_effect(REPORTED_VARIABLES, name)):
-            findings.append(ok("variables", f"{_format_variable(name, value)}: {effect}"))
+    shown = []
+    for name, value in sorted(environ.items()):
+        effect = next((effect for pattern, effect in WARNED_VARIABLES.items() if fnmatchcase(name, pattern)), None)
+        if effect and (value not in _OFF_VALUES or name in _WARNED_AT_ZERO):
+            text = f"{_format_variable(name, value)}: {effect}"
+            findings.append(warn("variables", text, f"unset {name}, unless you want that"))
+        elif value and any(fnmatchcase(name, pattern) for pattern in SHOWN_VARIABLES):
+            shown.append(_format_variable(name, value))
+    if shown:
+        findings.append(ok("variables", f"set, and used: {', '.join(shown)}"))
     return findings or [ok("variables", "none that affects a training is set")]
-
-
-def _find_effect(table: Mapping[str, str], name: str) -> str | None:
-    return next((effect for pattern, effect in table.items() if fnmatchcase(name, pattern)), None)
 
 
 def _format_variable(name: str, value: str) -> str:

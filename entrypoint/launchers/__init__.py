@@ -5,20 +5,20 @@ It refuses variables that contradict each other or that were inherited from anot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.handover import DEVICE_VARIABLE, HANDOVER_VARIABLE, Handover
 from entrypoint.hostlist import expand_counts
 from entrypoint.launchers import batch_script, local, per_node, per_rank, slurm, torchrun
-from entrypoint.launchers.allocation import THIS_NODE_ONLY_FIX, Allocation
+from entrypoint.launchers.allocation import THIS_NODE_ONLY_FIX, Allocation, Evidence
 from entrypoint.machine import Machine
 from entrypoint.options import LaunchOptions
-from entrypoint.world import TORCHRUN_VARIABLES, is_whole_number, parse_port, parse_whole_number
-
-LAUNCH_ID_VARIABLE = "ENTRYPOINT_RUN_ID"
-JOB_VARIABLE = "ENTRYPOINT_JOB"  # the job of the process that set torchrun's variables, if that was us
+from entrypoint.platforms import Platform
+from entrypoint.world import TORCHRUN_VARIABLES, parse_port, parse_whole_number
 
 
 def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machine: Machine) -> Allocation:
@@ -38,36 +38,51 @@ def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machin
         notes = [f"not used, Kubernetes sets it for a service of that name: {name}={links[name]}" for name in links]
         return replace(allocation, warnings=(*allocation.warnings, *notes))
     if options.nodes is not None:
-        return _with_master_port(environ, local.manual_allocation(options, machine))
-    allocation = _with_master_port(environ, _read_innermost_launcher(environ, machine))
-    # The parent of a rank of ours has looked. Outside of a job the variable is empty, and proves nothing.
-    if not (allocation.launcher == "torchrun" and environ.get(JOB_VARIABLE)):
-        _refuse_smaller_world(environ, machine, allocation)
+        return _override_master(environ, local.manual_allocation(options, machine))
+    evidence = read_evidence(environ, machine)
+    if torchrun.has_rank_variables(environ):
+        allocation = _read_torchrun_variables(environ, machine, evidence)
+    else:
+        allocation = _read_started_task(environ, evidence) or _read_job_script(environ, machine, evidence)
+    allocation = _override_master(environ, allocation)
+    # The parent of a rank of ours has looked. Outside of a job the handover names none, and proves nothing.
+    if not (allocation.launcher == "torchrun" and Handover.from_environ(environ).job):
+        _refuse_smaller_world(environ, allocation, evidence)
     return allocation
 
 
-def _read_innermost_launcher(environ: Mapping[str, str], machine: Machine) -> Allocation:
-    if torchrun.has_rank_variables(environ):
-        return _read_torchrun_variables(environ, machine)
-    if starter := per_rank.find_launcher(environ):
-        _refuse_ranks_of_another_launch(environ, starter)
-        return _override_master_addr(environ, per_rank.read_allocation(environ, machine, starter))
-    if slurm.in_step(environ):
-        return _override_master_addr(environ, slurm.read_step_allocation(environ))
-    if environ.get("PET_NNODES"):
-        return per_node.pet_allocation(environ, machine)
-    if platform := per_node.find_launcher(environ):
-        return per_node.read_allocation(environ, machine, platform)
+def read_evidence(environ: Mapping[str, str], machine: Machine) -> Sequence[Evidence]:
+    """What each platform says that has set variables here, innermost first; torchrun's set is read on its own."""
+    return (
+        *per_rank.read_evidence(environ, machine),
+        *slurm.read_evidence(environ),
+        *per_node.read_evidence(environ, machine),
+        *batch_script.read_evidence(environ, machine),
+    )
+
+
+def _read_started_task(environ: Mapping[str, str], evidence: Sequence[Evidence]) -> Allocation | None:
+    """The Allocation of the innermost platform that started this task; None if none did."""
+    for each in evidence:
+        if each.read:
+            if each.platform.starts == "rank":
+                _refuse_ranks_of_another_launch(environ, each.platform)
+            return each.read()
+    return None
+
+
+def _read_job_script(environ: Mapping[str, str], machine: Machine, evidence: Sequence[Evidence]) -> Allocation:
+    """The Allocation of a process that no launcher started: alone on this node, or refused in a larger job."""
     if slurm.in_job(environ):
         slurm.check_job_shell(environ, machine)
     per_rank.refuse_unknown_launcher(environ)
     per_rank.refuse_unknown_ranks(environ)
     warnings = per_node.refuse_unknown_number_of_nodes(environ)
     _refuse_hidden_job(machine)
-    return local.single_node_allocation(machine, warnings + batch_script.refuse_several_nodes(environ, machine))
+    return local.single_node_allocation(machine, warnings + batch_script.refuse_several_nodes(environ, evidence))
 
 
-def _read_torchrun_variables(environ: Mapping[str, str], machine: Machine) -> Allocation:
+def _read_torchrun_variables(environ: Mapping[str, str], machine: Machine, evidence: Sequence[Evidence]) -> Allocation:
     """The Allocation of torchrun's variables, some of which may be missing.
 
     NVIDIA's enroot hook and many scripts export RANK=$SLURM_PROCID and the like without LOCAL_WORLD_SIZE. If they only
@@ -77,34 +92,38 @@ def _read_torchrun_variables(environ: Mapping[str, str], machine: Machine) -> Al
     Raises:
         Failure: LAUNCH_CONFLICT for variables of another launch; also as `torchrun.read_allocation`.
     """
-    others = {name: value for name, value in environ.items() if name not in torchrun.CORE_VARIABLES}
     outer = None
     with suppress(Failure):  # it would not start without these variables: nothing around them is certain
-        around = _read_innermost_launcher(others, machine)
-        outer = around if torchrun.repeats_numbers(environ, around) else None
+        around = _read_started_task(environ, evidence)
+        outer = around if around and torchrun.repeats_numbers(environ, around) else None
     _refuse_inherited_variables(environ, outer)
     if outer and not environ.get("LOCAL_WORLD_SIZE"):
         return outer
     return torchrun.read_allocation(environ, machine, outer)
 
 
-def _refuse_smaller_world(environ: Mapping[str, str], machine: Machine, allocation: Allocation) -> None:
+def _refuse_smaller_world(environ: Mapping[str, str], allocation: Allocation, evidence: Sequence[Evidence]) -> None:
     """Refuse a world that is smaller than another launcher around it says: its other tasks would train on their own.
 
     Tasks are compared with tasks, and nodes with nodes.
     """
     own = {"tasks": _count_tasks(environ, allocation), "nodes": _max_nodes(allocation)}
-    sizes = {"tasks": _tasks_of_launchers(environ), "nodes": {}}
-    sizes["nodes"] |= _nodes_of_launchers(environ, machine, is_alone=allocation.num_tasks == 1)
-    launcher = per_rank.LAUNCHERS_BY_NAME.get(allocation.launcher)
-    if not (launcher and launcher.chooses_nodes):
-        in_step = slurm.in_step(environ) and not slurm.is_shell(environ)
+    is_alone = allocation.num_tasks == 1
+    launcher = per_rank.LAUNCHERS.get(allocation.launcher)
+    sizes: list[tuple[int, str, str]] = []
+    for each in evidence:
+        is_around = each.platform.starts in ("step", "script")
         # Several ranks of mpirun may be in the step of its daemons, and a job may use some of its nodes.
-        if in_step and (allocation.num_tasks == 1 or not launcher):
-            sizes["tasks"] |= _read_sizes(environ, ["SLURM_STEP_NUM_TASKS"])
-        if allocation.num_tasks == 1:
-            sizes["nodes"] |= _nodes_of_job(environ, machine)
-    larger = [(size, name, unit) for unit in own for name, size in sizes[unit].items() if size > own[unit]]
+        if is_around and launcher and (launcher.chooses_nodes or not is_alone):
+            continue
+        sizes += [(size, name, "tasks") for name, size in each.tasks.items()]
+        if is_alone or not is_around:
+            try:
+                sizes += [(size, name, "nodes") for name, size in each.count_nodes().items()]
+            except Failure:
+                if is_alone:
+                    raise
+    larger = [(size, name, unit) for size, name, unit in sizes if size > own[unit]]
     if larger:
         size, name, unit = max(larger)
         variable = allocation.sources.get({"tasks": "world_size", "nodes": "num_nodes"}[unit]) or ""
@@ -129,74 +148,33 @@ def _max_nodes(allocation: Allocation) -> int:
     """The number of nodes; where it is a guess, the most that it can be: one for each task on another node."""
     if allocation.sources.get("local_world_size") == "derived":
         return allocation.num_tasks
-    if allocation.launcher in per_rank.LAUNCHERS_BY_NAME:
+    if allocation.launcher in per_rank.LAUNCHERS:
         return max(allocation.num_nodes, 1 + allocation.num_tasks - allocation.tasks_on_node)
     return allocation.num_nodes
 
 
-def _tasks_of_launchers(environ: Mapping[str, str]) -> dict[str, int]:
-    """Variable -> the number of tasks that a launcher of ranks has set, also if its rank is gone."""
-    names = [name for each in per_rank.RANK_LAUNCHERS for name in (each.world_size, each.local_world_size)]
-    sizes = _read_sizes(environ, names)
-    if slurm.is_shell(environ):  # srun's plugin has set PMI_SIZE too
-        return {name: size for name, size in sizes.items() if str(size) != environ.get("SLURM_STEP_NUM_TASKS")}
-    return sizes
+def _override_master(environ: Mapping[str, str], allocation: Allocation) -> Allocation:
+    """Use MASTER_ADDR and MASTER_PORT if they are set: many job scripts export them before srun.
 
-
-def _nodes_of_launchers(environ: Mapping[str, str], machine: Machine, is_alone: bool) -> dict[str, int]:
-    """Variable or file -> the number of nodes that a launcher tells."""
-    sizes = _read_sizes(environ, ["PET_NNODES", *(each.num_nodes for each in per_rank.RANK_LAUNCHERS)])
-    if platform := per_node.find_launcher(environ):
-        try:
-            nodes, source = per_node.count_nodes(environ, machine, platform)
-        except Failure:
-            if is_alone:
-                raise
-        else:
-            sizes[source] = nodes
-    return sizes
-
-
-def _nodes_of_job(environ: Mapping[str, str], machine: Machine) -> dict[str, int]:
-    """Variable -> the number of nodes of a scheduler's job."""
-    sizes = {} if slurm.in_step(environ) else _read_sizes(environ, ["SLURM_JOB_NUM_NODES", "SLURM_NNODES"])
-    nodes, source = batch_script.count_nodes(environ, machine)
-    return sizes | ({source: nodes} if source else {})
-
-
-def _read_sizes(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, int]:
-    return {name: int(environ[name]) for name in names if is_whole_number(environ.get(name, ""))}
-
-
-def _override_master_addr(environ: Mapping[str, str], allocation: Allocation) -> Allocation:
-    """Use MASTER_ADDR if it is set: many job scripts export it before srun, like MASTER_PORT.
-
-    It spares no exchange of hosts: mpirun without -x hands it to the tasks of the first host only, and either all
-    tasks exchange or none.
+    The address counts under srun and mpirun, the port under every launcher that sets none itself, also on one machine.
+    The address spares no exchange of hosts: mpirun without -x hands it to the tasks of the first host only, and either
+    all tasks exchange or none.
     """
-    addr = environ.get("MASTER_ADDR")
-    if not addr:
-        return allocation
-    return replace(allocation, master_addr=addr, sources={**allocation.sources, "master_addr": "MASTER_ADDR"})
-
-
-def _with_master_port(environ: Mapping[str, str], allocation: Allocation) -> Allocation:
-    """Use MASTER_PORT under every launcher that sets no port itself, also on one machine."""
-    port = environ.get("MASTER_PORT")
-    if allocation.master_port is not None or not port:
-        return allocation
-    sources = {**allocation.sources, "master_port": "MASTER_PORT"}
-    return replace(allocation, master_port=parse_port("MASTER_PORT", port), sources=sources)
+    overrides: dict[str, Any] = {}
+    if environ.get("MASTER_ADDR") and allocation.launcher in (*per_rank.LAUNCHERS, *slurm.NAMES):
+        overrides["master_addr"] = environ["MASTER_ADDR"]
+    if environ.get("MASTER_PORT") and allocation.master_port is None:
+        overrides["master_port"] = parse_port("MASTER_PORT", environ["MASTER_PORT"])
+    sources = {**allocation.sources, **{name: name.upper() for name in overrides}}
+    return replace(allocation, sources=sources, **overrides)
 
 
 def current_job_key(environ: Mapping[str, str]) -> str:
     """The jobs, step, launch and platform of this process, separated by spaces; empty without any."""
-    keys = (
-        slurm.job_key(environ) if slurm.in_job(environ) else "",
-        batch_script.job_id(environ),
-        per_rank.launch_key(environ),
-        per_node.job_key(environ),
-    )
+    rank_launcher = per_rank.find_launcher(environ)
+    launchers = ([rank_launcher] if rank_launcher else []) + per_node.find_platforms(environ)
+    keys = [slurm.job_key(environ)] if slurm.in_job(environ) else []
+    keys += [batch_script.job_id(environ), *(f"{each.name}:{each.launch_id(environ)}" for each in launchers)]
     return " ".join(filter(None, keys))
 
 
@@ -207,10 +185,10 @@ def _refuse_inherited_variables(environ: Mapping[str, str], outer: Allocation | 
     Variables that we set must name this job, step and launch; variables set by hand must agree with
     srun's numbers, or with those of `outer`: mpirun's in a Slurm job, say.
     """
-    current_job, original_job = current_job_key(environ), environ.get(JOB_VARIABLE)
-    if original_job is not None:
-        if not set(current_job.split()) <= set(original_job.split()):
-            raise _inherited_variables_failure(environ, original_job, current_job)
+    current_job, handover = current_job_key(environ), Handover.from_environ(environ)
+    if handover.job is not None:
+        if not set(current_job.split()) <= set(handover.job.split()):
+            raise _inherited_variables_failure(environ, handover, current_job)
         return
     if outer is None and slurm.in_step(environ) and not _is_torchrun_inside_task(environ):
         _refuse_contradiction_with_step(environ)
@@ -229,7 +207,7 @@ def _is_torchrun_inside_task(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("TORCHELASTIC_RUN_ID")) and ranks >= tasks and not has_more_agents
 
 
-def _refuse_ranks_of_another_launch(environ: Mapping[str, str], launcher: per_rank.RankLauncher) -> None:
+def _refuse_ranks_of_another_launch(environ: Mapping[str, str], launcher: Platform) -> None:
     """Refuse an MPI launcher's variables in a step with several tasks on a node: sbatch has passed them on.
 
     mpirun inside a Slurm job starts one daemon on each node as a step of its own; in a step with several tasks on a
@@ -239,35 +217,35 @@ def _refuse_ranks_of_another_launch(environ: Mapping[str, str], launcher: per_ra
         return
     counts = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     if counts and max(expand_counts(counts, "SLURM_STEP_TASKS_PER_NODE")) > 1:
-        names = (launcher.rank, launcher.world_size, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-        present = [name for each in per_rank.RANK_LAUNCHERS for name in each.variables.values() if name in environ]
+        rank = launcher.variables["rank"]
+        names = (rank, launcher.variables["world_size"], "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+        present = [name for name in per_rank.VARIABLES if name in environ]
         raise Failure(
-            f"{launcher.rank} and SLURM_PROCID contradict each other: {launcher.name} does not start several tasks of "
+            f"{rank} and SLURM_PROCID contradict each other: {launcher.name} does not start several tasks of "
             "a step on one node, so its variables are those of another launch, which sbatch passed on",
             found=" ".join(f"{name}={environ[name]}" for name in names if name in environ),
             expected="one launcher: srun, or mpirun in the job script without srun",
-            fix=f"first in the job script: unset {' '.join(dict.fromkeys(present))}; or leave out srun before mpirun",
+            fix=f"first in the job script: unset {' '.join(present)}; or leave out srun before mpirun",
             code=ExitCode.LAUNCH_CONFLICT,
         )
 
 
-def _inherited_variables_failure(environ: Mapping[str, str], original_job: str, current_job: str) -> Failure:
+def _inherited_variables_failure(environ: Mapping[str, str], handover: Handover, current_job: str) -> Failure:
     our_variables = [
         *TORCHRUN_VARIABLES.values(),
-        JOB_VARIABLE,
-        "ENTRYPOINT_DEVICE",
-        *environ.get("ENTRYPOINT_SET", "").split(","),
+        HANDOVER_VARIABLE,
+        DEVICE_VARIABLE,
+        *handover.added,
         # Of a command on the CPU (entrypoint.launch): it would hide the next job's GPUs too.
         *(["ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES"] if environ.get("CUDA_VISIBLE_DEVICES") == "" else []),
     ]
-    mpi_variables = [variable for launcher in per_rank.RANK_LAUNCHERS for variable in launcher.variables.values()]
     torchelastic_variables = [variable for variable in environ if variable.startswith("TORCHELASTIC_")]
     names = dict.fromkeys(
-        variable for variable in (*our_variables, *mpi_variables, *torchelastic_variables) if variable in environ
+        variable for variable in (*our_variables, *per_rank.VARIABLES, *torchelastic_variables) if variable in environ
     )
     return Failure(
         "the environment holds the variables of a rank of another launch: sbatch, srun and others pass them on",
-        found=f"RANK={environ['RANK']} WORLD_SIZE={environ['WORLD_SIZE']} of {original_job or 'no job'}, "
+        found=f"RANK={environ['RANK']} WORLD_SIZE={environ['WORLD_SIZE']} of {handover.job or 'no job'}, "
         f"and this is {current_job}",
         expected="the variables that the launcher of this job sets",
         fix=f"before submitting, or first in the job script: unset {' '.join(names)}",
@@ -276,19 +254,17 @@ def _inherited_variables_failure(environ: Mapping[str, str], original_job: str, 
 
 
 def _refuse_contradiction_with_step(environ: Mapping[str, str]) -> None:
-    pairs = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"}
-    advice = (
-        "; for a training of this task alone (in `srun --pty` too): --nodes 1 --node-rank 0 --master-addr 127.0.0.1, "
-    )
-    advice += "without torchrun"
-    for name, slurm_name in pairs.items():
+    advice = "; for a training of this task alone (in `srun --pty` too): --nodes 1 --node-rank 0 --master-addr "
+    advice = f"{advice}127.0.0.1, without torchrun" if environ.get("TORCHELASTIC_RUN_ID") else ""
+    for fact in ("rank", "world_size", "local_rank"):
+        name, slurm_name = TORCHRUN_VARIABLES[fact], slurm.STEP_VARIABLES[fact]
         if environ[name] != environ[slurm_name]:
             raise Failure(
                 f"{name} and {slurm_name} contradict each other",
                 found=f"{name}={environ[name]} {slurm_name}={environ[slurm_name]}",
                 expected="one launcher's numbers (a batch script that exports RANK gives all tasks the same one)",
                 fix="remove `export RANK/WORLD_SIZE/LOCAL_RANK` from the batch script, or unset them there: srun's own "
-                f"numbers are read{advice if environ.get('TORCHELASTIC_RUN_ID') else ''}",
+                f"numbers are read{advice}",
                 code=ExitCode.LAUNCH_CONFLICT,
             )
 

@@ -1,10 +1,12 @@
-"""An Allocation holds what the launcher gave this task; every launcher module returns one."""
+"""Evidence is what a platform says of this task and its job; an Allocation, what the innermost launcher gave it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+from entrypoint.platforms import Platform
 
 LOOPBACK: Final = "127.0.0.1"
 THIS_NODE_ONLY_FIX: Final = "for a training of this node alone: --nodes 1 --node-rank 0 --master-addr 127.0.0.1"
@@ -48,3 +50,19 @@ class Allocation:
     exchanges_hosts: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the variables of one platform say, whether or not it is the innermost one.
+
+    Attributes:
+        read: the Allocation of this task; may raise Failure. None: the platform started none here; its job is around.
+        tasks: variable -> the number of tasks that it says there are.
+        count_nodes: variable or file -> the number of nodes; may raise Failure.
+    """
+
+    platform: Platform
+    read: Callable[[], Allocation] | None = None
+    tasks: Mapping[str, int] = field(default_factory=dict)
+    count_nodes: Callable[[], Mapping[str, int]] = dict

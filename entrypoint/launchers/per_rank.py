@@ -1,119 +1,25 @@
 """Launchers that start one process per rank: mpirun, mpiexec, flux run, jsrun.
 
-RANK_LAUNCHERS is the table; an entry holds all that is known about one of them. Most do not say
-which host has rank 0. Then the tasks tell each other (entrypoint.exchange).
+Most do not say which host has rank 0. Then the tasks tell each other (entrypoint.exchange).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 from entrypoint import pmi
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers import batch_script, slurm
-from entrypoint.launchers.allocation import LOOPBACK, THIS_NODE_ONLY_FIX, Allocation
+from entrypoint.launchers.allocation import LOOPBACK, THIS_NODE_ONLY_FIX, Allocation, Evidence
 from entrypoint.machine import Machine
-from entrypoint.world import is_whole_number, parse_whole_number
+from entrypoint.platforms import Platform, platforms_that_start
+from entrypoint.world import is_whole_number, parse_whole_number, read_sizes
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLauncher:
-    """The variables that one launcher sets for each rank. An empty name: it sets none.
-
-    Attributes:
-        name: in `entrypoint show`.
-        rank, world_size, local_rank, local_world_size: the variables with these numbers.
-        num_nodes: the variable with the number of nodes, where there is no local_world_size.
-        launch_ids: variables with an id of one start, equal on all hosts; the first that is set counts.
-        passes_job_id: whether the id of the batch job reaches all hosts, and can stand for launch_ids.
-        chooses_nodes: whether it is a scheduler of its own inside another one's job, whose lists and sizes do not
-            describe its ranks.
-    """
-
-    name: str
-    rank: str
-    world_size: str
-    local_rank: str = ""
-    local_world_size: str = ""
-    num_nodes: str = ""
-    launch_ids: tuple[str, ...] = ()
-    passes_job_id: bool = False
-    chooses_nodes: bool = False
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """Field of World -> the variable, for those that it sets."""
-        fields = ("rank", "world_size", "local_rank", "local_world_size", "num_nodes")
-        return {field: getattr(self, field) for field in fields if getattr(self, field)}
-
-
-# If a process has the rank variables of several, the first entry counts.
-RANK_LAUNCHERS: Final = (
-    # https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html; ran: 4.1.4, 5.0.7
-    RankLauncher(
-        name="openmpi",
-        rank="OMPI_COMM_WORLD_RANK",
-        world_size="OMPI_COMM_WORLD_SIZE",
-        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
-        local_world_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-        launch_ids=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
-    ),
-    # flux-environment(7); it sets PMI_RANK and PMI_SIZE too
-    RankLauncher(
-        name="flux",
-        rank="FLUX_TASK_RANK",
-        world_size="FLUX_JOB_SIZE",
-        local_rank="FLUX_TASK_LOCAL_ID",
-        num_nodes="FLUX_JOB_NNODES",
-        launch_ids=("FLUX_JOB_ID",),
-        chooses_nodes=True,
-    ),
-    # IBM's Job Step Manager, on Summit and Sierra: its manual, jsrun(1)
-    RankLauncher(
-        name="jsrun",
-        rank="JSM_NAMESPACE_RANK",
-        world_size="JSM_NAMESPACE_SIZE",
-        local_rank="JSM_NAMESPACE_LOCAL_RANK",
-        local_world_size="JSM_NAMESPACE_LOCAL_SIZE",
-        launch_ids=("PMIX_NAMESPACE",),
-        chooses_nodes=True,  # LSF's list of hosts holds the launch node too
-    ),
-    # MVAPICH2's user guide, "Environment variables set by mpirun_rsh"
-    RankLauncher(
-        name="mvapich",
-        rank="MV2_COMM_WORLD_RANK",
-        world_size="MV2_COMM_WORLD_SIZE",
-        local_rank="MV2_COMM_WORLD_LOCAL_RANK",
-        local_world_size="MV2_COMM_WORLD_LOCAL_SIZE",
-        launch_ids=("MPISPAWN_MPIRUN_ID", "PMI_JOBID"),
-    ),
-    # PALS, on HPE Cray's machines with PBS: ALCF's pages on Polaris and Aurora
-    RankLauncher(
-        name="pals",
-        rank="PMI_RANK",
-        world_size="PMI_SIZE",
-        local_rank="PMI_LOCAL_RANK",
-        local_world_size="PMI_LOCAL_SIZE",
-        launch_ids=("PALS_APID", "PMI_JOBID"),
-    ),
-    # The mpiexec of MPICH and Intel MPI; ran: MPICH 4.0.2. PMI_PORT differs between hosts.
-    RankLauncher(
-        name="hydra",
-        rank="PMI_RANK",
-        world_size="PMI_SIZE",
-        local_rank="MPI_LOCALRANKID",
-        local_world_size="MPI_LOCALNRANKS",
-        launch_ids=("PMI_JOBID",),
-        passes_job_id=True,
-    ),
-    # What every launcher that speaks PMI-1 sets
-    RankLauncher(name="pmi", rank="PMI_RANK", world_size="PMI_SIZE", launch_ids=("PMI_JOBID",)),
-)
-LAUNCHERS_BY_NAME: Final = {launcher.name: launcher for launcher in RANK_LAUNCHERS}
-NAMES: Final = frozenset(LAUNCHERS_BY_NAME)
+LAUNCHERS: Final = platforms_that_start("rank")
+VARIABLES: Final = tuple(dict.fromkeys(name for each in LAUNCHERS.values() for name in each.variables.values()))
 # Variables of launchers that set a rank, but no number of ranks that goes with it.
 RANK_ONLY_VARIABLES: Final = {
     "PMIX_RANK": "PMIx (prterun)",
@@ -122,28 +28,45 @@ RANK_ONLY_VARIABLES: Final = {
 }
 
 
-def find_launcher(environ: Mapping[str, str]) -> RankLauncher | None:
-    """The launcher of this table that started this process, or None.
+def find_launcher(environ: Mapping[str, str]) -> Platform | None:
+    """The launcher of this kind that started this process, or None.
 
     `srun --mpi=pmi2` sets PMI_* to the step's own numbers. Slurm's variables then say the same and
     more, and are used instead, also in an interactive shell, which is one task.
     """
-    present = [launcher for launcher in RANK_LAUNCHERS if environ.get(launcher.rank)]
-    present = [launcher for launcher in present if not _repeats_slurm(environ, launcher)]
+    present = [each for each in LAUNCHERS.values() if each.get(environ, "rank") and not _repeats_slurm(environ, each)]
     # Flux sets PMI_RANK too: the first rank variable wins. Of those that share it, the one whose variables are there.
-    same_rank = [launcher for launcher in present if launcher.rank == present[0].rank]
+    same_rank = [each for each in present if each.variables["rank"] == present[0].variables["rank"]]
 
-    def fit(launcher: RankLauncher) -> tuple[int, int]:
-        num_set = sum(bool(environ.get(variable)) for variable in launcher.variables.values())
-        return num_set, -len(launcher.variables)
+    def fit(launcher: Platform) -> tuple[int, int]:
+        return sum(bool(launcher.get(environ, fact)) for fact in launcher.variables), -len(launcher.variables)
 
     return max(same_rank, key=fit, default=None)
 
 
-def _repeats_slurm(environ: Mapping[str, str], launcher: RankLauncher) -> bool:
-    if launcher.rank not in ("PMI_RANK", "MV2_COMM_WORLD_RANK"):
+def read_evidence(environ: Mapping[str, str], machine: Machine) -> Iterator[Evidence]:
+    """What each of these launchers says, also if its rank is gone."""
+    started = find_launcher(environ)
+    for launcher in LAUNCHERS.values():
+        sizes, nodes = (
+            [launcher.variables[fact] for fact in facts if fact in launcher.variables]
+            for facts in (("world_size", "local_world_size"), ("num_nodes",))
+        )
+        tasks = read_sizes(environ, sizes)
+        if slurm.is_shell(environ):  # srun's plugin has set PMI_SIZE too
+            tasks = {name: size for name, size in tasks.items() if str(size) != environ.get("SLURM_STEP_NUM_TASKS")}
+        yield Evidence(
+            platform=launcher,
+            read=partial(read_allocation, environ, machine, launcher) if launcher is started else None,
+            tasks=tasks,
+            count_nodes=partial(read_sizes, environ, nodes),
+        )
+
+
+def _repeats_slurm(environ: Mapping[str, str], launcher: Platform) -> bool:
+    if launcher.variables["rank"] not in ("PMI_RANK", "MV2_COMM_WORLD_RANK"):
         return False
-    numbers = (environ[launcher.rank], environ.get(launcher.world_size))
+    numbers = (launcher.get(environ, "rank"), launcher.get(environ, "world_size"))
     if slurm.in_step(environ):
         return numbers == (environ["SLURM_PROCID"], environ["SLURM_STEP_NUM_TASKS"])
     return numbers == ("0", "1") and _is_launched_by_slurm(environ)
@@ -218,16 +141,15 @@ def _size_names(prefix: str) -> list[str]:
     return names if outer else [*names, "NNODES", "NUM_NODES"]
 
 
-def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: RankLauncher) -> Allocation:
+def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: Platform) -> Allocation:
     """The Allocation of one rank.
 
     Raises:
         Failure: LAUNCH_CONFLICT for a missing variable or impossible numbers.
     """
-    variables = launcher.variables
     values = {
-        field: parse_whole_number(variable, environ[variable])
-        for field, variable in variables.items()
+        fact: parse_whole_number(variable, environ[variable])
+        for fact, variable in launcher.variables.items()
         if environ.get(variable)
     }
     _require_all_variables(launcher, values)
@@ -242,7 +164,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: Rank
     local_size = values.get("local_world_size", -(-size // nodes))
     local_rank = values.get("local_rank", 0)
     # Two starts of mpiexec on one host, or in one job, are told apart by what they exchange.
-    lacks_id = size > 1 and not _start_id(environ, launcher) and _offers_pmi(environ, rank, size)
+    lacks_id = size > 1 and not launcher.launch_id(environ) and _offers_pmi(environ, rank, size)
     return Allocation(
         launcher=launcher.name,
         task=rank,
@@ -257,23 +179,23 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: Rank
         master_port=None,
         launch_id=_launch_id(environ, launcher),
         exchanges_hosts=lacks_id or not one_node,
-        sources=variables | {"master_addr": "this host" if one_node else ""},
+        sources={**launcher.variables, "master_addr": "this host" if one_node else ""},
     )
 
 
-def _require_all_variables(launcher: RankLauncher, values: Mapping[str, int]) -> None:
+def _require_all_variables(launcher: Platform, values: Mapping[str, int]) -> None:
     missing = [variable for field, variable in launcher.variables.items() if field not in values]
     if missing:
         raise Failure(
             f"{launcher.name} started this, but these variables are missing: {', '.join(missing)}",
             found=", ".join(f"{launcher.variables[field]}={value}" for field, value in values.items()),
             fix="apptainer exec without --cleanenv and --containall; docker run -e NAME for each; if a script exports "
-            f"the rank: unset {launcher.rank}",
+            f"the rank: unset {launcher.variables['rank']}",
             code=ExitCode.LAUNCH_CONFLICT,
         )
 
 
-def _refuse_out_of_range(launcher: RankLauncher, values: Mapping[str, int]) -> None:
+def _refuse_out_of_range(launcher: Platform, values: Mapping[str, int]) -> None:
     rules = (  # field, the one that bounds it, by how much it must be smaller
         ("rank", "world_size", 1),
         ("local_rank", "local_world_size", 1),
@@ -291,18 +213,12 @@ def _refuse_out_of_range(launcher: RankLauncher, values: Mapping[str, int]) -> N
             )
 
 
-def launch_key(environ: Mapping[str, str]) -> str:
-    """The launcher of this rank, and its own id of the start; empty outside of a launch."""
-    launcher = find_launcher(environ)
-    return f"{launcher.name}:{_start_id(environ, launcher)}" if launcher else ""
-
-
-def _launch_id(environ: Mapping[str, str], launcher: RankLauncher) -> str:
+def _launch_id(environ: Mapping[str, str], launcher: Platform) -> str:
     """The launch_id of this start: the launcher's own id if there is one, otherwise the job.
 
     Ranks that mpirun starts over ssh inside a Slurm job have no SLURM_*.
     """
-    if start_id := _start_id(environ, launcher):
+    if start_id := launcher.launch_id(environ):
         return f"mpi:{start_id}"
     job = batch_script.job_id(environ) if launcher.passes_job_id else ""
     return f"mpi:{environ.get('SLURM_JOB_ID', '')}:{environ.get('SLURM_RESTART_COUNT', '0')}:{job}"
@@ -310,7 +226,3 @@ def _launch_id(environ: Mapping[str, str], launcher: RankLauncher) -> str:
 
 def _offers_pmi(environ: Mapping[str, str], rank: int, size: int) -> bool:
     return bool(environ.get("PMI_FD") or environ.get("PMI_PORT")) and pmi.is_available(environ, rank, size)
-
-
-def _start_id(environ: Mapping[str, str], launcher: RankLauncher) -> str:
-    return next((environ[name] for name in launcher.launch_ids if environ.get(name)), "")

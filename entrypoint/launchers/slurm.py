@@ -6,25 +6,18 @@ variable means in which scope; the tests use captured environments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hostlist import expand_counts, expand_hosts
-from entrypoint.launchers.allocation import Allocation
+from entrypoint.launchers.allocation import Allocation, Evidence
 from entrypoint.machine import Machine
-from entrypoint.world import is_whole_number, parse_whole_number
+from entrypoint.platforms import platforms_that_start
+from entrypoint.world import is_whole_number, parse_whole_number, read_sizes
 
-# Field -> Slurm's variable of the step; those of the job (SLURM_NODELIST, SLURM_NTASKS_PER_NODE)
-# may describe more nodes than the step has.
-STEP_VARIABLES = {
-    "task": "SLURM_PROCID",
-    "local_task": "SLURM_LOCALID",
-    "node_rank": "SLURM_NODEID",
-    "num_tasks": "SLURM_STEP_NUM_TASKS",
-    "num_nodes": "SLURM_STEP_NUM_NODES",
-    "hosts": "SLURM_STEP_NODELIST",
-    "tasks_per_node": "SLURM_STEP_TASKS_PER_NODE",
-}
+SLURM = platforms_that_start("step")["slurm"]
+STEP_VARIABLES = SLURM.variables
 # The job's size, in the variables of its batch script or an interactive shell.
 JOB_SIZE_VARIABLES = {
     "nodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
@@ -35,6 +28,7 @@ JOB_SIZE_VARIABLES = {
 # printed unsigned by some versions and as -5 and -6 by others. Source: slurm/slurm.h,
 # SLURM_BATCH_SCRIPT and its neighbours.
 _FIRST_RESERVED_STEP_ID = 0xFFFFFFF0
+NAMES = ("slurm-node", "slurm-task")  # in `entrypoint show`: one task on each node, several on some
 SRUN_COMMAND = "srun --kill-on-bad-exit=1 COMMAND"
 
 
@@ -60,20 +54,29 @@ def in_step(environ: Mapping[str, str]) -> bool:
 
 def is_shell(environ: Mapping[str, str]) -> bool:
     """Whether this step is an interactive shell on one node (`srun --pty`); its other tasks have no input."""
-    return bool(environ.get("SLURM_PTY_PORT")) and environ.get(STEP_VARIABLES["num_nodes"]) == "1"
+    return bool(environ.get("SLURM_PTY_PORT")) and SLURM.get(environ, "num_nodes") == "1"
 
 
 def _missing_task_variables(environ: Mapping[str, str]) -> list[str]:
     """The variables that srun sets for a task and that are missing."""
-    return [
-        STEP_VARIABLES[noun] for noun in ("num_tasks", "task", "local_task") if not environ.get(STEP_VARIABLES[noun])
-    ]
+    return [STEP_VARIABLES[fact] for fact in ("world_size", "rank", "local_rank") if not SLURM.get(environ, fact)]
 
 
 def job_key(environ: Mapping[str, str]) -> str:
     """Job, step and restart: the launch_id of the tasks that srun starts."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or "batch"
     return f"slurm:{environ['SLURM_JOB_ID']}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}"
+
+
+def read_evidence(environ: Mapping[str, str]) -> Iterator[Evidence]:
+    """What Slurm says of this task and its job. An interactive shell (`srun --pty`) is one task, whatever it counts."""
+    is_task = in_step(environ)
+    yield Evidence(
+        platform=SLURM,
+        read=partial(read_step_allocation, environ) if is_task else None,
+        tasks=read_sizes(environ, ["SLURM_STEP_NUM_TASKS"]) if is_task and not is_shell(environ) else {},
+        count_nodes=partial(read_sizes, environ, () if is_task else JOB_SIZE_VARIABLES["nodes"]),
+    )
 
 
 def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
@@ -84,18 +87,19 @@ def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
     """
     _require_step_variables(environ)
     hosts = expand_hosts(environ[STEP_VARIABLES["hosts"]], STEP_VARIABLES["hosts"])
-    counts = expand_counts(environ[STEP_VARIABLES["tasks_per_node"]], STEP_VARIABLES["tasks_per_node"])
+    counts = expand_counts(environ[STEP_VARIABLES["local_world_size"]], STEP_VARIABLES["local_world_size"])
     numbers = {
-        noun: parse_whole_number(STEP_VARIABLES[noun], environ[STEP_VARIABLES[noun]])
-        for noun in list(STEP_VARIABLES)[:5]
+        fact: parse_whole_number(variable, environ[variable])
+        for fact, variable in STEP_VARIABLES.items()
+        if fact not in ("hosts", "local_world_size")
     }
     _refuse_contradictions(environ, numbers, hosts, counts)
     one_task_per_node = max(counts) == 1
     return Allocation(
-        launcher="slurm-node" if one_task_per_node else "slurm-task",
-        task=numbers["task"],
-        num_tasks=numbers["num_tasks"],
-        local_task=numbers["local_task"],
+        launcher=NAMES[0] if one_task_per_node else NAMES[1],
+        task=numbers["rank"],
+        num_tasks=numbers["world_size"],
+        local_task=numbers["local_rank"],
         node_rank=numbers["node_rank"],
         num_nodes=numbers["num_nodes"],
         tasks_on_node=counts[numbers["node_rank"]],
@@ -104,7 +108,7 @@ def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
         master_addr=hosts[0],  # Slurm puts task 0 on the step's first host
         master_port=None,
         launch_id=job_key(environ),
-        sources=_sources(),
+        sources={**STEP_VARIABLES, "master_addr": STEP_VARIABLES["hosts"]},
     )
 
 
@@ -167,32 +171,19 @@ def _refuse_contradictions(
 ) -> None:
     node = numbers["node_rank"]
     rules = [
-        (numbers["task"] < numbers["num_tasks"], ("task", "num_tasks")),
+        (numbers["rank"] < numbers["world_size"], ("rank", "world_size")),
         (node < numbers["num_nodes"], ("node_rank", "num_nodes")),
         (len(set(hosts)) == numbers["num_nodes"], ("hosts", "num_nodes")),
-        (len(counts) == numbers["num_nodes"], ("tasks_per_node", "num_nodes")),
-        (sum(counts) == numbers["num_tasks"] and min(counts) > 0, ("tasks_per_node", "num_tasks")),
-        (node < len(counts) and numbers["local_task"] < counts[node], ("local_task", "tasks_per_node")),
+        (len(counts) == numbers["num_nodes"], ("local_world_size", "num_nodes")),
+        (sum(counts) == numbers["world_size"] and min(counts) > 0, ("local_world_size", "world_size")),
+        (node < len(counts) and numbers["local_rank"] < counts[node], ("local_rank", "local_world_size")),
     ]
-    for holds, nouns in rules:
+    for holds, facts in rules:
         if not holds:
-            names = [STEP_VARIABLES[noun] for noun in nouns]
+            names = [STEP_VARIABLES[fact] for fact in facts]
             raise Failure(
                 f"{names[0]} and {names[1]} contradict each other",
                 found=" ".join(f"{name}={environ[name]}" for name in names),
                 fix=f"do not set SLURM_* variables by hand; start it with {SRUN_COMMAND}",
                 code=ExitCode.LAUNCH_CONFLICT,
             )
-
-
-def _sources() -> dict[str, str]:
-    return {
-        "rank": STEP_VARIABLES["task"],
-        "local_rank": STEP_VARIABLES["local_task"],
-        "world_size": STEP_VARIABLES["num_tasks"],
-        "local_world_size": STEP_VARIABLES["tasks_per_node"],
-        "node_rank": STEP_VARIABLES["node_rank"],
-        "num_nodes": STEP_VARIABLES["num_nodes"],
-        "master_addr": STEP_VARIABLES["hosts"],
-        "hosts": STEP_VARIABLES["hosts"],
-    }

@@ -16,6 +16,7 @@ from entrypoint.world import TORCHRUN_VARIABLES, is_loopback, is_whole_number, p
 CORE_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _OTHER_NAMES = {"GROUP_RANK": "NODE_RANK", "GROUP_WORLD_SIZE": "NNODES"}  # of scripts and other libraries
 _SIZE_VARIABLE_BY_RANK = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE", "GROUP_RANK": "GROUP_WORLD_SIZE"}
+_NUMBERS = (*_SIZE_VARIABLE_BY_RANK, *_SIZE_VARIABLE_BY_RANK.values())
 
 
 def has_rank_variables(environ: Mapping[str, str]) -> bool:
@@ -49,7 +50,7 @@ def _is_rank_a_node_rank(environ: Mapping[str, str]) -> bool:
     """
     nodes, procs = environ.get("PET_NNODES", ""), environ.get("PET_NPROC_PER_NODE", "")
     if not nodes:
-        return per_node.counts_nodes_in_world_size(environ)
+        return any(platform.rank_counts_nodes for platform in per_node.find_platforms(environ)[:1])
     sizes = {nodes}
     if is_whole_number(nodes) and is_whole_number(procs):
         sizes.add(str(int(nodes) * int(procs)))
@@ -60,7 +61,7 @@ def repeats_numbers(environ: Mapping[str, str], outer: Allocation) -> bool:
     """Whether CORE_VARIABLES only repeat the numbers of the launcher around them, and the rest is not complete."""
     numbers = [str(outer.task), str(outer.local_task), str(outer.num_tasks)]
     is_complete = all(map(environ.get, ("LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")))
-    return not is_complete and outer.launcher != "local" and numbers == [environ[name] for name in CORE_VARIABLES]
+    return not is_complete and numbers == [environ[name] for name in CORE_VARIABLES]
 
 
 def read_allocation(environ: Mapping[str, str], machine: Machine, outer: Allocation | None = None) -> Allocation:
@@ -71,7 +72,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, outer: Allocat
     Raises:
         Failure: LAUNCH_CONFLICT for impossible numbers or a missing master address.
     """
-    names = {name: name if environ.get(name) else _OTHER_NAMES.get(name, name) for name in _number_variables()}
+    names = {name: name if environ.get(name) else _OTHER_NAMES.get(name, name) for name in _NUMBERS}
     values = {name: parse_whole_number(used, environ[used]) for name, used in names.items() if environ.get(used)}
     if outer and not outer.exchanges_hosts:  # otherwise its numbers of nodes are guesses
         values |= {"GROUP_RANK": outer.node_rank, "GROUP_WORLD_SIZE": outer.num_nodes}
@@ -96,13 +97,11 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, outer: Allocat
         master_port=parse_port("MASTER_PORT", environ["MASTER_PORT"]) if environ.get("MASTER_PORT") else None,
         launch_id=_launch_id(environ),
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        sources=_sources(environ),
+        sources={
+            field: variable if environ.get(variable) else "derived" for field, variable in TORCHRUN_VARIABLES.items()
+        },
         warnings=warnings,
     )
-
-
-def _number_variables() -> list[str]:
-    return [*_SIZE_VARIABLE_BY_RANK, *_SIZE_VARIABLE_BY_RANK.values()]
 
 
 def _local_world_size(
@@ -166,7 +165,3 @@ def _launch_id(environ: Mapping[str, str]) -> str:
     restart_variables = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     variables = (*restart_variables, "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
     return "torchrun:" + ":".join(environ.get(name, "") for name in variables)
-
-
-def _sources(environ: Mapping[str, str]) -> dict[str, str]:
-    return {field: variable if environ.get(variable) else "derived" for field, variable in TORCHRUN_VARIABLES.items()}

@@ -11,10 +11,9 @@ from typing import cast
 import pytest
 from benches import quick
 
-from bench import checkpoint
-from train.bench import processes
-from train.bench.measurements import Row
-from train.bench.processes import BenchOptions, Program, RunningProgram
+from bench import checkpoint, processes
+from bench.measurements import Row
+from bench.processes import BenchOptions, Program, RunningProgram
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,9 @@ def test_both_leave_their_checkpoints(blocks: dict[str, dict[str, float]], folde
     assert len(list((folder / "states").glob("checkpoints/*/model.safetensors"))) == 2
 
 
-def test_each_side_goes_first_in_turns_and_so_does_the_block_with_the_checkpoint() -> None:
+def test_each_side_goes_first_in_turns_and_so_does_the_block_with_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests: list[str] = []
 
     def side(name: str) -> RunningProgram:
@@ -55,9 +56,13 @@ def test_each_side_goes_first_in_turns_and_so_does_the_block_with_the_checkpoint
 
         return cast(RunningProgram, SimpleNamespace(steps=3, request=request))
 
-    ours, stock = side("m"), side("s")
-    for number in range(4):
-        checkpoint._measure_pair(ours, stock, number)
+    @contextmanager
+    def start_programs(options: BenchOptions, *programs: Program) -> Iterator[list[RunningProgram]]:
+        yield [side("m"), side("s")]
+
+    monkeypatch.setattr(processes, "start_programs", start_programs)
+    monkeypatch.setattr(checkpoint, "steps_for_a_save", lambda program: 3)
+    checkpoint._measure_blocks(quick(tmp_path, quick=False), {}, 3)
     assert "".join(requests) == "m+m-s+s-" + "s+s-m+m-" + "m-m+s-s+" + "s-s+m-m+"
 
 

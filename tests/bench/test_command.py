@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,19 @@ from entrypoint import ExitCode
 
 @pytest.mark.parametrize("name", command.BENCH.benches)
 def test_each_benchmark_can_be_run(name: str) -> None:
-    assert callable(importlib.import_module(command.BENCH.modules[name]).run)
+    assert callable(importlib.import_module(f"bench.{name}").run)
 
 
 def test_all_of_them_are_in_all() -> None:
-    assert set(command.BENCH.names_in_all) == set(command.BENCH.benches)
+    assert [*command._import_benches(command.BENCH, "all")] == [*command.BENCH.benches]
+
+
+def test_without_the_peers_which_are_not_installed_it_says_where_they_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(command.PEERS_ARGUMENT, "default", str(tmp_path / "peers"))
+    assert command.run(["start", "--device", "cpu"], {}) == ExitCode.NO_INPUT
+    assert f"no folder {tmp_path}/peers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,56 +1,21 @@
-"""Ours and a peer run in turns with the same work; a program that fails leaves its last words and no process."""
+"""Ours and a peer run in turns with the same work."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from benches import quick
-from processes import alive, wait_until
 
 from bench import __main__ as command
 from bench import harness, step
 from bench.harness import Pairs
-from entrypoint import ExitCode, Failure
-from train.bench.training import REFERENCE, SMALL, Workload
+from bench.processes import PEERS
+from bench.training import REFERENCE, SMALL, Workload
+from entrypoint import ExitCode
 from train.config import load
-
-# Leaves a child that keeps its output open, as a launcher does that hangs.
-PARENT = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open("pid", "w").write(str(child.pid))
-print("so far", flush=True)
-child.wait()
-"""
-
-
-def test_a_program_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="no such luck") as caught:
-        harness.run_to_end([sys.executable, "-c", "raise SystemExit('no such luck')"], {}, tmp_path, 60)
-    assert caught.value.code == ExitCode.PEER
-
-
-def test_a_program_that_hangs_is_told_and_killed_with_its_children(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match=r"not done in 3 s.*so far") as caught:
-        harness.run_to_end([sys.executable, "-c", PARENT], {}, tmp_path, 3)
-    assert caught.value.code == ExitCode.PEER
-    wait_until(lambda: not alive(int((tmp_path / "pid").read_text())), "the child is gone")
-
-
-def test_a_script_that_runs_alone_is_read_from_its_last_line(tmp_path: Path) -> None:
-    code = "print('note'); print('{\"step_s\": [1.0]}'); print('bye')"
-    assert harness.run_for_json([sys.executable, "-c", code], {}, tmp_path, 60) == {"step_s": [1.0]}
-
-
-def test_a_script_without_a_result_is_a_failure_of_the_peer(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="no luck") as caught:
-        harness.run_for_json([sys.executable, "-c", "print('no luck')"], {}, tmp_path, 60)
-    assert caught.value.code == ExitCode.PEER
 
 
 def test_sides_take_turns_and_every_second_pair_begins_with_the_peer() -> None:
@@ -82,10 +47,10 @@ def test_a_difference_is_in_the_requested_unit() -> None:
 
 
 def test_the_projects_peers_are_used_unless_others_are_named(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    harness.add_peers_argument(parser)
-    own = quick(tmp_path, arguments=vars(parser.parse_args(["--peers", str(tmp_path)])))
-    assert harness.peer_command(own, "bare")[1] == str(tmp_path / "bare.py")
+    parser = command.build_parser(command.BENCH, "step", {})
+    assert parser.parse_args([]).peers == PEERS
+    assert parser.parse_args(["--peers", str(tmp_path)]).peers == tmp_path
+    assert harness.peer_command(quick(tmp_path, peers=tmp_path), "bare")[1] == str(tmp_path / "bare.py")
     assert Path(harness.peer_command(quick(tmp_path), "bare")[1]).is_file()
 
 

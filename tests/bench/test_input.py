@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -16,12 +15,11 @@ import pytest
 from benches import quick
 from PIL import Image
 
-from bench import feed, harness, path_calls, photos
+from bench import feed, harness, path_calls, photos, processes
 from bench import input as bench
+from bench.measurements import Row
+from bench.processes import BenchOptions, Program
 from entrypoint import Failure
-from train.bench import processes
-from train.bench.measurements import Row
-from train.bench.processes import BenchOptions, Program
 from train.config.schema import DataConfig
 from train.data.shards import packing
 
@@ -133,8 +131,8 @@ def test_a_row_names_the_images_and_who_ran_and_without_one_of_them_reaches_noth
 
 
 def test_every_peer_is_locked_with_its_hash() -> None:
-    wanted = {line for line in (harness.PEERS / "requirements.txt").read_text().split() if line.isalpha()}
-    locked = (harness.ROOT / "requirements-bench.lock").read_text().split("\n")
+    wanted = {line for line in (processes.PEERS / "requirements.txt").read_text().split() if line.isalpha()}
+    locked = (processes.ROOT / "requirements-bench.lock").read_text().split("\n")
     assert set(bench.LOCKED_PEERS) <= wanted
     pinned = [number for number, line in enumerate(locked) if re.match(r"[a-z0-9-]+==", line)]
     assert {locked[number].partition("=")[0] for number in pinned} >= set(bench.LOCKED_PEERS)
@@ -182,7 +180,7 @@ def test_ours_makes_batches_of_shards(tmp_path: Path) -> None:
     packing.pack_images(data, tmp_path / "shards", scaling=None, say=lambda line: None)
     options = quick(tmp_path)
     words = ("--batch", "4", "--samples", "0", "--size", "32", "--root", str(tmp_path / "shards"), "--shards")
-    feed = Program(name="feed", command=[sys.executable, "-m", "bench.feed", *words], environ=options.child_environ())
+    feed = Program(name="feed", command=processes.module_command("bench.feed", *words), environ=options.child_environ())
     with processes.start_programs(options, feed) as (ours,):
         assert ours.request(steps=2)["seconds"] > 0
 
@@ -197,7 +195,7 @@ def test_both_sides_make_batches_of_the_same_files(tmp_path: Path, library: str)
     photos.write_photos(tmp_path / "photos", 8)
     words = ("--batch", "4", "--samples", "0", "--size", "32", "--root", str(tmp_path / "photos"))
     options = quick(tmp_path)
-    ours = (sys.executable, "-m", "bench.feed", *words)
+    ours = processes.module_command("bench.feed", *words)
     commands = (ours, reading(options, library, tmp_path / "photos"))
     both = [Program(name="side", command=[*side], environ=options.child_environ()) for side in commands]
     with processes.start_programs(options, *both) as running:
@@ -259,7 +257,7 @@ def test_batches_never_end() -> None:
 
 
 def test_our_feed_runs_a_block_on_request(tmp_path: Path) -> None:
-    words = (sys.executable, "-m", "bench.feed", "--batch", "4", "--samples", "8", "--size", "8")
+    words = processes.module_command("bench.feed", "--batch", "4", "--samples", "8", "--size", "8")
     program = Program(name="feed", command=words, environ=quick(tmp_path).child_environ())
     with processes.start_programs(quick(tmp_path), program) as (running,):
         running.steps = 3

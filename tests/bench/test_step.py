@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from bench import step
+from bench import processes, step
 from bench.harness import Pairs
+from bench.measurements import Measurement, Row
+from bench.processes import BenchOptions, Program
 from entrypoint import ExitCode, Failure, LaunchOptions
-from train.bench import processes
-from train.bench.measurements import Measurement, Row
-from train.bench.processes import BenchOptions, Program
 
 EVERY = 4  # steps of an epoch
 BROKEN = -1.0  # seconds of a step of one that ends instead

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 from processes import python
 
-from bench import targets
+from bench import measurements, targets
 from bench import write_page as page
-from bench.__main__ import BENCH
-from train.bench import measurements
-from train.bench.estimates import estimate_median, exact
-from train.bench.measurements import Row, reported_row
-from train.cli.bench import TRAIN_BENCH
+from bench.__main__ import BENCH, TRAIN_BENCH
+from bench.estimates import estimate_median, exact
+from bench.measurements import Row, reported_row
 
 TEXT = page.PAGE.read_text()
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from bed import Cluster
 
+from entrypoint import Handover
+
 STARTS = int(os.environ.get("EXCHANGE_STARTS", "4"))  # 50 for a proof: minutes
 LIMITS_S = {"dead": 12, "live": 60}
 ADDRESSES = {"node01": "10.77.0.11", "node02": "10.77.0.12", "node03": "10.77.0.13"}
 TASKS = 3  # two on the first node, one on the second
 PLACE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-MEETING = ("MASTER_ADDR", "MASTER_PORT", "ENTRYPOINT_RUN_ID")
 LAUNCHERS = {"PMI-1": f"mpiexec.hydra -n {TASKS} -ppn 2", "files": f"mpirun -n {TASKS}"}
 # What a task does: come when it likes; one of a `dead` attempt dies while the others wait for it.
 # PMIX_NAMESPACE is Open MPI's id of a start: with the same one each start finds the files of those before it.
@@ -79,7 +80,9 @@ def test_the_next_one_finds_its_own_rank_0(starts: list[Path]) -> None:
         told = [json.loads((start / "live" / f"{rank}.json").read_text()) for rank in range(TASKS)]
         places = [tuple(each[name] for name in PLACE) for each in told]
         assert places == [("0", "2", "0"), ("1", "2", "0"), ("0", "1", "1")], start.name
-        ((address, _, run_id),) = {tuple(each[name] for name in MEETING) for each in told}
+        ((address, _, run_id),) = {
+            (each["MASTER_ADDR"], each["MASTER_PORT"], Handover.from_environ(each).launch_id) for each in told
+        }
         assert address == ADDRESSES[told[0]["HOST"]], start.name
         ids.add(run_id)
     assert len(ids) == len(starts)

@@ -29,7 +29,7 @@ def project(cluster: Cluster, place: Callable[[str], str]) -> Iterator[str]:
     """A working directory full of namesakes, and the account's home on node01 as well."""
     work = place("hostile")
     (cluster.here(work) / "cfg.yaml").write_text(TEN_STEPS)
-    for package in ("train", "entrypoint"):
+    for package in ("bench", "train", "entrypoint"):
         (cluster.here(work) / package).mkdir()
         (cluster.here(work) / package / "__init__.py").write_text("raise SystemExit('HOSTILE ' + __file__)")
     for module in ("yaml", "torch", "sitecustomize"):

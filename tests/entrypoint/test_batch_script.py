@@ -9,9 +9,8 @@ from machines import machine
 from synthetic import FLUX_SCRIPT, NODEFILE, ONE_NODE_SCRIPTS, PBS, SCRIPTS
 
 from entrypoint.errors import Failure
-from entrypoint.launchers import detect_allocation
+from entrypoint.launchers import batch_script, detect_allocation
 from entrypoint.launchers.allocation import THIS_NODE_ONLY_FIX, Allocation
-from entrypoint.launchers.batch_script import BATCH_SCHEDULERS
 from entrypoint.machine import read_machine
 from entrypoint.options import LaunchOptions
 
@@ -82,4 +81,5 @@ def test_a_number_of_nodes_that_is_none_is_refused_by_its_variable() -> None:
 
 def test_every_variable_that_tells_of_a_scheduler_has_a_case_here() -> None:
     told = {name for environ, _, _ in SCRIPTS.values() for name in environ} | set(FLUX_SCRIPT)
-    assert {name for scheduler in BATCH_SCHEDULERS for name in scheduler.detection_variables} <= told
+    schedulers = batch_script.SCHEDULERS.values()
+    assert {name for each in schedulers for name in batch_script.detection_variables(each)} <= told

@@ -10,6 +10,7 @@ from synthetic import GRID_ENGINE, PER_NODE, PER_RANK
 from synthetic import PET as PET_OF_TWO
 
 from entrypoint.errors import Failure
+from entrypoint.handover import HANDOVER_VARIABLE, Handover
 from entrypoint.launchers import current_job_key, detect_allocation
 from entrypoint.options import LaunchOptions
 
@@ -21,8 +22,14 @@ ONE_NODE_BATCH = captured("batch-one-node/batch-0@node01")
 PET = {"PET_NNODES": "1"}
 # What a script that `entrypoint run` started as its only rank, in step 6.0, hands on to the job that it submits.
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "node07"}
-OURS = ALONE | {"ENTRYPOINT_RUN_ID": "slurm:6.0.0", "ENTRYPOINT_JOB": "slurm:6.0.0", "ENTRYPOINT_DEVICE": "cuda"}
-OURS |= {"ENTRYPOINT_SET": "OMP_NUM_THREADS,NCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME": "=lo"}
+OURS = ALONE | {"ENTRYPOINT_DEVICE": "cuda", "NCCL_SOCKET_IFNAME": "=lo"}
+
+
+def handed_over(job: str) -> dict[str, str]:
+    return Handover(launch_id=job, job=job, added=("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME")).to_environ()
+
+
+OURS |= handed_over("slurm:6.0.0")
 TORCHRUNS = ALONE | {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
 ONE_TASK = captured("one-task/task-0@node01")
 
@@ -87,7 +94,7 @@ def test_the_fix_for_a_ranks_variables_names_all_that_came_along() -> None:
     with pytest.raises(Failure, match="of another launch") as caught:
         launcher(OURS | {"PMI_RANK": "0", "TORCHELASTIC_RUN_ID": "none", "NCCL_DEBUG": "INFO"} | STEP)
     named = set(caught.value.fix.partition("unset ")[2].split())
-    assert named == {*ALONE, "ENTRYPOINT_JOB", "ENTRYPOINT_DEVICE", "NCCL_SOCKET_IFNAME", "PMI_RANK"} | {
+    assert named == {*ALONE, HANDOVER_VARIABLE, "ENTRYPOINT_DEVICE", "NCCL_SOCKET_IFNAME", "PMI_RANK"} | {
         "TORCHELASTIC_RUN_ID"
     }
     left = {name: value for name, value in OURS.items() if name not in named}
@@ -98,12 +105,12 @@ def test_the_fix_for_a_ranks_variables_names_all_that_came_along() -> None:
 def test_a_ranks_variables_from_anywhere_else_are_refused_in_a_step(made_in: str) -> None:
     assert current_job_key(STEP) not in (made_in, "")
     with pytest.raises(Failure, match="of another launch"):
-        launcher(OURS | STEP | {"ENTRYPOINT_JOB": made_in})
+        launcher(OURS | STEP | handed_over(made_in))
 
 
 @pytest.mark.parametrize("job", [STEP, ONE_TASK, BATCH, {"PBS_JOBID": "7.pbs"}, {}])
 def test_what_a_rank_of_ours_starts_is_that_rank(job: dict[str, str]) -> None:
-    assert launcher(OURS | job | {"ENTRYPOINT_JOB": current_job_key(job)}) == "torchrun"
+    assert launcher(OURS | job | handed_over(current_job_key(job))) == "torchrun"
 
 
 LAUNCHES = {**PER_RANK, **PER_NODE, "pet": PET_OF_TWO, "grid-engine": GRID_ENGINE, "flux-script": {"FLUX_JOB_ID": "f7"}}
@@ -112,18 +119,18 @@ LAUNCHES = {**PER_RANK, **PER_NODE, "pet": PET_OF_TWO, "grid-engine": GRID_ENGIN
 @pytest.mark.parametrize("name", sorted(LAUNCHES.keys() - {"kubernetes"}))  # a pod is started by nobody's rank
 def test_a_rank_of_ours_outside_of_a_job_is_no_rank_of_a_launch_that_it_starts(name: str) -> None:
     with pytest.raises(Failure, match="of another launch"):
-        launcher(OURS | LAUNCHES[name] | {"ENTRYPOINT_JOB": ""})
+        launcher(OURS | LAUNCHES[name] | handed_over(""))
 
 
 @pytest.mark.parametrize("environ", LAUNCHES.values(), ids=LAUNCHES)
 def test_what_a_rank_of_ours_starts_in_any_launch_is_that_rank(environ: dict[str, str]) -> None:
     """Also a rank of --nodes 1 on a platform of several nodes: its parent has looked."""
-    assert launcher(OURS | environ | {"ENTRYPOINT_JOB": current_job_key(environ)}) == "torchrun"
+    assert launcher(OURS | environ | handed_over(current_job_key(environ))) == "torchrun"
 
 
 def test_a_variable_that_a_rank_of_ours_left_behind_hides_no_larger_job() -> None:
     with pytest.raises(Failure, match="PMI_SIZE says that there are 4"):
-        launcher({"ENTRYPOINT_JOB": "", "PMI_SIZE": "4"})
+        launcher({**handed_over(""), "PMI_SIZE": "4"})
 
 
 def test_a_rank_that_took_slurms_variables_away_is_that_rank() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from families import BEGIN, END, FAMILIES, PAGE, SEVERAL, SHAPES, Shape, table
 from machines import fake_gpus, machine
 
 from entrypoint.errors import Failure
-from entrypoint.launchers import detect_allocation, per_node, per_rank
-from entrypoint.launchers.batch_script import BATCH_SCHEDULERS
+from entrypoint.launchers import batch_script, detect_allocation, per_node, per_rank
 from entrypoint.options import LaunchOptions
 from entrypoint.plan import Plan, plan_allocation
+from entrypoint.platforms import PLATFORMS
 
 CELLS = [(name, shape) for name, family in FAMILIES.items() for shape in SHAPES if shape in family.shapes]
 
@@ -51,10 +53,21 @@ def test_what_the_launcher_did_not_start_is_no_silent_world_of_its_own(name: str
 
 def test_every_launcher_has_a_row() -> None:
     names = {family.launcher for family in FAMILIES.values()}
-    assert names >= per_rank.NAMES | {launcher.name for launcher in per_node.NODE_LAUNCHERS} | {"torchrun", "pet"}
+    assert names >= {*per_rank.LAUNCHERS, *per_node.PLATFORMS, "torchrun"}
     scripts = [family.past[0] for family in FAMILIES.values() if family.launcher == "local"]
-    for scheduler in BATCH_SCHEDULERS:
-        assert any(set(scheduler.detection_variables) & set(environ) for environ in scripts), scheduler.title
+    for scheduler in batch_script.SCHEDULERS.values():
+        shown_by = set(batch_script.detection_variables(scheduler))
+        assert any(shown_by & set(environ) for environ in scripts), scheduler.title
+
+
+def test_the_page_lists_the_launchers_in_the_order_of_the_records() -> None:
+    columns = re.findall(r"^\| \d+ \| [^|]+\| [^|]+ \| (`[^|]+) \|", PAGE.read_text(), re.M)
+    listed = [name for column in columns for name in re.findall(r"`([\w-]+)`", column)]
+    expected = [each.name for each in PLATFORMS if each.starts in ("rank", "node")]
+    assert [name for name in listed if name in expected] == expected
+    for each in PLATFORMS:
+        variables = {*each.hosts, *each.host_files, *each.counts} if each.starts == "script" else set()
+        assert all(f"`{name}`" in PAGE.read_text() for name in variables), each.name
 
 
 def test_the_page_has_the_table() -> None:

@@ -8,75 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pynvml
 import pytest
-from fake_nvml import FakeGpu, FakeNvml
 
 from entrypoint import machine
-from entrypoint.errors import ExitCode, Failure
-
-PLAIN = (("GPU-aaaa-1", ()), ("GPU-bbbb-2", ()), ("GPU-bbcc-3", ()))
-MIG = (("GPU-aaaa-1", ("MIG-1", "MIG-2")), ("GPU-bbbb-2", ()), ("GPU-cccc-3", ("MIG-3",)))
-
-
-@pytest.mark.parametrize(
-    ("wanted", "seen"),
-    [
-        (None, ["GPU-aaaa-1", "GPU-bbbb-2", "GPU-bbcc-3"]),
-        ("", []),
-        ("-1", []),
-        ("NoDevFiles", []),
-        ("1", ["GPU-bbbb-2"]),
-        ("2,0", ["GPU-bbcc-3", "GPU-aaaa-1"]),
-        ("0, 1", ["GPU-aaaa-1", "GPU-bbbb-2"]),
-        ("0,7,1", ["GPU-aaaa-1"]),
-        ("0,0", ["GPU-aaaa-1"]),
-        ("\u00b2", []),
-        ("GPU-bbbb-2,0", ["GPU-bbbb-2", "GPU-aaaa-1"]),
-        ("GPU-a", ["GPU-aaaa-1"]),
-        ("GPU-bb", []),
-    ],
-)
-def test_visible_gpus_follow_cudas_rules(wanted: str | None, seen: list[str]) -> None:
-    assert list(machine.visible_gpus(PLAIN, wanted)) == seen
-
-
-def test_a_mig_name_is_found_under_its_gpu() -> None:
-    assert machine.visible_gpus(MIG, "MIG-2") == ("MIG-2",)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "seen", "idle"),
-    [
-        (None, "MIG-1", ["MIG-2", "GPU-bbbb-2", "MIG-3"]),
-        ("0,1", "MIG-1", ["MIG-2", "GPU-bbbb-2"]),
-        ("1,2", "MIG-3", ["GPU-bbbb-2"]),
-        ("MIG-2,MIG-1", "MIG-2", ["MIG-1"]),
-        ("MIG-3", "MIG-3", []),
-        ("1", "GPU-bbbb-2", []),
-        ("GPU-bbbb-2,MIG-1", "MIG-1", ["GPU-bbbb-2"]),
-    ],
-)
-def test_beside_an_instance_of_mig_cuda_shows_nothing(
-    monkeypatch: pytest.MonkeyPatch, wanted: str | None, seen: str, idle: list[str]
-) -> None:
-    """Source: NVIDIA's MIG User Guide, CUDA Device Enumeration."""
-    monkeypatch.setattr(machine, "nvml_gpus", lambda root: MIG)
-    found = machine.read_machine({} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted})
-    assert (found.gpus, list(found.idle)) == ((seen,), idle)
-
-
-@pytest.mark.parametrize(
-    ("mark", "engine"), [(".singularity.d/", "apptainer"), (".dockerenv", "docker"), ("run/.containerenv", "docker")]
-)
-def test_a_container_is_known_by_its_mark(tmp_path: Path, mark: str, engine: str) -> None:
-    path = tmp_path / mark
-    path.mkdir(parents=True) if mark.endswith("/") else (path.parent.mkdir(exist_ok=True), path.touch())
-    assert machine.container_engine(tmp_path) == engine
-
-
-def test_a_plain_machine_is_no_container(tmp_path: Path) -> None:
-    assert machine.container_engine(tmp_path) == "none"
 
 
 def test_a_job_that_a_parent_is_in_is_seen_through_a_cleaned_environment() -> None:
@@ -144,52 +78,17 @@ V1 = "4:memory:/job\n9:name=systemd:/job\n0::/job\n"
     ],
 )
 def test_kills_for_want_of_memory_are_counted(tmp_path: Path, cgroups: str, file: str, text: str) -> None:
-    (tmp_path / "cgroup").write_text(cgroups)
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).write_text(text)
-    assert machine.count_oom_kills(tmp_path / "cgroup", tmp_path) == 3
+    for name, content in (("proc/self/cgroup", cgroups), (f"sys/fs/cgroup/{file}", text)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert machine.count_oom_kills(tmp_path) == 3
 
 
 @pytest.mark.parametrize("cgroups", [V1, "", "what is this"])
 def test_a_machine_that_does_not_count_has_none(tmp_path: Path, cgroups: str) -> None:
-    (tmp_path / "cgroup").write_text(cgroups)
-    assert machine.count_oom_kills(tmp_path / "cgroup", tmp_path) == 0
-
-
-def answers(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml) -> None:
-    """What pynvml asks is answered by made-up GPUs."""
-    names = ("nvmlInit", "nvmlShutdown", *(name for name in dir(fake) if name.startswith("nvmlDeviceGet")))
-    for name in names:
-        monkeypatch.setattr(pynvml, name, getattr(fake, name))
-
-
-def test_a_gpu_that_is_lost_makes_the_node_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(error=pynvml.NVML_ERROR_GPU_IS_LOST)))
-    with pytest.raises(Failure, match="GPU 1 of this node does not answer") as lost:
-        machine.nvml_gpus()
-    assert (lost.value.code, "--exclude" in lost.value.fix) == (ExitCode.NODE, True)
-
-
-def test_a_gpu_of_another_job_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, FakeNvml(FakeGpu(error=pynvml.NVML_ERROR_NO_PERMISSION), FakeGpu(uuid="GPU-a")))
-    assert machine.nvml_gpus() == (("GPU-a", ()),)
-
-
-@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION])
-def test_an_instance_that_is_gone_or_another_jobs_hides_none_behind_it(
-    monkeypatch: pytest.MonkeyPatch, error: int
-) -> None:
-    parts = (FakeGpu(error=error), FakeGpu(uuid="MIG-b"), FakeGpu(error=error), FakeGpu(uuid="MIG-d"))
-    answers(monkeypatch, FakeNvml(FakeGpu(uuid="GPU-a", parts=parts)))
-    assert machine.nvml_gpus() == (("GPU-a", ("MIG-b", "MIG-d")),)
-
-
-def test_without_the_package_gpus_are_not_counted_but_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(Failure, match="nvidia-ml-py") as missing:
-        machine.nvml_gpus()
-    assert missing.value.code == ExitCode.NODE
-    assert f"{sys.executable} -m pip install nvidia-ml-py" in missing.value.fix
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(cgroups)
+    assert machine.count_oom_kills(tmp_path) == 0
 
 
 @pytest.mark.parametrize(

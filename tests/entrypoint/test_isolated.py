@@ -41,14 +41,3 @@ def test_a_program_that_is_over_asks_for_no_input() -> None:
 def test_words_and_exit_codes_pass(variables: dict[str, str]) -> None:
     done = run("train", "no-such-word", **variables)
     assert (done.returncode, "no-such-word" in done.stderr) == (64, True)
-
-
-def test_garbage_is_looked_for_again_once_all_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "told").mkdir()
-    (tmp_path / "told" / "__main__.py").write_text(
-        "import gc\nseen = gc.isenabled()\ndef main(): print(seen, gc.isenabled())"
-    )
-    start = "from entrypoint import isolated; isolated._start_program('told')"
-    told = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {start}"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr) == ("False True\n", "")

@@ -14,6 +14,7 @@ from processes import candidates, free_port, python
 
 from entrypoint import network
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.handover import Handover
 from entrypoint.hang import HangTimeouts, SupervisionPolicy
 from entrypoint.launch import _flight_recorder_variables, run_plan
 from entrypoint.launchers import detect_allocation
@@ -95,7 +96,7 @@ def test_all_ranks_meet_at_one_address(tmp_path: Path) -> None:
 def test_a_port_that_the_user_gives_is_the_one_that_ranks_of_one_machine_meet_on(tmp_path: Path) -> None:
     given = str(free_port())
     found = environments(tmp_path, MASTER_PORT=given)
-    assert {(e["MASTER_PORT"], e["ENTRYPOINT_PORTS"]) for e in found} == {(given, given)}
+    assert {(e["MASTER_PORT"], *Handover.from_environ(e).ports) for e in found} == {(given, int(given))}
 
 
 def test_a_port_that_the_user_gives_on_one_machine_and_another_process_has_is_refused(tmp_path: Path) -> None:
@@ -129,8 +130,8 @@ def test_a_rank_alone_keeps_its_users_binding(tmp_path: Path) -> None:
 
 
 def test_ranks_are_told_which_variables_are_not_the_users_own(tmp_path: Path) -> None:
-    first = environments(tmp_path, OMP_NUM_THREADS="3", ENTRYPOINT_SET="")[0]
-    assert first["ENTRYPOINT_SET"] == "GLOO_SOCKET_IFNAME,NCCL_SOCKET_IFNAME"
+    first = environments(tmp_path, OMP_NUM_THREADS="3")[0]
+    assert Handover.from_environ(first).added == ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def test_ranks_of_one_host_talk_over_loopback_only(tmp_path: Path) -> None:
@@ -289,11 +290,12 @@ def test_one_task_that_starts_all_ranks_passes_over_a_taken_port(tmp_path: Path)
 # What a rank of ours does for a parent that listens: it says where it is, and that it has come to its end.
 RANK = """
 import os, time
-from entrypoint import attach_heartbeat
+from entrypoint import Handover, attach_heartbeat
 pulse = attach_heartbeat(os.environ)
 pulse.beat("step", step=1)
 pulse.beat("step", step=2)
-open("attempts", "a").write(os.environ["ENTRYPOINT_ATTEMPT"] + " " + os.environ["ENTRYPOINT_RUN_ID"] + chr(10))
+launch_id = Handover.from_environ(os.environ).launch_id
+open("attempts", "a").write(os.environ["ENTRYPOINT_ATTEMPT"] + " " + launch_id + chr(10))
 """
 END = 'pulse.beat("end")'
 FIRST = 'os.environ["ENTRYPOINT_ATTEMPT"] == "0" and '

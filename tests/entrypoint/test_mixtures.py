@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from machines import captured, machine
-from synthetic import PER_NODE, PER_RANK, PET, SAGEMAKER_BARE, SCRIPTS, torchrun_rank
+from synthetic import ONE_NODE_TASKS, PER_NODE, PER_RANK, PET, SAGEMAKER_BARE, SCRIPTS, torchrun_rank
 
 from entrypoint.errors import Failure
 from entrypoint.launchers import detect_allocation
@@ -60,6 +60,7 @@ def test_a_mixture_of_two_launchers_is_never_a_world_of_one(seed: int) -> None:
         variables = list(SOURCES[name][0].items())
         environ |= dict(draw.sample(variables, draw.randint(1, len(variables))) if seed % 2 else variables)
     files = SOURCES[names[0]][1] | SOURCES[names[1]][1]
+    files = {name: text for name, text in files.items() if name in environ}  # which says where the file is
     found = num_tasks(environ, files)
     assert found != 1 or not says_more_than_one(environ, files), names
 
@@ -118,6 +119,14 @@ def test_a_torchrun_in_an_interactive_shell_of_several_tasks_is_one_world() -> N
 def test_a_platform_whose_nodes_cannot_be_read_stops_only_a_task_alone() -> None:
     assert num_tasks(torchrun_rank(0, 8, 4) | SAGEMAKER_BARE, {}) == 8
     assert num_tasks(torchrun_rank(0, 1, 1) | SAGEMAKER_BARE, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"), [("skypilot", "dstack"), ("aws-batch", "beaker"), ("sagemaker", "htcondor")]
+)
+def test_a_second_platform_that_tells_of_more_nodes_is_compared_too(inner: str, outer: str) -> None:
+    assert num_tasks(ONE_NODE_TASKS[inner] | ONE_NODE_TASKS[outer], {}) == 1
+    assert num_tasks(ONE_NODE_TASKS[inner] | PER_NODE[outer], {}) is None
 
 
 FLUX_ALONE = {"FLUX_JOB_ID": "f1", "FLUX_JOB_SIZE": "1", "FLUX_JOB_NNODES": "1", "FLUX_TASK_RANK": "0"}

@@ -25,8 +25,9 @@ from synthetic import (
 from entrypoint.errors import Failure
 from entrypoint.launchers import detect_allocation, per_node
 from entrypoint.launchers.allocation import THIS_NODE_ONLY_FIX, Allocation
-from entrypoint.machine import SAGEMAKER_HOST_FILE, read_machine
+from entrypoint.machine import read_machine
 from entrypoint.options import LaunchOptions
+from entrypoint.platforms import SAGEMAKER_HOST_FILE
 
 
 def detected(environ: dict[str, str], options: LaunchOptions | None = None) -> Allocation:
@@ -34,7 +35,7 @@ def detected(environ: dict[str, str], options: LaunchOptions | None = None) -> A
 
 
 def test_every_platform_of_the_table_has_a_case_here() -> None:
-    assert [launcher.name for launcher in per_node.NODE_LAUNCHERS] == list(PER_NODE) == list(ONE_NODE_TASKS)
+    assert list(per_node.PLATFORMS) == ["pet", *PER_NODE] == ["pet", *ONE_NODE_TASKS]
 
 
 @pytest.mark.parametrize("name", PER_NODE)
@@ -160,10 +161,10 @@ def test_numbers_that_contradict_each_other_are_refused_with_the_way_out(environ
 
 PARTS = [
     {name: environ[name]}
-    for launcher in per_node.NODE_LAUNCHERS
-    if not launcher.rank_counts_nodes
-    for environ in [PER_NODE[launcher.name]]
-    for name in (launcher.num_nodes, launcher.node_rank, launcher.hosts)
+    for platform in per_node.PLATFORMS.values()
+    if not platform.rank_counts_nodes
+    for environ in [PER_NODE[platform.name]]
+    for name in (platform.variables.get("num_nodes"), platform.variables.get("node_rank"), *platform.hosts)
     if name in environ
 ]
 

@@ -24,7 +24,7 @@ def name_of_launcher(environ: dict[str, str]) -> str | None:
 
 
 def test_every_launcher_of_the_table_has_a_case_here() -> None:
-    assert set(PER_RANK) == per_rank.NAMES
+    assert list(PER_RANK) == list(per_rank.LAUNCHERS)
 
 
 @pytest.mark.parametrize("name", PER_RANK)
@@ -33,7 +33,7 @@ def test_the_ranks_of_every_launcher_are_read(name: str) -> None:
     assert (found.launcher, found.task, found.num_tasks) == (name, 3, 4)
 
 
-@pytest.mark.parametrize("name", sorted(per_rank.NAMES - {"pmi"}))
+@pytest.mark.parametrize("name", sorted(per_rank.LAUNCHERS.keys() - {"pmi"}))
 def test_the_place_within_a_node_is_read_where_the_launcher_tells_it(name: str) -> None:
     found = read(PER_RANK[name])
     assert (found.local_task, found.tasks_on_node, found.node_rank, found.num_nodes) == (1, 2, 1, 2)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint import LaunchOptions, machine, make_plan
+from entrypoint import LaunchOptions, make_plan
+from entrypoint.accelerators import nvidia
 
 
 def test_what_is_asked_for_is_planned() -> None:
@@ -13,5 +14,5 @@ def test_what_is_asked_for_is_planned() -> None:
 
 
 def test_nobody_counts_gpus_that_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "nvml_gpus", lambda root: 1 / 0)
+    monkeypatch.setattr(nvidia, "list_gpus", lambda root: 1 / 0)
     assert make_plan({}, LaunchOptions(device="cpu")).device == "cpu"

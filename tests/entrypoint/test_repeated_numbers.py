@@ -11,7 +11,7 @@ from synthetic import PER_NODE, PER_RANK
 from entrypoint.errors import Failure
 from entrypoint.launchers import detect_allocation, slurm
 from entrypoint.launchers.allocation import Allocation
-from entrypoint.launchers.per_rank import LAUNCHERS_BY_NAME
+from entrypoint.launchers.per_rank import LAUNCHERS
 from entrypoint.options import LaunchOptions
 from entrypoint.plan import Plan, plan_allocation
 
@@ -78,9 +78,9 @@ def test_a_step_on_fewer_nodes_than_its_job_counts_its_own() -> None:
 
 @pytest.mark.parametrize("name", [name for name in PER_RANK if name != "pmi"])  # which says nothing of nodes
 def test_the_ranks_of_an_mpirun_share_nodes_as_it_says(name: str) -> None:
-    launcher, environ = LAUNCHERS_BY_NAME[name], PER_RANK[name]
+    names, environ = LAUNCHERS[name].variables, PER_RANK[name]
     alone = planned(environ, gpus=8)
-    plan = planned(repeated(environ, launcher.rank, launcher.world_size, launcher.local_rank), gpus=8)
+    plan = planned(repeated(environ, names["rank"], names["world_size"], names["local_rank"]), gpus=8)
     assert (layout(plan), plan.exchanges_hosts) == (layout(alone), alone.exchanges_hosts) == ((3, 1, 4, 2, 1, 2), True)
 
 

@@ -20,14 +20,23 @@ MAPS = """\
 7f0000008000-7f0000009000 rw-p 00000000 00:00 0
 7f0000009000-7f000000a000 r--p 00000000 08:01 15 /lib/with a space.so
 """
-ROOT = "36 35 98:0 / / ro,noatime master:1 - {} /dev/root rw,errors=continue\n37 36 0:5 / /proc rw - proc proc rw\n"
+MOUNTS = "/dev/root / {} ro,noatime 0 0\nproc /proc proc rw 0 0\n"
+
+
+def machine(root: Path, fs_type: str, maps: str = MAPS) -> Path:
+    """A folder with the files of /proc that tell of a file system at / of this type."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/maps").write_text(maps)
+    (root / "proc/self/mounts").write_text(MOUNTS.format(fs_type))
+    return root
 
 
 def held(folder: Path, kind: str, engine: str = "apptainer") -> tuple[int, list[tuple[int, int]]]:
-    (folder / "maps").write_text(MAPS)
-    (folder / "mountinfo").write_text(ROOT.format(kind))
     asked: list[tuple[int, int]] = []
-    return preload.preload_mapped_files(folder, lambda start, size: asked.append((start, size)) is None, engine), asked
+    size = preload.preload_mapped_files(
+        machine(folder, kind), lambda start, size: asked.append((start, size)) is None, engine
+    )
+    return size, asked
 
 
 @pytest.mark.parametrize("kind", ["fuse.squashfuse_ll", "fuse", "overlay"])
@@ -51,17 +60,17 @@ def test_where_nothing_can_be_read_nothing_is_done(tmp_path: Path) -> None:
 REAL = """
 import pathlib, sys
 from entrypoint import preload
-proc = pathlib.Path(sys.argv[1])
-(proc / "maps").write_text(pathlib.Path("/proc/self/maps").read_text())
+root = pathlib.Path(sys.argv[1])
+(root / "proc/self/maps").write_text(pathlib.Path("/proc/self/maps").read_text())
 resident_kb = lambda: int(next(l.split()[1] for l in open("/proc/self/status") if l.startswith("RssFile")))
 before = resident_kb()
-size = preload.preload_mapped_files(proc)
+size = preload.preload_mapped_files(root)
 print(size, resident_kb() - before)
 """
 
 
 def test_the_kernel_reads_what_it_is_asked_to(tmp_path: Path) -> None:
-    (tmp_path / "mountinfo").write_text(ROOT.format("fuse"))
+    machine(tmp_path, "fuse")
     done = subprocess.run([sys.executable, "-c", REAL, str(tmp_path)], capture_output=True, text=True, timeout=60)
     size, more = map(int, done.stdout.split())
     assert size > 1_000_000

@@ -21,7 +21,7 @@ from processes import python
 from trials import Trial
 
 from entrypoint import Failure
-from train.checkpoint import format, store
+from train.checkpoint import store
 
 SETTINGS = (
     *("run.name=run", "data.samples=80", "data.image_size=8", "data.classes=2", "model.args.width=4"),
@@ -41,10 +41,10 @@ def run_once(place: Path) -> Path:
 def detected(folder: Path, damaged: Path) -> bool:
     """Whether a start passes over the damaged checkpoint, or refuses to begin."""
     try:
-        found = format.newest_checkpoint(folder)
+        found = store.newest_checkpoint(folder)
     except Failure:
         return True
-    return found is not None and found.path != damaged and any(damaged.name in reason for reason in found.skipped)
+    return found is not None and found.path != damaged and any(damaged.name in note for note in found.notes)
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def run(number: int, seed: int) -> Iterator[Trial]:
         folder = run_once(place)
         yield from flips(folder, number, draw)
         yield from other_damage(folder, number // 100, draw)
-        if format.newest_checkpoint(folder) is None or detected(folder, max(store.list_checkpoints(folder).values())):
+        if store.newest_checkpoint(folder) is None or detected(folder, max(store.list_checkpoints(folder).values())):
             raise RuntimeError("what was restored is not as before: the figures mean nothing")
     finally:
         shutil.rmtree(place)

@@ -29,7 +29,7 @@ from trials import Trial
 
 from entrypoint import Failure
 from train import files
-from train.checkpoint import format, store
+from train.checkpoint import store
 
 CALLS = ("mkdir", "openat", "write", "fsync", "close", "rename", "unlink", "unlinkat", "rmdir")
 ERRORS = ("EIO", "ENOSPC", "EDQUOT", "ESTALE")
@@ -170,7 +170,7 @@ def _of_the_end(case: Case, status: int, log: str) -> Iterator[str]:
 def _of_the_folder(case: Case, status: int, folder: Path) -> Iterator[str]:
     step = SCENES[case.scene][0]
     new = {name: _hash(data) for name, data in committer.content(step + 1).items()}
-    found = format.newest_checkpoint(folder)
+    found = store.newest_checkpoint(folder)
     if found is None:
         yield "no checkpoint is left"
         return
@@ -184,9 +184,9 @@ def _of_the_folder(case: Case, status: int, folder: Path) -> Iterator[str]:
 
 def _of_the_next(folder: Path) -> Iterator[str]:
     """What the next start does: sweep, take the newest, commit another."""
-    before = format.newest_checkpoint(folder)
+    before = store.newest_checkpoint(folder)
     store.remove_leftovers(folder)
-    after = format.newest_checkpoint(folder)
+    after = store.newest_checkpoint(folder)
     if before is None or after is None or before.contents != after.contents:
         yield "sweeping changed what a start would take"
     try:

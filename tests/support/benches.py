@@ -8,9 +8,9 @@ from typing import Any
 
 from processes import unmeasured
 
+from bench.measurements import Measurement, Row
+from bench.processes import BenchOptions
 from entrypoint import LaunchOptions
-from train.bench.measurements import Measurement, Row
-from train.bench.processes import BenchOptions
 
 
 def quick(folder: Path, **changes: Any) -> BenchOptions:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from train.checkpoint import format, manifest
+from train.checkpoint import format, manifest, store
 
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a flipped bit": lambda path: flip(path / "model.safetensors"),
@@ -63,7 +63,7 @@ def plant(path: Path, name: str, data: bytes) -> None:
 
 def weight(folder: Path) -> tuple[int, float] | None:
     """The step and the weight that a start would take."""
-    committed = format.newest_checkpoint(folder)
+    committed = store.newest_checkpoint(folder)
     return committed and (committed.step, format.load_checkpoint(committed)[0]["model"]["w"][0].item())
 
 

@@ -9,21 +9,22 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from jobs import built
 from runs import TEN_STEPS
 
-from entrypoint import World, world_from_environ
+from entrypoint import Handover, World, world_from_environ
 
 
 def main(place: Path) -> None:
     """Train everything in the table."""
-    world, launch_id = world_from_environ(os.environ), os.environ["ENTRYPOINT_RUN_ID"]
+    world, handover = world_from_environ(os.environ), Handover.from_environ(os.environ)
     config = place / f"ten-{world.rank}-of-{world.world_size}.yaml"
     config.write_text(TEN_STEPS)
     for name, settings in json.loads((place / "grid.json").read_text()).items():
-        os.environ["ENTRYPOINT_RUN_ID"] = f"{launch_id}-{name}"
+        os.environ.update(replace(handover, launch_id=f"{handover.launch_id}-{name}").to_environ())
         train(place / name / str(world.world_size), config, settings, world)
 
 

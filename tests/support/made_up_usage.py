@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from entrypoint import gauges
+from entrypoint import monitor
 from train.logging import resources
 from train.logging.resources import RankUsage
 
@@ -19,7 +19,7 @@ def process(**known: float) -> dict[str, float]:
 
 def gpu(**known: float) -> dict[str, float]:
     """A GPU that was busy for half of 10 s, at 300 W."""
-    found = dict.fromkeys(gauges.GPU_FIELDS, 0.0) | {
+    found = dict.fromkeys(monitor.GPU_FIELDS, 0.0) | {
         "instance": math.nan,
         "busy": 500.0,
         "busy_s": 10.0,
@@ -36,9 +36,9 @@ def rank(number: int = 0, *gpus: dict[str, float], **known: float) -> RankUsage:
 
 def row(one: RankUsage) -> list[float]:
     """A rank's numbers as it sends them."""
-    own = [one.process[name] for name in gauges.PROCESS_FIELDS]
+    own = [one.process[name] for name in monitor.PROCESS_FIELDS]
     return [
         *own,
-        *(g[name] for g in one.gpus for name in gauges.GPU_FIELDS),
+        *(g[name] for g in one.gpus for name in monitor.GPU_FIELDS),
         *(one.process[name] for name in resources.TORCH_MEMORY_KEYS),
     ]

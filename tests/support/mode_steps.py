@@ -10,12 +10,13 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from jobs import built
 from runs import TEN_STEPS
 
-from entrypoint import World, world_from_environ
+from entrypoint import Handover, World, world_from_environ
 
 MODES = ("fast", "bitwise")
 WARM = 2  # steps that allocate, and are not counted
@@ -29,7 +30,7 @@ NETS = {"small_cnn": ("model.args.width=16",), "small_cnn, width 48": ("model.ar
 
 def main(file: Path, turns: int) -> None:
     """Measure everything."""
-    world, launch_id = world_from_environ(os.environ), os.environ["ENTRYPOINT_RUN_ID"]
+    world, handover = world_from_environ(os.environ), Handover.from_environ(os.environ)
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     with tempfile.TemporaryDirectory() as place:
         config = Path(place) / "config.yaml"
@@ -37,7 +38,8 @@ def main(file: Path, turns: int) -> None:
         for turn in range(turns):
             for number, net in enumerate(NETS):
                 for mode in MODES:
-                    os.environ["ENTRYPOINT_RUN_ID"] = f"{launch_id}-{turn}-{number}-{mode}"
+                    launch_id = f"{handover.launch_id}-{turn}-{number}-{mode}"
+                    os.environ.update(replace(handover, launch_id=launch_id).to_environ())
                     kept = found.setdefault(net, {}).setdefault(mode, {"wall": [], "cpu": []})
                     measure(Path(place), config, world, [*SETTINGS, *NETS[net], f"train.reproducible={mode}"], kept)
     if world.rank == 0:

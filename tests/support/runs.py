@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from entrypoint.run_errors import ExitRecord, RunErrors
-from train.checkpoint import format
+from train.checkpoint import store
 from train.logging.metrics_logger import METRICS_FILE, read_events
 
 # Ten steps of the same training for any world of up to six: 48 = 6 ranks x micro batch 4 x accumulation 2.
@@ -52,7 +52,7 @@ class Run:
 
     def committed(self) -> int | None:
         """The step of the newest checkpoint whose hashes are right."""
-        found = format.newest_checkpoint(self.folder / "checkpoints")
+        found = store.newest_checkpoint(self.folder / "checkpoints")
         return found.step if found else None
 
     def weights(self, step: int, group: str = "model") -> dict[str, Any]:

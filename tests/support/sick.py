@@ -18,7 +18,6 @@ from processes import unmeasured
 
 STRANGER = 54_321  # no account has this uid
 GROUPS = Path("/sys/fs/cgroup")
-FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)  # Debian's libfaketime
 # Loaded before `code` changes the user: another one may not be able to read this Python.
 MAIN = (
     "import json, os, resource, sys, traceback, entrypoint.__main__ as m; from entrypoint.doctor import examine, report"
@@ -114,11 +113,6 @@ def _read_only(at: str) -> str:
     return f"mount --bind {at} {at} && mount -o remount,bind,ro {at}"
 
 
-def _clock(off: str) -> dict[str, str]:
-    """A wrong clock; files keep the times that they have."""
-    return {"LD_PRELOAD": str(FAKETIME), "FAKETIME": off, "NO_FAKE_STAT": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-
-
 def _calls(names: str, error: str) -> tuple[str, ...]:
     """The kernel refuses these calls."""
     return ("strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={names}", "-e", f"inject={names}:error={error}")
@@ -187,9 +181,6 @@ PLACES: Mapping[str, Sick] = {
     "syncs that fail": fails(
         "output", "does not sync files (fsync): Input/output error", before=_calls("fsync", "EIO"), options=_NAMED
     ),
-    "a clock that is ahead": warns("clock", "90.0 s behind", environ=_clock("+90s")),
-    "a clock that is behind": warns("clock", " s ahead", environ=_clock("-90s")),
-    "a clock that begins anew": warns("clock", "before this program", environ=_clock("-9000d")),
     "a host without its name": warns(
         "own name", "does not resolve on this host itself", shell="hostname no-such-host.invalid", options=_TWO_RANKS
     ),

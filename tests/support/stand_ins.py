@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from bench import processes
+from bench.processes import BenchOptions, Program
 from entrypoint import ExitCode, Failure, LaunchOptions
-from train.bench import processes
-from train.bench.processes import BenchOptions, Program
 
 SEEN: list[str] = []
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from jobs import TINY
+from jobs import TINY, refused
 
 from entrypoint import Failure
 from train.components import Components, build_components, build_network
@@ -100,3 +101,11 @@ def test_a_start_uses_the_stem_of_its_weights_and_records_what_was_requested() -
     assert (resolved.requested.model, resolved.used.model) == (config.model, fitted.model)
     assert resolved.requested.optim == resolved.used.optim
     assert resolved.requested.optim.lr == 0.1
+
+
+@pytest.mark.parametrize("setting", ["optim.args.nestrov=true", "model.args.widht=4"])
+def test_wrong_arguments_are_refused_before_the_data_is_opened(setting: str, tmp_path: Path) -> None:
+    failure = refused(tmp_path, "data.name=npz", "data.root=missing.npz", setting)
+    section, _, name = setting.partition("=")[0].split(".")
+    assert failure.what.startswith(f"{section}.args do not fit")
+    assert failure.fix.endswith(f" instead of {section}.args.{name}")

@@ -17,7 +17,7 @@ from torch.profiler import profile
 
 from entrypoint import ExitCode, Failure
 from train import compilation, hooks, profiler
-from train.checkpoint import format
+from train.checkpoint import store
 from train.hooks import RecompilationWarning, StepProfiler
 from train.trainer import Trainer
 
@@ -60,7 +60,7 @@ def test_a_training_has_the_same_bits_with_it(tmp_path: Path) -> None:
     weights = set()
     for name, settings in {"with": ("profile.steps=[2,6]",), "without": ()}.items():
         trained(tmp_path / name, *settings)
-        found = format.newest_checkpoint(tmp_path / name / "checkpoints")
+        found = store.newest_checkpoint(tmp_path / name / "checkpoints")
         assert found is not None
         weights.add(found.contents.files["model.safetensors"].sha256)
     assert len(weights) == 1

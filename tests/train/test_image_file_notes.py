@@ -12,6 +12,7 @@ import pytest
 from jobs import built, trained
 
 from entrypoint import Failure
+from train.checkpoint import store
 from train.config.schema import DataConfig
 from train.data import registry
 from train.data_fit import image_file_notes
@@ -90,7 +91,7 @@ def test_a_start_says_what_a_prediction_is_refused_for(own: Callable[[str], str]
     chosen = checkpoints.choose_checkpoint(str(tmp_path / "run"))
     config = checkpoints.load_training_config(chosen)
     with pytest.raises(Failure, match="this model does not take image files") as caught:
-        inputs.refuse_image_files(inputs.build_input_spec(config, checkpoints.read_state(chosen)))
+        inputs.refuse_image_files(inputs.build_input_spec(config, store.read_state(chosen)))
     assert str(caught.value.found) in note
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,17 +13,28 @@ from torch import nn
 from entrypoint import Failure
 from train import state
 from train.evaluation.results import EvaluationResult
+from train.parallel.base import Parallel
 from train.state import TrainState
 
 RESULT = EvaluationResult.from_json({"accuracy": 0.5, "loss": 1.5, "samples": 8})
 
 
-def fresh(name: str = "sgd", width: int = 4) -> TrainState:
+class Unwrapped(Parallel):
+    """A strategy with a network and an optimizer as they are, and without a runtime."""
+
+    def __init__(
+        self, network: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
+    ) -> None:
+        self.network, self.optimizer = network, optimizer
+        self._accelerator = SimpleNamespace(scaler=scaler)  # type: ignore[assignment]
+
+
+def fresh(name: str = "sgd", width: int = 4, scaler: torch.amp.GradScaler | None = None) -> TrainState:
     torch.manual_seed(0)
     network = nn.Linear(3, width)
     kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
     options = {"momentum": 0.9} if name == "sgd" else {}
-    return TrainState(network=network, optimizer=kinds[name](network.parameters(), lr=0.1, **options), scaler=None)
+    return TrainState(parallel=Unwrapped(network, kinds[name](network.parameters(), lr=0.1, **options), scaler))
 
 
 def trained(name: str = "sgd", steps: int = 3) -> TrainState:
@@ -36,23 +48,27 @@ def trained(name: str = "sgd", steps: int = 3) -> TrainState:
 def step(current: TrainState) -> None:
     torch.manual_seed(100 + current.step)
     current.network(torch.randn(5, 3)).square().mean().backward()
-    current.optimizer.step()
-    current.optimizer.zero_grad()
+    current.parallel.optimizer.step()
+    current.parallel.optimizer.zero_grad()
     current.step += 1
 
 
-def through_a_file(current: TrainState) -> dict[str, Any]:
-    """The facts as JSON brings them back."""
-    return json.loads(json.dumps(current.to_json()))  # type: ignore[no-any-return]
+def through_a_file(current: TrainState) -> tuple[Any, dict[str, Any]]:
+    """The tensors, and the facts as JSON brings them back."""
+    tensors, values = current.snapshot()
+    return tensors, json.loads(json.dumps(values))
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("fused", [True, None], ids=["to-fused", "from-fused"])
 def test_a_run_goes_on_with_other_kernels_than_it_began_with(name: str, fused: bool | None) -> None:
     whole, left, resumed = trained(name, steps=4), trained(name, steps=3), fresh(name)
-    left.optimizer.param_groups[0]["fused"], resumed.optimizer.param_groups[0]["fused"] = not fused, fused
-    resumed.restore(left.tensors(), through_a_file(left))
-    assert resumed.optimizer.param_groups[0]["fused"] is fused
+    left.parallel.optimizer.param_groups[0]["fused"], resumed.parallel.optimizer.param_groups[0]["fused"] = (
+        not fused,
+        fused,
+    )
+    resumed.restore(*through_a_file(left))
+    assert resumed.parallel.optimizer.param_groups[0]["fused"] is fused
     step(resumed)
     pairs = zip(whole.network.parameters(), resumed.network.parameters(), strict=True)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)
@@ -60,41 +76,42 @@ def test_a_run_goes_on_with_other_kernels_than_it_began_with(name: str, fused: b
 
 def test_numbers_come_back_as_they_were() -> None:
     left, resumed = trained(), fresh()
-    resumed.restore(left.tensors(), through_a_file(left))
+    resumed.restore(*through_a_file(left))
     kept = ("step", "seconds", "evaluated", "best_step", "result", "best")
     assert [getattr(resumed, name) for name in kept] == [3, 7.5, 2, 1, RESULT, RESULT]
 
 
 def test_a_loss_scale_comes_back() -> None:
-    left, resumed = fresh(), fresh()
-    left.scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
-    resumed.scaler = torch.amp.GradScaler("cpu")
-    left.scaler.scale(torch.ones(1))  # the scale is made at its first use
-    resumed.restore(left.tensors(), through_a_file(left))
-    assert resumed.scaler.get_scale() == 512.0
+    scaler, resumed_scaler = torch.amp.GradScaler("cpu", init_scale=512.0), torch.amp.GradScaler("cpu")
+    left, resumed = fresh(scaler=scaler), fresh(scaler=resumed_scaler)
+    scaler.scale(torch.ones(1))  # the scale is made at its first use
+    resumed.restore(*through_a_file(left))
+    assert resumed_scaler.get_scale() == 512.0
 
 
 @pytest.mark.parametrize("missing", ["step", "optimizer", "best"])
 def test_a_checkpoint_without_a_fact_is_refused(missing: str) -> None:
-    told = through_a_file(trained())
-    del told[missing]
+    tensors, values = through_a_file(trained())
+    del values[missing]
     with pytest.raises(Failure, match="does not fit") as caught:
-        fresh().restore(trained().tensors(), told)
+        fresh().restore(tensors, values)
     assert caught.value.code == 65
 
 
 def test_a_checkpoint_of_another_model_is_refused() -> None:
     with pytest.raises(Failure, match="does not fit this model"):
-        fresh(width=5).restore(trained().tensors(), through_a_file(trained()))
+        fresh(width=5).restore(*through_a_file(trained()))
 
 
 def test_a_checkpoint_whose_optimizer_has_other_groups_is_refused_with_their_sizes() -> None:
     """A version that gave weight decay to other parameters would continue with the moments of others."""
     left, resumed = trained(), fresh()
     weight, bias = resumed.network.parameters()
-    resumed.optimizer = torch.optim.SGD([{"params": [weight]}, {"params": [bias], "weight_decay": 0.0}], lr=0.1)
+    resumed.parallel.optimizer = torch.optim.SGD(
+        [{"params": [weight]}, {"params": [bias], "weight_decay": 0.0}], lr=0.1
+    )
     with pytest.raises(Failure, match="does not fit this model and optimizer") as caught:
-        resumed.restore(left.tensors(), through_a_file(left))
+        resumed.restore(*through_a_file(left))
     assert "groups of [2] parameters" in (caught.value.found or "")
     assert "[1, 1]" in (caught.value.found or "")
 

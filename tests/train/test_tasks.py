@@ -21,16 +21,16 @@ from runs import Run
 
 from entrypoint import Failure
 from train import tasks
-from train.config import checks, load
+from train.config import load
+from train.config.resolved import resolve
 from train.config.schema import OptimConfig
-from train.data.array_labels import FORMATS
-from train.data.labels import READERS
 from train.inference import checkpoints, evaluate, export
 from train.inference.predict import encode_table
 from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.metrics import METRICS, metrics_of
 from train.report import saved_evaluation
 from train.tasks.base import Prediction
+from train.tasks.labels import FORMATS
 from train.tasks.multi_label import MultiLabel
 from train.tasks.registry import TASK_CLASSES
 from train.tasks.regression import Regression
@@ -143,15 +143,16 @@ def test_a_key_that_does_nothing_for_the_task_is_refused(table: Path, tmp_path: 
 
 @pytest.mark.parametrize(("task", "loss"), [("classification", "l1"), ("regression", "bce"), ("multi_label", "l1")])
 def test_a_loss_of_another_task_is_refused(task: str, loss: str) -> None:
+    config = load.load_config(None, [f"optim.loss={loss}"])
     with pytest.raises(Failure, match=f"optim.loss {loss} does not go with data.task {task}") as caught:
-        checks.with_task_defaults(load.load_config(None, [f"optim.loss={loss}"]), task)
+        resolve(config, config, task)
     assert caught.value.code == 64
 
 
 def test_a_classification_keeps_its_config() -> None:
     config = load.load_config(None, ["eval.metric=macro_f1", "optim.label_smoothing=0.1"])
     with_a_rate = replace(config, optim=replace(config.optim, lr=0.1))
-    assert checks.with_task_defaults(config, "classification") == with_a_rate
+    assert resolve(config, config, "classification").requested == with_a_rate
 
 
 def test_each_tasks_default_metric_is_its_first() -> None:
@@ -160,8 +161,8 @@ def test_each_tasks_default_metric_is_its_first() -> None:
         assert METRICS[task.default_metric].always_shown
 
 
-def test_each_entry_has_its_class_and_its_readers_of_labels() -> None:
-    assert TASK_CLASSES.keys() == READERS.keys() == FORMATS.keys() == tasks.TASKS.keys()
+def test_each_entry_has_its_class_and_its_labels() -> None:
+    assert TASK_CLASSES.keys() == FORMATS.keys() == tasks.TASKS.keys()
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -16,7 +16,7 @@ from processes import python
 from runs import TEN_STEPS
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import format
+from train.checkpoint import format, store
 from train.checkpoint.checkpointer import find_nonfinite
 from train.config import load, resume_rules
 from train.config.schema import RunConfig
@@ -39,7 +39,7 @@ def test_a_run_that_diverges_ends_with_90_and_keeps_the_last_good_checkpoint(
     with built(tmp_path, "checkpoint.every_steps=2") as trainer, pytest.raises(Failure) as caught:
         trainer.fit()
     assert caught.value.code == ExitCode.DIVERGED
-    kept = format.newest_checkpoint(tmp_path / "checkpoints")
+    kept = store.newest_checkpoint(tmp_path / "checkpoints")
     assert kept is not None
     assert caught.value.kept == str(kept.path)
     assert all(tensor.isfinite().all() for tensor in format.load_checkpoint(kept)[0]["model"].values())
@@ -124,7 +124,7 @@ def test_a_loss_that_is_not_finite_is_seen_at_the_next_log_point(
     after(2, spoil, monkeypatch)
     with built(tmp_path) as trainer, pytest.raises(Failure, match="at or before step 4"):
         trainer.fit()
-    assert format.newest_checkpoint(tmp_path / "checkpoints") is None
+    assert store.newest_checkpoint(tmp_path / "checkpoints") is None
 
 
 @pytest.mark.parametrize(("skipped", "diverged"), [(19, False), (20, True)])
@@ -132,7 +132,7 @@ def test_with_fp16_only_twenty_skipped_steps_in_a_row_are_divergence(
     tmp_path: Path, skipped: int, diverged: bool
 ) -> None:
     with built(tmp_path) as trainer:
-        trainer.state.scaler = torch.amp.GradScaler("cpu")
+        trainer.runtime.accelerator.scaler = torch.amp.GradScaler("cpu")
         trainer.begin()
         trainer.loop.skipped_steps = skipped
         trainer.loop.running_mean.add((torch.tensor(float("inf")), torch.tensor(0)), 1)
@@ -162,7 +162,7 @@ def test_a_bit_that_flips_on_one_of_three_ranks_ends_with_78_and_blames_that_ran
     assert (ended.returncode, errors["exit"]["code"], errors["exit"]["step"]) == (78, 78, 6), ended.stderr
     assert [errors[f"rank-000{rank}"]["code"] for rank in range(3)] == [69, 78, 69]
     assert str(errors["rank-0001"]["found"]).startswith("rank 1 (")
-    kept = format.newest_checkpoint(tmp_path / "runs/run/checkpoints")
+    kept = store.newest_checkpoint(tmp_path / "runs/run/checkpoints")
     assert kept is not None
     assert kept.step == 3  # not 6, the save at which it was seen
 

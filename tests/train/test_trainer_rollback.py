@@ -15,7 +15,7 @@ from processes import python
 
 from entrypoint import ExitCode, Failure
 from train import fault_injection
-from train.checkpoint import format
+from train.checkpoint import store
 from train.config.load import keep_last_overrides
 from train.logging.metrics_logger import METRICS_FILE, read_events
 
@@ -41,7 +41,7 @@ def events(folder: Path) -> Sequence[dict[str, object]]:
 
 def hashes(folder: Path) -> dict[str, str]:
     """Of the last checkpoint's tensors."""
-    found = format.newest_checkpoint(folder / "checkpoints")
+    found = store.newest_checkpoint(folder / "checkpoints")
     assert found is not None
     return {name: entry.sha256 for name, entry in found.contents.files.items() if name.endswith(".safetensors")}
 
@@ -83,7 +83,7 @@ def test_other_policies_go_on(tmp_path: Path, policy: str, warned: int) -> None:
 
 def test_the_checkpoint_remembers(tmp_path: Path) -> None:
     train(tmp_path, fault="loss:0:10:x1e3")
-    found = format.newest_checkpoint(tmp_path / "checkpoints")
+    found = store.newest_checkpoint(tmp_path / "checkpoints")
     assert found is not None
     assert json.loads((found.path / "state.json").read_text())["state"]["rollbacks"] == 1
 

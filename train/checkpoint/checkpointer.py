@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,12 +22,14 @@ from entrypoint import ExitCode, Failure, Heartbeat, RunErrors, start_daemon_thr
 from train import files
 from train.checkpoint import format, store
 from train.checkpoint.format import FileData, SnapshotBuffers
+from train.checkpoint.store import EMA_GROUP, OPTIMIZER_GROUP
 from train.config.schema import RunConfig
 from train.distributed.runtime import Runtime
 from train.fault_injection import FaultInjector
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.running_mean import TrainingStopwatch
 from train.loss_monitor import LossJump
+from train.parallel.base import TensorGroups
 from train.run import resume
 from train.run.lock import RunLock
 from train.run.record import BEST_FILE
@@ -36,7 +38,7 @@ from train.state import LogWindow, TrainState
 
 T = TypeVar("T")
 # Only an optimizer step changes these tensors: the writer may still copy them while the next step computes gradients.
-DEFERRED_GROUPS: Final = ("optimizer", "ema")
+DEFERRED_GROUPS: Final = (OPTIMIZER_GROUP, EMA_GROUP)
 POLL_INTERVAL_S: Final = 0.01
 SavedProgress = tuple[int, int]  # the step of a checkpoint, and the step of the last evaluation that it holds
 
@@ -101,20 +103,21 @@ class Checkpointer:
             began = self.saved_at = self.clock()
             state.window = window()
             self.pending = (state.step, state.evaluated)
+            snapshot = state.snapshot()
             if self.runtime.is_main:
-                self._begin_commit(began)
+                self._begin_commit(*snapshot, began)
             self.stalled, self.waited = self.clock() - began, 0.0
 
-    def _begin_commit(self, began: float) -> None:
-        """Copy the state, and start the thread that commits the copy. On rank 0 only.
+    def _begin_commit(self, groups: TensorGroups, values: Mapping[str, Any], began: float) -> None:
+        """Copy what `TrainState.snapshot` returned, and start the thread that commits the copy. On rank 0 only.
 
         On a CPU the thread itself copies the optimizer and EMA tensors, while the next step computes its gradients.
         best.json names a checkpoint only once it is committed, and older checkpoints are deleted after that.
         """
         state, best = self.state, self._best_record()
         step, best_step = state.step, state.best_step
-        metadata = resume.checkpoint_metadata(self.config, self.runtime, self.data_fingerprint, state)
-        snapshot = format.begin_snapshot(state.tensors(), metadata, self.buffers, deferred=DEFERRED_GROUPS)
+        metadata = resume.checkpoint_metadata(self.config, self.runtime, self.data_fingerprint, values)
+        snapshot = format.begin_snapshot(groups, metadata, self.buffers, deferred=DEFERRED_GROUPS)
         self.copied = snapshot.copied
 
         def commit() -> float:
@@ -223,22 +226,16 @@ class Checkpointer:
         Raises:
             Failure: DATA for a damaged checkpoint.
         """
-        state = self.state
-        if step == state.step:
-            with state.ema.applied() if state.ema else nullcontext():
-                yield
-            return
-        try:
-            tensors, _ = format.load_checkpoint(format.checkpoint_at_step(self.folder, step), ("model", "ema"))
-        except Failure as failure:
-            failure.fix = store.damaged_best_fix(self.path(step))
-            raise
-        last = {name: tensor.to("cpu", copy=True) for name, tensor in state.network.state_dict().items()}
-        state.network.load_state_dict({**tensors["model"], **tensors.get("ema", {})})
-        try:
+        if step == self.state.step:
+            tensors = self.state.ema.tensors if self.state.ema else {}
+        else:
+            try:
+                tensors, _ = format.load_model(store.checkpoint_at_step(self.folder, step))
+            except Failure as failure:
+                failure.fix = store.damaged_best_fix(self.path(step))
+                raise
+        with self.state.parallel.replaced_weights(tensors):
             yield
-        finally:
-            state.network.load_state_dict(last)
 
     def roll_back(self, jump: LossJump) -> None:
         """Restore the last checkpoint on every rank, then write it again with one more rollback.
@@ -257,7 +254,7 @@ class Checkpointer:
                 fix="lower optim.lr, lengthen optim.warmup_epochs, or save earlier: checkpoint.every_steps",
                 code=ExitCode.DIVERGED,
             )
-        tensors, metadata = format.load_checkpoint(format.checkpoint_at_step(self.folder, step))
+        tensors, metadata = format.load_checkpoint(store.checkpoint_at_step(self.folder, step))
         state.restore(tensors, metadata["state"])
         self.runtime.barrier()  # rank 0 replaces the folder: not while a rank reads it
         state.rollbacks += 1
@@ -266,7 +263,7 @@ class Checkpointer:
 
     def _newest_step(self) -> int | None:
         """The step of the newest checkpoint. Ranks exchange no path: a node may have mounted the folder elsewhere."""
-        checkpoint = format.newest_checkpoint(self.folder)
+        checkpoint = store.newest_checkpoint(self.folder)
         return checkpoint.step if checkpoint else None
 
 

@@ -29,11 +29,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure, file_writer
+from entrypoint import Failure, file_writer
 from train import files
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
-from train.checkpoint.store import STATE_FILE
+from train.checkpoint.store import EMA_GROUP, MODEL_GROUP, STATE_FILE, CommittedCheckpoint
 from train.config.schema import CheckpointConfig
 from train.files import DIRECT_BLOCK_BYTES
 
@@ -274,25 +274,12 @@ def _safetensors_header(ordered: list[tuple[str, Tensor]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommittedCheckpoint:
-    """A checkpoint with a valid manifest; from `newest_checkpoint` also with valid hashes.
-
-    skipped: newer checkpoints that are damaged, with the reason.
-    """
-
-    path: Path
-    step: int
-    contents: Manifest
-    skipped: tuple[str, ...] = ()
-
-
 def prepare_folder(folder: Path, *, need: int = 0) -> list[str]:
     """Remove leftovers of killed writers, and save one small checkpoint as a test.
 
     The test shows before training that checkpoints can be written, with `need` bytes free, and imports all code that a
     save runs: a signal may end the image's file server (Apptainer under proctrack/linuxproc). Call it on rank 0, before
-    `newest_checkpoint`.
+    `store.newest_checkpoint`.
 
     Raises:
         Failure: as `save_checkpoint`.
@@ -303,7 +290,7 @@ def prepare_folder(folder: Path, *, need: int = 0) -> list[str]:
     rehearsal = file_writer.temporary_path(folder / "rehearsal")
     try:
         save_checkpoint(rehearsal, step=0, tensors={"model": {"weight": torch.zeros(1)}}, metadata={}, keep=1)
-        newest_checkpoint(rehearsal)
+        store.newest_checkpoint(rehearsal)
     finally:
         files.remove(rehearsal)
     return removed
@@ -351,41 +338,6 @@ def write_snapshot(folder: Path, step: int, data_by_name: Mapping[str, FileData]
     return final
 
 
-def newest_checkpoint(folder: Path) -> CommittedCheckpoint | None:
-    """The newest checkpoint with a valid manifest and valid hashes; None without checkpoints.
-
-    Raises:
-        Failure: DATA when there are checkpoints and all are damaged, or the newest was written by a newer version;
-            SECURITY for links and for paths in a manifest.
-    """
-    skipped: list[str] = []
-    for step, path in reversed(store.list_checkpoints(folder).items()):
-        try:
-            return CommittedCheckpoint(path=path, step=step, contents=store.verify_hashes(path), skipped=tuple(skipped))
-        except DamagedCheckpointError as reason:
-            skipped.append(f"{path.name}: {reason}")
-    if skipped:
-        raise Failure(
-            f"no checkpoint in {folder} is whole",
-            found="; ".join(skipped),
-            fix=store.START_OVER_FIX,
-            code=ExitCode.DATA,
-        )
-    return None
-
-
-def checkpoint_at_step(folder: Path, step: int) -> CommittedCheckpoint:
-    """The checkpoint of `step`, which rank 0 has chosen; `load_checkpoint` compares its hashes.
-
-    Raises as `newest_checkpoint`.
-    """
-    path = store.list_checkpoints(folder).get(step, folder / store.step_folder_name(step))
-    try:
-        return CommittedCheckpoint(path=path, step=step, contents=store.read_manifest(path))
-    except DamagedCheckpointError as reason:
-        raise _damaged_failure(path, reason) from reason
-
-
 def load_checkpoint(
     committed: CommittedCheckpoint, groups: Collection[str] | None = None
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -404,10 +356,15 @@ def load_checkpoint(
             name.removesuffix(TENSORS_SUFFIX): tensors_from(store.read_verified(path, contents, name))
             for name in selected
         }
-        return tensors, files.parse_json(store.read_verified(path, contents, STATE_FILE))
+        return tensors, store.read_state(committed)
     except (DamagedCheckpointError, SafetensorError, ValueError, KeyError, RecursionError) as reason:
-        raise _damaged_failure(committed.path, reason) from reason
+        raise store.damaged_failure(committed.path, reason, committed.damaged_fix) from reason
 
 
-def _damaged_failure(path: Path, reason: Exception) -> Failure:
-    return Failure(f"the checkpoint {path} is damaged", found=str(reason), fix=store.DAMAGED_FIX, code=ExitCode.DATA)
+def load_model(committed: CommittedCheckpoint) -> tuple[dict[str, Tensor], bool]:
+    """(the network's tensors by name, whether they are averaged); no tensors if the checkpoint has no network.
+
+    With an average of the weights that is what counts: the run evaluates it. Raises Failure as `load_checkpoint`.
+    """
+    groups, _ = load_checkpoint(committed, (MODEL_GROUP, EMA_GROUP))
+    return {**groups[MODEL_GROUP], **groups.get(EMA_GROUP, {})} if MODEL_GROUP in groups else {}, EMA_GROUP in groups

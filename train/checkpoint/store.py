@@ -15,11 +15,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, file_writer
 from train import files
@@ -31,10 +32,12 @@ from train.config.schema import CheckpointConfig
 # files may be gone at a save.
 TORCH_VERSION: Final = version("torch")
 STATE_FILE: Final = "state.json"  # everything in a checkpoint except tensors
+MODEL_GROUP, OPTIMIZER_GROUP, EMA_GROUP = "model", "optimizer", "ema"  # groups of tensors
 REPLACED_PREFIX = ".old-"  # a checkpoint whose step is saved again, until the new one is committed
 START_OVER_FIX: Final = "start over with checkpoint.resume=never"
 DAMAGED_FIX: Final = f"delete it, so that the one before is used, or {START_OVER_FIX}"
 OTHER_VERSION_FIX: Final = f"continue with the version that wrote it, or {START_OVER_FIX}"
+SKIPPED: Final = "skipped a damaged checkpoint: {}"
 STEP_FOLDER_PATTERN = re.compile(rf"(?:{re.escape(REPLACED_PREFIX)})?step-(\d{{8,}})")
 
 
@@ -50,6 +53,84 @@ def read_verified(path: Path, contents: Manifest, name: str) -> bytes:
     data = manifest.read_file(path, name, limit=expected.size)
     manifest.refuse_changed_file(name, expected, manifest.make_file_entry(data))
     return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedCheckpoint:
+    """A checkpoint with a valid manifest; from `first_undamaged` also with valid hashes."""
+
+    path: Path
+    contents: Manifest
+    notes: tuple[str, ...] = ()  # which damaged checkpoints come before it, and why they are damaged
+    damaged_fix: str = DAMAGED_FIX  # what to do if one of its files does not match its hash when it is read
+
+    @property
+    def step(self) -> int:
+        """The step after which it was saved."""
+        return self.contents.step
+
+
+def newest_checkpoint(folder: Path) -> CommittedCheckpoint | None:
+    """The newest checkpoint with a valid manifest and valid hashes; None without checkpoints.
+
+    Raises Failure as `first_undamaged`, and SECURITY for a folder that is a link.
+    """
+    paths = [*reversed(list_checkpoints(folder).values())]
+    return first_undamaged(paths, folder, START_OVER_FIX) if paths else None
+
+
+def first_undamaged(
+    paths: Iterable[Path], folder: Path, fix: str, damaged_fix: str = DAMAGED_FIX
+) -> CommittedCheckpoint:
+    """The first of these checkpoints in `folder` with valid hashes. fix: if there is none.
+
+    Raises:
+        Failure: DATA when all are damaged, or one was written by a newer version; SECURITY for links and for paths in
+            a manifest.
+    """
+    damaged: list[str] = []
+    for path in paths:
+        try:
+            notes = tuple(map(SKIPPED.format, damaged))
+            return CommittedCheckpoint(path=path, contents=verify_hashes(path), notes=notes, damaged_fix=damaged_fix)
+        except DamagedCheckpointError as reason:
+            damaged.append(f"{path.name}: {reason}")
+    raise Failure(f"no checkpoint in {folder} is whole", found="; ".join(damaged), fix=fix, code=ExitCode.DATA)
+
+
+def checkpoint_at_step(folder: Path, step: int) -> CommittedCheckpoint:
+    """The checkpoint of `step`, which rank 0 has chosen: its files are hashed as they are read.
+
+    Raises Failure as `open_checkpoint`.
+    """
+    return open_checkpoint(list_checkpoints(folder).get(step, folder / step_folder_name(step)))
+
+
+def open_checkpoint(
+    path: Path, read: Callable[[Path], Manifest] | None = None, damaged_fix: str = DAMAGED_FIX
+) -> CommittedCheckpoint:
+    """The checkpoint at `path`. read: `verify_hashes`; by default `read_manifest`, which reads no other file.
+
+    Raises:
+        Failure: DATA for a damaged one, with `damaged_fix`; and as `read`.
+    """
+    try:
+        return CommittedCheckpoint(path=path, contents=(read or read_manifest)(path), damaged_fix=damaged_fix)
+    except DamagedCheckpointError as reason:
+        raise damaged_failure(path, reason, damaged_fix) from reason
+
+
+def read_state(checkpoint: CommittedCheckpoint) -> dict[str, Any]:
+    """The content of state.json, whose hash is compared again. Raises Failure (DATA)."""
+    try:
+        return dict(files.parse_json(read_verified(checkpoint.path, checkpoint.contents, STATE_FILE)))
+    except (DamagedCheckpointError, ValueError, TypeError, RecursionError) as reason:
+        raise damaged_failure(checkpoint.path, reason, checkpoint.damaged_fix) from reason
+
+
+def damaged_failure(path: Path, reason: object, fix: str) -> Failure:
+    """The failure for a checkpoint that cannot be used."""
+    return Failure(f"the checkpoint {path} is damaged", found=str(reason), fix=fix, code=ExitCode.DATA)
 
 
 def step_folder_name(step: int) -> str:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -44,18 +44,10 @@ FIRST_NODE: Final = "the-first-node"  # stands for its address, which only a lau
 CONTINUE_OR_START_OVER: Final = "to go on, or checkpoint.resume=never to start over"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumePreview:
-    """What `train` would do with the run. refused: it would exit at once, with an error."""
-
-    message: str
-    refused: bool = False
-
-
 def preview_resume(
     config: RunConfig, folder: Path, *, steps: StepCounts, data: Mapping[str, Any] | None = None
-) -> ResumePreview | None:
-    """What `train` would do with the run in `folder`; None without a run.
+) -> str | None:
+    """What `train` would do with the run in `folder`, in words; None without a run.
 
     The manifest and the state of the newest checkpoint are read and their hashes compared; of its
     tensors, which may be large, only the size. The training verifies their hashes, and what only
@@ -64,34 +56,38 @@ def preview_resume(
     Args:
         steps: the steps of the config.
         data: its classes, and the number of images of each split, if known.
+
+    Raises:
+        Failure: that with which `train` would exit at once.
     """
-    try:
-        if unwritable := _preview_unwritable_folder(config, folder):
-            return unwritable
-        held_by = lock.refuse_living_holder(folder)
-        refuse_symlinks(folder)
-        available = store.list_checkpoints(folder / "checkpoints")
-        if not available:
-            preview = ResumePreview(message="would begin") if held_by else None
-        elif config.checkpoint.resume == "never":
-            preview = ResumePreview(message=f"would start over: what is in {folder} moves to before-N there")
-        else:
-            preview = _preview_from_checkpoints(config, folder, available, steps, data or {})
-        if preview is None or not held_by:
-            return preview
-        first = (
-            f"{held_by} holds the folder: train would wait up to {file_lock.STALE_S:.0f} s for a sign of life, "
-            f"and be refused ({int(ExitCode.OUTPUT)}) if there is one"
-        )
-        return replace(preview, message=f"{preview.message}; first {first}")
-    except Failure as failure:
-        what, *facts = str(failure).splitlines()
-        return _refused_start(int(failure.code), [what.partition("] ")[2], *map(str.strip, facts)])
+    if unwritable := _preview_unwritable_folder(config, folder):
+        return unwritable
+    held_by = lock.refuse_living_holder(folder)
+    refuse_symlinks(folder)
+    available = store.list_checkpoints(folder / "checkpoints")
+    if not available:
+        message = "would begin" if held_by else None
+    elif config.checkpoint.resume == "never":
+        message = f"would start over: what is in {folder} moves to before-N there"
+    else:
+        message = _preview_from_checkpoints(config, folder, available, steps, data or {})
+    if message is None or not held_by:
+        return message
+    return (
+        f"{message}; first {held_by} holds the folder: train would wait up to {file_lock.STALE_S:.0f} s for a sign of "
+        f"life, and be refused ({int(ExitCode.OUTPUT)}) if there is one"
+    )
+
+
+def describe_refusal(failure: Failure) -> str:
+    """That `train` would end with this failure, on one line."""
+    what, *facts = str(failure).splitlines()
+    return f"would be refused ({int(failure.code)}): {'; '.join([what.partition('] ')[2], *map(str.strip, facts)])}"
 
 
 def _preview_from_checkpoints(
     config: RunConfig, folder: Path, available: Mapping[int, Path], steps: StepCounts, data: Mapping[str, Any]
-) -> ResumePreview:
+) -> str:
     """Preview from the newest undamaged checkpoint.
 
     Raises Failure if `train` would, as far as is known here.
@@ -106,19 +102,19 @@ def _preview_from_checkpoints(
         except DamagedCheckpointError:
             continue
         except files.MALFORMED_ERRORS as error:
-            lines = [
-                f"{path} does not hold the state of a training: {type(error).__name__}",
-                f"fix: {store.DAMAGED_FIX}",
-            ]
-            return _refused_start(ExitCode.DATA, lines)
-    lines = [f"no checkpoint in {folder}/checkpoints is whole", f"fix: {store.START_OVER_FIX}"]
-    return _refused_start(ExitCode.DATA, lines)
+            what = f"{path} does not hold the state of a training: {type(error).__name__}"
+            raise Failure(what, fix=store.DAMAGED_FIX, code=ExitCode.DATA) from error
+    raise Failure(f"no checkpoint in {folder}/checkpoints is whole", fix=store.START_OVER_FIX, code=ExitCode.DATA)
 
 
-def _preview_unwritable_folder(config: RunConfig, folder: Path) -> ResumePreview | None:
-    """What `train` would do if it cannot write to the folder; None if permissions allow it."""
+def _preview_unwritable_folder(config: RunConfig, folder: Path) -> str | None:
+    """What `train` would do if it cannot write to the folder; None if permissions allow it.
+
+    Raises:
+        Failure: OUTPUT where no temporary folder would take its place.
+    """
     if os.path.lexists(folder) and not os.path.isdir(folder):
-        return _refused_start(ExitCode.OUTPUT, [f"{folder} is no folder", "fix: set another run.name, or move it away"])
+        raise Failure(f"{folder} is no folder", fix="set another run.name, or move it away", code=ExitCode.OUTPUT)
     folders = (path for path in (folder, folder / "checkpoints") if os.path.isdir(path))
     unwritable = next((path for path in folders if not os.access(path, os.W_OK | os.X_OK)), None)
     if unwritable is None:
@@ -126,22 +122,15 @@ def _preview_unwritable_folder(config: RunConfig, folder: Path) -> ResumePreview
     if unwritable == folder and config.run.output_dir == RunSection().output_dir:
         refused = f"is refused ({int(ExitCode.OUTPUT)}) where several tasks start ranks"
         alternative = f"train starts over in a temporary folder, or {refused}"
-        return ResumePreview(message=f"would not go on: {folder} cannot be written; {alternative}")
-    return _refused_start(
-        ExitCode.OUTPUT, [f"{unwritable} cannot be written", "fix: set run.output_dir to a folder of your own"]
-    )
+        return f"would not go on: {folder} cannot be written; {alternative}"
+    fix = "set run.output_dir to a folder of your own"
+    raise Failure(f"{unwritable} cannot be written", fix=fix, code=ExitCode.OUTPUT)
 
 
-def _refused_start(code: int, lines: Sequence[str]) -> ResumePreview:
-    return ResumePreview(message=f"would be refused ({code}): {'; '.join(lines)}", refused=True)
-
-
-def _preview_from_state(
-    config: RunConfig, folder: Path, content: Mapping[str, Any], steps: StepCounts
-) -> ResumePreview:
+def _preview_from_state(config: RunConfig, folder: Path, content: Mapping[str, Any], steps: StepCounts) -> str:
     """Preview from a state.
 
-    Raises files.MALFORMED_ERRORS for a bad state, Failure for a run past its end.
+    Raises files.MALFORMED_ERRORS for a bad state, Failure for a run past its end, and as `_preview_test`.
     """
     state, recorded_eval, step = content["state"], content["config"]["eval"], content["state"]["step"]
     if type(step) is not int or not 0 <= step < MAX_STEPS:
@@ -157,18 +146,20 @@ def _preview_from_state(
     if stops := early_stopping.find_early_stops(config.eval, target_streak=streak, stale_evaluations=stale):
         overrides = [*(stop.override for stop in stops), *overrides]
         position += f": {'; '.join(stop.description for stop in stops)}"
-    if overrides:
-        has_test_split = resume_rules.TEST_KEY in (content.get("data") or {})
-        preview = _preview_test(folder, position, step, state.get("best_step")) if has_test_split else None
-        return preview or ResumePreview(
-            message=f"is finished ({position}): train would do nothing; "
-            f"add {' '.join(overrides)} {CONTINUE_OR_START_OVER}"
-        )
-    return ResumePreview(message=f"would go on from {position}")
+    if not overrides:
+        return f"would go on from {position}"
+    has_test_split = resume_rules.TEST_KEY in (content.get("data") or {})
+    preview = _preview_test(folder, position, step, state.get("best_step")) if has_test_split else None
+    finished = f"is finished ({position}): train would do nothing; add {' '.join(overrides)} {CONTINUE_OR_START_OVER}"
+    return preview or finished
 
 
-def _preview_test(folder: Path, position: str, step: int, best_step: int | None) -> ResumePreview | None:
-    """What `train` would do with the test split of a trained run; None if it is measured."""
+def _preview_test(folder: Path, position: str, step: int, best_step: int | None) -> str | None:
+    """What `train` would do with the test split of a trained run; None if it is measured.
+
+    Raises:
+        Failure: DATA for a checkpoint that cannot be measured.
+    """
     score = read_final_score(folder)
     if score is not None and score.trained_steps == step:
         return None
@@ -178,10 +169,9 @@ def _preview_test(folder: Path, position: str, step: int, best_step: int | None)
     try:
         store.verify_hashes(checkpoint)
     except DamagedCheckpointError as reason:
-        lines = [f"the checkpoint {checkpoint} is damaged: {reason}", f"fix: {store.damaged_best_fix(checkpoint)}"]
-        return _refused_start(ExitCode.DATA, lines)
-    message = f"is trained ({position}): train would measure the test split with the weights of step {tested:,}"
-    return ResumePreview(message=message)
+        what = f"the checkpoint {checkpoint} is damaged: {reason}"
+        raise Failure(what, fix=store.damaged_best_fix(checkpoint), code=ExitCode.DATA) from reason
+    return f"is trained ({position}): train would measure the test split with the weights of step {tested:,}"
 
 
 def describe_plan(
@@ -238,9 +228,11 @@ def describe_plan(
     warnings += schedule.regression_warnings(config, data.task)
     notes = [note, *data.notes, describe_text_order(data.facts.get("classes", ())), *network_notes]
     notes += batches.step_notes(steps, batch, samples=data.training, max_steps=train.max_steps)
-    if run := preview_resume(config, folder, steps=steps, data=data.facts):
-        rows |= {} if run.refused else {"this run": run.message}
-        warnings += [f"this run {run.message}"] if run.refused else []
+    try:
+        if message := preview_resume(config, folder, steps=steps, data=data.facts):
+            rows["this run"] = message
+    except Failure as failure:
+        warnings.append(f"this run {describe_refusal(failure)}")
     lines = [format_rows(rows | dict(also)), *(f"WARNING: {warning}" for warning in warnings)]
     return join_lines([*lines, *(f"note: {line}" for line in notes if line)])
 
@@ -283,7 +275,7 @@ def training_rows(
     if schema.is_factory(optim.name):
         optimizer = [optim.name, f"{decay} and {momentum} where it takes them"]
     else:
-        unused, optional = checks.unused_keys(config), {"optim.weight_decay": decay, "optim.momentum": momentum}
+        unused, optional = registry.unused_keys(config), {"optim.weight_decay": decay, "optim.momentum": momentum}
         optimizer = [optim.name, *(text for key, text in optional.items() if key not in unused)]
     is_searched = checks.searches_micro_batch(config.train, plan.device)
     auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"

@@ -60,7 +60,7 @@ def describe_data(summary: DataSummary, data: DataConfig, splits: DataSplits) ->
 
     Nothing is added to a summary of data that is still to be fetched.
     """
-    if isinstance(splits.training, EmptySource):
+    if not splits.training.can_be_read:
         return summary
     facts = data_fingerprint(splits, data.root)
     if summary.training is not None:

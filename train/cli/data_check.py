@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -33,6 +33,7 @@ from train.tasks.registry import open_task
 
 FILES_PER_CHUNK: Final = 64  # per task of one thread
 BYTES_PER_CHUNK: Final = 32 * 2**20
+CHUNKS_AHEAD: Final = 8  # of each thread: pool.map would begin all of them, and keep what nobody has taken yet
 CHANNEL_MODES: Final = {1: "L", 3: "RGB"}
 
 
@@ -55,7 +56,7 @@ class InspectedSample:
 
 
 def inspect_source(source: SampleSource, shape: Shape, threads: int) -> Iterator[InspectedSample]:
-    """Read every sample once with `threads` threads; yield in order, with a few chunks in memory.
+    """Read every sample once with `threads` threads; yield in order, CHUNKS_AHEAD of each thread at a time.
 
     Raises:
         Failure: IO or RESOURCE if the system fails; a broken sample is a result, not a failure.
@@ -65,7 +66,9 @@ def inspect_source(source: SampleSource, shape: Shape, threads: int) -> Iterator
     inspect = partial(inspect_samples, source, shape) if images is None else partial(_inspect_images, images)
     chunks = (np.arange(start, min(start + size, count)) for start in range(0, count, size))
     with ThreadPoolExecutor(threads) as pool:
-        yield from _map_in_order(pool, inspect, chunks, ahead=2 * threads)
+        while ahead := [*islice(chunks, CHUNKS_AHEAD * threads)]:
+            for inspected in pool.map(inspect, ahead):
+                yield from inspected
 
 
 def _inspect_images(source: EncodedImageSource, samples: SampleIndices) -> list[InspectedSample]:
@@ -114,25 +117,6 @@ def inspect_samples(source: SampleSource, shape: Shape, samples: SampleIndices) 
         )
         for sample, tensor in zip(samples, pixels, strict=True)
     ]
-
-
-def _map_in_order(
-    pool: ThreadPoolExecutor,
-    task: Callable[[SampleIndices], list[InspectedSample]],
-    chunks: Iterator[SampleIndices],
-    *,
-    ahead: int,
-) -> Iterator[InspectedSample]:
-    """Like pool.map, but with at most `ahead` chunks submitted, to limit memory."""
-    waiting: deque[Future[list[InspectedSample]]] = deque(pool.submit(task, chunk) for chunk in islice(chunks, ahead))
-    try:
-        while waiting:
-            done = waiting.popleft().result()
-            waiting.extend(pool.submit(task, chunk) for chunk in islice(chunks, 1))
-            yield from done
-    finally:
-        for future in waiting:
-            future.cancel()
 
 
 def _pixel_digest(*parts: bytes) -> bytes:
@@ -242,22 +226,12 @@ class SplitFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFindings:
-    """Findings about all splits.
-
-    classes: lines on class balance. per_class: the counts of each split. test: None if the data has no test split.
-    """
+    """Findings about all splits, in the order in which they are shown."""
 
     title: str
-    training: SplitFindings
-    validation: SplitFindings
-    classes: list[str]
-    per_class: tuple[dict[str, int], ...]
-    test: SplitFindings | None = None
-
-    @property
-    def splits(self) -> list[SplitFindings]:
-        """The splits, in the order in which they are shown."""
-        return [self.training, self.validation, *([self.test] if self.test else [])]
+    splits: list[SplitFindings]
+    classes: list[str]  # lines on class balance
+    per_class: tuple[dict[str, int], ...]  # the counts of each split
 
     @property
     def failure(self) -> Failure | None:
@@ -347,21 +321,18 @@ def _summarize_sizes(sizes: Counter[tuple[int, ...]]) -> dict[str, Any] | None:
 
 def _format_sizes(sizes: Counter[tuple[int, ...]]) -> str:
     summary = _summarize_sizes(sizes) or {}
+    keys = ("smallest", "largest", "most_frequent")
+    smallest, largest, most_frequent = (" x ".join(map(str, summary[key])) for key in keys)
     if len(sizes) == 1:
-        return f"all {_format_size(summary['most_frequent'])}"
+        return f"all {smallest}"
     share = summary["of_that_size"] / sizes.total()
-    most_frequent = f"most often {_format_size(summary['most_frequent'])} ({share:.1%})"
-    return f"{_format_size(summary['smallest'])} to {_format_size(summary['largest'])}, {most_frequent}"
+    return f"{smallest} to {largest}, most often {most_frequent} ({share:.1%})"
 
 
 def _format_image_size(size: ImageSize) -> str:
     """data.image_size as it is written."""
     height, width = height_and_width(size)
     return str(height) if height == width else f"[{height}, {width}]"
-
-
-def _format_size(size: Sequence[int]) -> str:
-    return " x ".join(map(str, size))
 
 
 def check_samples(
@@ -399,9 +370,7 @@ def check_samples(
     notes = [*(f"WARNING: {warning}" for warning in splits.warnings), *(f"note: {note}" for note in splits.notes)]
     return DataFindings(
         title=f"{config.data.name}{location}: {TASKS[splits.task].describe_outputs(splits.classes)}",
-        training=findings[0],
-        validation=findings[1],
-        test=findings[2] if len(findings) > 2 else None,
+        splits=findings,
         classes=[*notes, *task.describe_balance(labels[0], labels[1], config.optim.class_weights)],
         per_class=tuple(map(task.count_images, labels)),
     )

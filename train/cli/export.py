@@ -11,7 +11,7 @@ from entrypoint import ExitCode, Failure, print_message
 from train import files, plugin
 from train.cli.launch import TrainArgumentParser
 from train.data.class_folders import describe_text_order
-from train.inference import checkpoints, file_formats
+from train.inference import checkpoints
 from train.logging import progress
 
 EXAMPLES: Final = """examples:
@@ -52,6 +52,8 @@ def parse_formats(words: Sequence[str]) -> tuple[str, ...]:
     Raises:
         Failure: USAGE for an unknown name.
     """
+    from train.inference import file_formats  # torch
+
     names = [name for word in words for name in word.split(",")]
     available = (WEIGHTS_FORMAT, *file_formats.FORMATS)
     if unknown := [name for name in names if name not in available]:

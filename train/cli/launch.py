@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any, Final, NoReturn
@@ -28,6 +29,7 @@ from entrypoint import (
     RunErrors,
     StrictArgumentParser,
     SupervisionPolicy,
+    engines,
     make_plan,
     parse_launch_options,
     run_plan,
@@ -40,33 +42,34 @@ from train import files
 from train.checkpoint import store
 from train.config import checks, environment, load, models
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
-from train.config.schema import EvalConfig, RunConfig
+from train.config.resolved import resolve_learning_rate
+from train.config.schema import RunConfig
+from train.config.strategies import STRATEGIES
 from train.data import download, registry
 from train.data.shards import staging
-from train.metrics import METRICS
 from train.names import nearest_name
 from train.optim import schedule
-from train.run.folder import run_folder
+from train.run.folder import newest_checkpoint, run_folder
 
 
-def check_config(config: RunConfig, world_size: int) -> BatchSizes:
+def check_config(config: RunConfig, world_size: int, device: str | None = None) -> BatchSizes:
     """Refuse a config that cannot work. Only cheap checks: they run in every task, on every node.
+
+    device: as of `checks.refuse_conflicts`.
 
     Raises:
         Failure: USAGE for batches that do not divide or are too large and for keys that do not go together, NO_INPUT
             for data that is not there.
     """
-    checks.refuse_multiple_ranks(config.train.parallel, world_size)
-    checks.refuse_unknown_arguments(config.model, config.optim)
-    checks.refuse_uneven_repeats(config)
-    checks.refuse_uneven_readers(config)
+    checks.refuse_conflicts(config, world_size, device)
+    checks.refuse_bitwise_conflicts(config, world_size)
+    checks.refuse_forbidden_arguments(config.model)
     schedule.schedule_arguments(config.optim)
-    checks.resolve_learning_rate(config)
+    resolve_learning_rate(config)
     registry.refuse_inapplicable_keys(config.data)
     local = registry.find_source(config.data.name).origin == "files" and not config.data.download
     if local and (failure := unmounted_path_failure("data.root", Path(config.data.root))):
         raise failure
-    refuse_impossible_target(config.eval)
     if config.data.download:
         download.refuse_unpublished(config.data)
     registry.refuse_unused_key(config.data, "group")
@@ -75,34 +78,12 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     dims = None if shape is None else len(shape.size)
     checks.refuse_dimension_mismatch(config.model.name, dims, f"data.name: {config.data.name}")
     refuse_missing_weights(config)
-    checks.refuse_missing_trackers(config.log.trackers)
-    checks.refuse_bitwise_conflicts(config, world_size)
-    checks.refuse_conflicts(config)
     registry.refuse_fixed_evaluation_size(config.data, config.eval.image_size)
     batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size)
     samples = registry.find_source(config.data.name).count(config.data)
     if samples is not None:  # else a start counts them
         count_steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
     return batch
-
-
-def refuse_impossible_target(config: EvalConfig) -> None:
-    """Refuse a target that no value of the metric can reach (such as per cent), or that each one reaches.
-
-    Raises:
-        Failure: USAGE.
-    """
-    target, metric = config.target, METRICS[config.metric]
-    if target is None or metric.accepts_target(target):
-        return
-    percent = metric.is_share and 1 < target <= 100
-    raise Failure(
-        f"eval.target {target:g} is no value of eval.metric {metric.name}",
-        found=f"eval.target: {target:g}",
-        expected="more than 0, up to 1" if metric.is_share else "more than 0",
-        fix=f"write eval.target={target / 100:g}" if percent else "correct eval.target, or set null",
-        code=ExitCode.USAGE,
-    )
 
 
 def refuse_missing_weights(config: RunConfig) -> None:
@@ -257,7 +238,7 @@ def plan_launch(config: RunConfig, options: LaunchOptions, environ: Mapping[str,
         Failure: as `make_plan`.
     """
     plan = make_plan(environ, options)
-    if plan.spawn == 1 or options.procs_per_node or not checks.is_single_process(config.train.parallel):
+    if plan.spawn == 1 or options.procs_per_node or not STRATEGIES[config.train.parallel].is_single_process:
         return plan
     # dp uses all GPUs that it sees, so the second plan's warnings about unused GPUs would be wrong.
     alone = make_plan(environ, replace(options, procs_per_node=1))
@@ -280,21 +261,16 @@ def refuse_cpu_after_gpu(config: RunConfig, plan: Plan) -> None:
             raise Failure(
                 "this run has trained on a GPU, and none can be used here",
                 found=f"{path}: {device}; here: {NO_DRIVER_SOURCE}",
-                fix="start it on a node with GPUs, in a container with --nv or --gpus all; or go on with --device cpu, "
-                "slower and with other rounding",
+                fix=f"start it on a node with GPUs, in a container with {engines.GPU_OPTIONS}; or go on with "
+                "--device cpu, slower and with other rounding",
                 code=ExitCode.NODE,
             )
 
 
 def add_config_warnings(plan: Plan, config: RunConfig) -> Plan:
     """Add the warnings about the configuration to the plan."""
-    unused = (*registry.unused_key_warnings(config.data), *checks.unused_key_warnings(config))
-    others = (
-        *checks.parallel_warnings(config.train.parallel),
-        *checks.mixing_warnings(config),
-        *schedule.fine_tuning_warnings(config),
-    )
-    return replace(plan, warnings=(*plan.warnings, *others, *unused))
+    own = (*checks.conflict_warnings(config), *schedule.fine_tuning_warnings(config))
+    return replace(plan, warnings=(*plan.warnings, *own, *registry.unused_key_warnings(config)))
 
 
 def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> None:
@@ -303,9 +279,7 @@ def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, s
     Raises:
         Failure: as `check_config`, `staging.refuse_unusable_stage` and `environment.refuse_contradicting_variables`.
     """
-    checks.refuse_cpu_sync_batchnorm(config.train, plan.device, plan.world.world_size)
-    checks.refuse_cpu_precision(config.train, plan.device)
-    batch = check_config(config, plan.world.world_size)
+    batch = check_config(config, plan.world.world_size, plan.device)
     staging.refuse_unusable_stage(config.data)
     registry.refuse_unusable_cache(config.data, writes=True)
     auto = None if plan.device == "cuda" else "fp32"
@@ -336,14 +310,12 @@ def start_ranks(
     *,
     folder: Path,
     config: RunConfig,
-    failed: Callable[[int], object] = lambda code: None,
-    promise: tuple[str, str] | None = None,
     stop_signals: list[int] | None = None,
+    **supervision: Any,
 ) -> int:
     """Run one worker per rank of the plan, with these arguments; returns the exit code. Logs go into `folder`.
 
-    failed: called with the exit code of a start before all ranks are restarted in place. promise: the messages of
-    SupervisionPolicy for commands that save nothing. stop_signals: stop signals are appended.
+    stop_signals: stop signals are appended. supervision: of `SupervisionPolicy`, what the config does not say.
 
     Raises:
         Failure: as `run_plan`.
@@ -352,8 +324,7 @@ def start_ranks(
     # run_plan installs its own handlers, then restores these: a late signal must not change the exit code.
     handle_stop_signals(lambda signum, frame: stop_signals.append(signum))
     command = [sys.executable, "-m", "train.worker", *arguments]
-    policy = replace(supervision_policy(config, folder), failed=failed)
-    policy = replace(policy, promise=promise) if promise else policy
+    policy = replace(supervision_policy(config, folder), **supervision)
     return run_plan(
         plan, command, environ, log_dir=folder / "logs", foreign=False, care=policy, stop_signals=stop_signals
     )
@@ -369,16 +340,9 @@ def supervision_policy(config: RunConfig, folder: Path) -> SupervisionPolicy:
         save=timeouts.save,
         data=timeouts.data,
     )
-
-    def kept() -> str | None:
-        with suppress(Failure):
-            return next((str(path) for path in reversed(store.list_checkpoints(folder / "checkpoints").values())), None)
-        return None
-
     return SupervisionPolicy(
         limits=limits,
         errors=RunErrors.in_run(folder),
-        kept=kept,
+        kept=partial(newest_checkpoint, folder),
         restarts=config.launch.max_restarts,
-        gauges_every_s=config.log.gpu_every_seconds,
     )

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Final
 
 from entrypoint import Heartbeat, World, join_lines
-from train.bench.blocks import open_trainer
+from train.build import open_trainer
 from train.config.schema import LogConfig, RunConfig
 from train.optim.schedule import Schedule, peak_learning_rate
 from train.report import plots
@@ -109,7 +109,7 @@ def measure_curve(config: RunConfig, world: World, environ: MutableMapping[str, 
         Failure: as `build_trainer` and `Trainer.train_step`.
     """
     folder = make_temporary_folder(environ)
-    train = replace(config.train, epochs=NUM_STEPS, max_steps=NUM_STEPS, compile=False, ema_decay=None)
+    train = replace(config.train, epochs=NUM_STEPS, max_steps=NUM_STEPS, compile=False)
     log, checkpoint = LogConfig(tensorboard=False), replace(config.checkpoint, resume="never")
     trial = replace(config, train=train, log=log, checkpoint=checkpoint)
     rates, losses = list[float](), list[float]()

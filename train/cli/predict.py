@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from entrypoint import ExitCode, Failure, find_device, parse_launch_options, print_message
+from entrypoint import DEVICE_VARIABLE, ExitCode, Failure, find_device, parse_launch_options, print_message
 from train import plugin
 from train.cli import launch
 from train.cli.launch import TrainArgumentParser
@@ -203,7 +203,7 @@ def _load_from_run(
     environment.remove_conflicting_variables(environ, download=False)
     from train.inference import predict  # torch
 
-    environ["ENTRYPOINT_DEVICE"] = device
+    environ[DEVICE_VARIABLE] = device
     model = predict.prepare_from_checkpoint(config, checkpoint, environ, len(files))
     for line in checkpoints.messages_about(checkpoint, notes):
         print_message(line, sys.stderr)

@@ -35,12 +35,16 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from train.report.page import (  # matplotlib, which takes a second to import
         build_report,
         format_time,
-        read_bench,
         write_report,
     )
 
     files = [word for word in arguments.runs if word.endswith(".json") and not os.path.isdir(word)]
-    benches = [read_bench(Path(file)) for file in files]
+    benches = []
+    if files:
+        from bench.report import bench_section, read_bench
+
+        results = [read_bench(Path(file)) for file in files]
+        benches = [(bench.name, bench_section(bench, number)) for number, bench in enumerate(results, 1)]
     runs, missing = read.load_runs([word for word in arguments.runs if word not in files])
     byline = f"Made {format_time(time.time())} by train report."
     document = build_report(runs, benches, anyway=arguments.compare_anyway, byline=byline, missing=missing)

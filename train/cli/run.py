@@ -8,11 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from entrypoint import ExitCode, Failure, Plan, RunErrors, print_message
-from train import line_profiling
+from train import files, line_profiling
 from train.cli import launch
 from train.config import load
 from train.config.load import keep_last_overrides
@@ -22,7 +24,7 @@ from train.data.download import StatusLine
 from train.data.shards import staging
 from train.run import deadline, lock, record
 from train.run.folder import choose_writable_folder, refuse_symlinks, run_folder
-from train.run.lock import RunLock
+from train.run.lock import LOCK_NAME, RunLock
 
 
 def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -45,6 +47,7 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     lock.forget_node_failure(folder, environ)
     if has_rank_0 and (warning := record.refuse_missing_run(folder, environ, host=holder.host)):
         plan = replace(plan, warnings=(*plan.warnings, warning))
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]  # this start makes them
     output = choose_writable_folder(config, plan, environ)
     plan = launch.add_config_warnings(replace(plan, warnings=(*plan.warnings, *output.warnings)), config)
     settings = keep_last_overrides([*overrides, *output.overrides])
@@ -79,8 +82,30 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
             by = signal.Signals(stop_signals[0]).name if stop_signals else "a signal"
             _write_missing_exit(run_lock, code, f"stopped by {by} before the first step")
         record.remove_job_marker(folder, environ, code)
-        ended(code)
+        # Of several tasks the others may still write there, and job scripts read errors/: their folder stays.
+        is_ours = plan.spawn == plan.world.world_size and output.folder in missing and not run_lock.is_lost()
+        is_refused = code == ExitCode.USAGE and is_ours and _holds_no_run(output.folder)
+        if is_refused:
+            for name in FIRST_FOLDERS:
+                files.remove(output.folder / name)
+        else:
+            ended(code)
+    if is_refused:  # empty by now, unless another start has come since the lock was given back
+        with suppress(OSError):
+            folder.rmdir()
+            print_note(f"{folder} was removed: this start had made it, and nothing was trained")
+            for path in missing[1:]:
+                path.rmdir()
     return code
+
+
+# What a start writes into its folder before its ranks have checked what only torch knows, beside the lock.
+FIRST_FOLDERS: Final = ("errors", "logs")
+
+
+def _holds_no_run(folder: Path) -> bool:
+    """Whether nothing but the beginning of a start is in the folder."""
+    return all(path.name in FIRST_FOLDERS or path.name.startswith(LOCK_NAME) for path in folder.iterdir())
 
 
 def _fetch_and_start_ranks(

@@ -86,7 +86,8 @@ def pack_shards(
 def _reset_unused_keys(data: DataConfig) -> list[str]:
     """Settings that take back what the config sets for its own source, and what shards refuse."""
     default = DataConfig()
-    names = [key.removeprefix("data.") for key in sorted(registry.unused_keys(replace(data, name="shards")))]
+    unused = sorted(registry.unused_keys(RunConfig(data=replace(data, name="shards"))))
+    names = [key.removeprefix("data.") for key in unused if key.startswith("data.")]
     changed = [name for name in names if getattr(data, name) != getattr(default, name)]
     return [f"data.{name}={load.format_value(getattr(default, name))}" for name in changed]
 

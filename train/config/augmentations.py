@@ -56,12 +56,12 @@ class Step:
         return OPERATIONS[self.name]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Why a data.augment cannot be used, and what to write instead."""
+class Problem(ValueError):
+    """Why a value of a key cannot be used, and what to write instead."""
 
-    expected: str
-    fix: str
+    def __init__(self, *, expected: str, fix: str) -> None:
+        super().__init__(expected)
+        self.expected, self.fix = expected, fix
 
 
 def is_number(value: Any) -> bool:
@@ -266,18 +266,16 @@ EXPECTED: Final = (
 
 
 def expand(augment: str | Sequence[Entry]) -> tuple[Step, ...]:
-    """The operations of a data.augment that `find_problem` accepts; none for `none`."""
+    """The operations of a data.augment; none for `none`. Raises Problem for one that cannot be used."""
     entries: Sequence[Entry] = [augment] if isinstance(augment, str) else augment
-    if [*entries] == [NONE]:
+    if not entries:
+        raise Problem(expected=EXPECTED, fix=f"write {NONE}, or name an operation")
+    if NONE in entries:
+        if len(entries) > 1:
+            raise Problem(expected=f"{NONE} alone", fix=f"remove {NONE} from the list")
         return ()
-    steps: list[Step] = []
-    for entry in entries:
-        if isinstance(entry, str) and entry in PRESETS:
-            steps += expand(PRESETS[entry])
-            continue
-        name, overrides = _name_and_arguments(entry)
-        defaults = {key: argument.default for key, argument in OPERATIONS[name].arguments.items()}
-        steps.append(Step(name=name, arguments=defaults | overrides))
+    steps = [step for entry in entries for step in _expand_entry(entry)]
+    _refuse_combination(steps)
     return tuple(steps)
 
 
@@ -288,74 +286,60 @@ def stage_steps(augment: str | Sequence[Entry], stage: str) -> tuple[Step, ...]:
 
 def find_problem(augment: str | Sequence[Entry]) -> Problem | None:
     """Why this data.augment cannot be used; None if it can."""
-    entries: Sequence[Entry] = [augment] if isinstance(augment, str) else augment
-    if not entries:
-        return Problem(expected=EXPECTED, fix=f"write {NONE}, or name an operation")
-    if NONE in entries:
-        return None if len(entries) == 1 else Problem(expected=f"{NONE} alone", fix=f"remove {NONE} from the list")
-    for entry in entries:
-        if problem := _entry_problem(entry):
-            return problem
-    return _combination_problem(expand(entries))
-
-
-def _entry_problem(entry: Entry) -> Problem | None:
-    """What is wrong with one entry: its form, its name, or its arguments."""
-    if isinstance(entry, str) and entry in PRESETS:
-        return None
     try:
-        name, overrides = _name_and_arguments(entry)
-    except ValueError:
-        return Problem(
+        expand(augment)
+    except Problem as problem:
+        return problem
+    return None
+
+
+def _expand_entry(entry: Entry) -> Sequence[Step]:
+    """The operations of a preset, or the one of a name. Raises Problem for its form, its name, or its arguments."""
+    if isinstance(entry, str) and entry in PRESETS:
+        return expand(PRESETS[entry])
+    named = {entry: None} if isinstance(entry, str) else entry
+    name, overrides = next(iter(named.items())) if isinstance(named, dict) and len(named) == 1 else ("", [])
+    if not isinstance(overrides, dict | None):
+        raise Problem(
             expected="each entry a name, or one name with its arguments",
             fix="write - name, or - name: {argument: value}",
         )
     if name not in OPERATIONS:
         names = [NONE, *PRESETS, *OPERATIONS]
-        close = nearest_name(name, names)
-        return Problem(
+        close = nearest_name(str(name), names)
+        raise Problem(
             expected=f"one of {', '.join(names)}",
             fix=f"write {close} instead of {name}" if close else "name one of these, or leave data.augment out",
         )
     arguments = OPERATIONS[name].arguments
-    for key, value in overrides.items():
+    for key, value in (overrides or {}).items():
         if key not in arguments:
             close = nearest_name(str(key), arguments)
-            listed = f"arguments of {name}: {', '.join(arguments) or 'none'}"
-            return Problem(expected=listed, fix=f"write {close} instead of {key}" if close else f"remove {key}")
+            raise Problem(
+                expected=f"arguments of {name}: {', '.join(arguments) or 'none'}",
+                fix=f"write {close} instead of {key}" if close else f"remove {key}",
+            )
         if not arguments[key].holds(value):
-            return Problem(
+            raise Problem(
                 expected=f"{name}.{key}: {arguments[key].expected}",
                 fix=f"correct it, or leave it out: the default is {arguments[key].default}",
             )
-    return None
+    defaults = {key: argument.default for key, argument in arguments.items()}
+    return [Step(name=name, arguments=defaults | (overrides or {}))]
 
 
-def _combination_problem(steps: Sequence[Step]) -> Problem | None:
-    """Two operations that do the same, or that are in another order than they act."""
+def _refuse_combination(steps: Sequence[Step]) -> None:
+    """Raises Problem for two operations that do the same, or that are in another order than they act."""
     owners: dict[str, str] = {}
     for step in steps:
         for effect in step.operation.effects:
             if effect in owners:
-                return Problem(
+                raise Problem(
                     expected=f"what goes together: {owners[effect]} and {step.name} do the same",
                     fix=f"remove {owners[effect]} or {step.name}",
                 )
             owners[effect] = step.name
     in_order = sorted(steps, key=lambda step: STAGES.index(step.operation.stage))
-    if [step.name for step in in_order] != [step.name for step in steps]:
+    if in_order != [*steps]:
         names = ", ".join(step.name for step in in_order)
-        return Problem(expected="the operations in the order in which they act", fix=f"write them as: {names}")
-    return None
-
-
-def _name_and_arguments(entry: Entry) -> tuple[str, dict[str, Any]]:
-    """Raises ValueError for an entry that is neither a name nor one name with a mapping."""
-    if isinstance(entry, str):
-        return entry, {}
-    if not isinstance(entry, dict) or len(entry) != 1:
-        raise ValueError(entry)
-    ((name, overrides),) = entry.items()
-    if overrides is not None and not isinstance(overrides, dict):
-        raise ValueError(entry)
-    return str(name), dict(overrides or {})
+        raise Problem(expected="the operations in the order in which they act", fix=f"write them as: {names}")

@@ -227,7 +227,7 @@ def count_splits(samples: int, data: DataConfig, *, has_validation: bool = False
         first, end = fold_bounds(rest, data.fold)
         validation = end - first
     else:
-        validation = min(rest, num_validation_samples(samples, data.val_fraction))
+        validation = min(rest, round(samples * data.val_fraction))
     return SplitCounts(training=rest - validation, validation=validation, test=test)
 
 
@@ -235,8 +235,3 @@ def fold_bounds(samples: int, fold: str) -> tuple[int, int]:
     """The first sample of this fold, and the first one after it: the folds cover all samples and do not overlap."""
     number, parts = schema.parse_fold(fold) or (1, 1)  # the schema has checked it
     return samples * (number - 1) // parts, samples * number // parts
-
-
-def num_validation_samples(samples: int, fraction: float) -> int:
-    """The number of validation samples that data.val_fraction takes from `samples`."""
-    return round(samples * fraction)

@@ -1,6 +1,6 @@
-"""These checks refuse keys that contradict each other, and warn of keys that have no effect.
+"""These checks refuse keys that contradict each other.
 
-They cover `model.args`, `optim.args`, `train.parallel`, `train.reproducible` and the dimensions of
+They cover `train.parallel`, `train.reproducible` and the dimensions of
 the samples. None of them needs torch, so a mistake is reported before any process is started.
 """
 
@@ -8,150 +8,35 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from functools import partial
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Final
 
-from entrypoint import ExitCode, Failure, pip_command, shell_command
+from entrypoint import ExitCode, Failure, pip_command
 from train.config import augmentations, schema
 from train.config.batches import nearest_multiples
 from train.config.models import BUILTIN_MODELS, FORBIDDEN_ARGUMENTS
-from train.config.optimizers import OPTIMIZERS, TorchOptimizer, usual_learning_rate
 from train.config.precisions import PRECISIONS
-from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
-from train.metrics import DEFAULT_METRIC, METRICS, metrics_of
-from train.names import nearest_name
-from train.tasks import AUTO, CLASSIFICATION, TASKS
+from train.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfig
+from train.config.strategies import STRATEGIES
+from train.metrics import METRICS
 
 
-def unused_key_warnings(config: RunConfig) -> tuple[str, ...]:
-    """One line for each key that was set and has no effect. Keys at their defaults give no warning.
-
-    `registry.unused_key_warnings` does the same for the keys of the data section.
-    """
-    values, defaults = asdict(config), asdict(RunConfig())
-    warnings = []
-    for key, (idle, why) in UNUSED_KEY_CHECKS.items():
-        section, name = key.split(".")
-        value = values[section][name]
-        if value != defaults[section][name] and idle(config):
-            warnings.append(f"{key}: {value} does nothing here. fix: {why}")
-    return tuple(warnings)
-
-
-def unused_keys(config: RunConfig) -> frozenset[str]:
-    """The keys that have no effect in this config, also those at their defaults.
-
-    `registry.unused_keys` lists those of the data section.
-    """
-    return frozenset(key for key, (idle, _) in UNUSED_KEY_CHECKS.items() if idle(config))
-
-
-def _optimizer(config: RunConfig) -> TorchOptimizer:
-    """The entry of the config's optimizer.
-
-    Only loading a class outside torch.optim shows what it takes, so every key may have an effect.
-    """
-    anything = TorchOptimizer(class_name=config.optim.name, arguments=(), takes_momentum=True)
-    return OPTIMIZERS.get(config.optim.name, anything)
-
-
-# Keys that may have no effect: the condition, and the fix.
-UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] = {
-    "optim.momentum": (
-        lambda config: not _optimizer(config).takes_momentum,
-        "leave it out, or set what this optimizer calls it in optim.args",
-    ),
-    "optim.weight_decay": (
-        lambda config: not _optimizer(config).takes_weight_decay,
-        "leave it out: this optimizer has no weight decay",
-    ),
-    "optim.base_batch_size": (
-        lambda config: config.optim.lr_scaling == "none",
-        "set optim.lr_scaling to linear or sqrt, or leave it out",
-    ),
-    "optim.label_smoothing": (
-        lambda config: schema.is_factory(config.optim.loss),
-        "leave it out: a loss of your own gets the labels as they are",
-    ),
-    "optim.target_threshold": (
-        lambda config: config.optim.loss != "bce",
-        "set optim.loss to bce, or leave it out",
-    ),
-    "train.gradient_exchange": (
-        lambda config: config.train.parallel != "ddp",
-        "set train.parallel to ddp: one process exchanges nothing",
-    ),
-    "train.ema_every_steps": (
-        lambda config: config.train.ema_decay is None,
-        "set train.ema_decay, or leave it out",
-    ),
-    "eval.patience": (
-        lambda config: config.eval.target is None,
-        "set eval.target, the value that ends the run once it was held so often, or leave it out",
-    ),
-}
-
-
-def refuse_unknown_arguments(model: ModelConfig, optim: OptimConfig) -> None:
-    """Refuse arguments that the model or the optimizer does not have.
-
-    Values are checked later: torch tries them when the run starts.
-
-    Raises:
-        Failure: USAGE, naming the argument and the most similar allowed one.
-    """
-    if model.name in BUILTIN_MODELS:
-        _refuse_unlisted("model.args", model.name, model.args, BUILTIN_MODELS[model.name].arguments)
-    elif not schema.is_factory(model.name):
-        _refuse_forbidden(model)
-    if optim.name in OPTIMIZERS:
-        _refuse_unlisted("optim.args", optim.name, optim.args, OPTIMIZERS[optim.name].arguments)
-
-
-def _refuse_forbidden(model: ModelConfig) -> None:
-    """Refuse arguments of torchvision's and timm's constructors that the config or the data decides."""
-    for argument in model.args:
-        if argument in FORBIDDEN_ARGUMENTS:
-            raise Failure(
-                f"model.args cannot set {argument} of {model.name}",
-                found=f"model.args.{argument}: {model.args[argument]!r:.60}",
-                fix=f"leave model.args.{argument} out: {FORBIDDEN_ARGUMENTS[argument]}",
-                code=ExitCode.USAGE,
-            )
-
-
-def _refuse_unlisted(key: str, name: str, arguments: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    unknown = [argument for argument in arguments if argument not in allowed]
-    if unknown:
-        close = nearest_name(unknown[0], allowed, 0.75)
-        raise Failure(
-            f"{key} do not fit {name}",
-            found=f"unknown: {', '.join(unknown)}",
-            expected=f"values for: {', '.join(allowed)}",
-            fix=f"write {key}.{close} instead of {key}.{unknown[0]}" if close else f"correct {key}, or leave it out",
-            code=ExitCode.USAGE,
-        )
-
-
-def refuse_uneven_repeats(config: RunConfig) -> None:
-    """Refuse a global batch that does not hold at least two images, each of them data.repeats times.
+def refuse_forbidden_arguments(model: ModelConfig) -> None:
+    """Refuse arguments of torchvision's and timm's constructors that the config or the data decides.
 
     Raises:
         Failure: USAGE.
     """
-    repeats, size = config.data.repeats, config.train.global_batch_size
-    if repeats == 1 or (size % repeats == 0 and size > repeats):
+    if model.name in BUILTIN_MODELS or schema.is_factory(model.name):
         return
-    multiples = [multiple for multiple in nearest_multiples(size, repeats) if multiple > repeats]
-    raise Failure(
-        "train.global_batch_size does not hold its images data.repeats times",
-        found=f"{size} = {size / repeats:g} images x {repeats}",
-        expected=f"a multiple of {repeats}, of two images or more",
-        fix=f"set train.global_batch_size={' or '.join(map(str, multiples or [2 * repeats]))}, or another data.repeats",
-        code=ExitCode.USAGE,
-    )
+    for argument in FORBIDDEN_ARGUMENTS.keys() & model.args.keys():
+        raise Failure(
+            f"model.args cannot set {argument} of {model.name}",
+            found=f"model.args.{argument}: {model.args[argument]!r:.60}",
+            fix=f"leave model.args.{argument} out: {FORBIDDEN_ARGUMENTS[argument]}",
+            code=ExitCode.USAGE,
+        )
 
 
 def num_readers(config: RunConfig) -> int:
@@ -161,47 +46,16 @@ def num_readers(config: RunConfig) -> int:
     return math.gcd(config.train.global_batch_size, 64)
 
 
-def mixing_warnings(config: RunConfig) -> tuple[str, ...]:
-    """The warning for mixup and CutMix with the images of one reader of shards."""
+def conflict_warnings(config: RunConfig) -> tuple[str, ...]:
+    """The warnings of settings that go together, but worse than others."""
     mixes = augmentations.stage_steps(config.data.augment, "batch")
-    if config.data.readers != 1 or not mixes:
-        return ()
-    return (
-        f"data.readers: 1: {mixes[0].name} mixes images that lie near each other in the shards; if these are sorted by "
-        "class, mostly of one class. fix: leave data.readers out, or set at least 2",
-    )
-
-
-def refuse_uneven_readers(config: RunConfig) -> None:
-    """Refuse a global batch that cannot take as many images from each reader of shards.
-
-    Raises:
-        Failure: USAGE.
-    """
-    readers, size = num_readers(config), config.train.global_batch_size
-    if size % readers:
-        raise Failure(
-            "each global batch takes as many images from each of data.readers",
-            found=f"train.global_batch_size: {size}, data.readers: {readers}",
-            fix=f"set data.readers={math.gcd(size, readers)}, or leave it out",
-            code=ExitCode.USAGE,
+    warnings = [*STRATEGIES[config.train.parallel].warnings]
+    if config.data.readers == 1 and mixes:
+        warnings.append(
+            f"data.readers: 1: {mixes[0].name} mixes images that lie near each other in the shards; if these are "
+            "sorted by class, mostly of one class. fix: leave data.readers out, or set at least 2"
         )
-
-
-def refuse_missing_trackers(trackers: Sequence[str]) -> None:
-    """Refuse a tracker whose package is not installed. The package is the user's: the image has only TensorBoard's.
-
-    Raises:
-        Failure: USAGE.
-    """
-    missing = [name for name in trackers if not schema.is_factory(name) and find_spec(name) is None]
-    if missing:
-        raise Failure(
-            f"log.trackers: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
-            found=f"the packages of {sys.prefix}",
-            fix=f"{pip_command(*missing)}; or leave it out of log.trackers",
-            code=ExitCode.USAGE,
-        )
+    return tuple(warnings)
 
 
 SAMPLE_NOUNS: Final = {2: "images", 3: "clips"}  # by the dimensions of a sample; clips also have frames
@@ -244,7 +98,7 @@ def is_repeatable(train: TrainConfig) -> bool:
 
 def num_micro_batches(train: TrainConfig) -> int:
     """The number of micro batches in a global batch, which are the leaves of the summation tree."""
-    assert train.micro_batch_size != "auto"  # `_refuse_bitwise_keys` has refused it
+    assert train.micro_batch_size != "auto"  # `refuse_bitwise_conflicts` has refused it
     return train.global_batch_size // train.micro_batch_size
 
 
@@ -274,21 +128,14 @@ def refuse_bitwise_conflicts(config: RunConfig, world_size: int) -> None:
     Raises:
         Failure: USAGE for contradicting keys, LAUNCH_CONFLICT for the number of ranks.
     """
-    if is_bitwise(config.train):
-        _refuse_bitwise_keys(config.train)
-        if world_size not in bitwise_world_sizes(config.train):
-            raise _world_size_failure(config.train, world_size)
-
-
-def _refuse_bitwise_keys(train: TrainConfig) -> None:
+    train, size, micro = config.train, config.train.global_batch_size, config.train.micro_batch_size
+    if not is_bitwise(train):
+        return
+    if micro == "auto":
+        setting, expected = "train.micro_batch_size: auto", "a number: it is what must stay the same"
+        raise _bitwise_conflict(setting, expected, _suggest_micro_batch_size(train, 64))
     # Whether it is set, the setting, what is expected, and a fix.
     conflicts = (
-        (
-            train.micro_batch_size == "auto",
-            "train.micro_batch_size: auto",
-            "a number: it is what must stay the same",
-            _suggest_micro_batch_size(train, 64),
-        ),
         (train.parallel == "dp", "train.parallel: dp", "ddp or none", "set train.parallel=ddp"),
         (
             train.compile is not False,
@@ -308,15 +155,27 @@ def _refuse_bitwise_keys(train: TrainConfig) -> None:
             "false: BatchNorm over micro batches, whose statistics are added up in the same tree",
             "set train.sync_batchnorm=false",
         ),
+        (
+            size % micro or (size // micro).bit_count() != 1,
+            f"train.global_batch_size {size} / train.micro_batch_size {micro} = {size / micro:g}",
+            "1, 2, 4, 8, ...",
+            _suggest_micro_batch_size(train, micro),
+        ),
     )
     for is_set, setting, expected, fix in conflicts:
         if is_set:
             raise _bitwise_conflict(setting, expected, fix)
-    size, micro = train.global_batch_size, train.micro_batch_size
-    assert micro != "auto"  # refused above
-    if size % micro or (size // micro).bit_count() != 1:
-        setting = f"train.global_batch_size {size} / train.micro_batch_size {micro} = {size / micro:g}"
-        raise _bitwise_conflict(setting, "1, 2, 4, 8, ...", _suggest_micro_batch_size(train, micro))
+    legal = bitwise_world_sizes(train)
+    if world_size not in legal:
+        under = max(size for size in legal if size <= world_size)
+        raise Failure(
+            f"train.reproducible bitwise cannot add up {num_micro_batches(train)} micro batches on {world_size} ranks",
+            found=f"{world_size} ranks",
+            expected=f"one of {', '.join(map(str, legal))}",
+            fix=f"start {under} rank{'s' * (under > 1)} (--procs-per-node, or srun --ntasks), or set "
+            "train.reproducible=fast (in a new run: another run.name)",
+            code=ExitCode.LAUNCH_CONFLICT,
+        )
 
 
 def _suggest_micro_batch_size(train: TrainConfig, near: int) -> str:
@@ -337,120 +196,150 @@ def _bitwise_conflict(setting: str, expected: str, fix: str) -> Failure:
     )
 
 
-def _world_size_failure(train: TrainConfig, world_size: int) -> Failure:
-    leaves, legal = num_micro_batches(train), bitwise_world_sizes(train)
-    under = max(size for size in legal if size <= world_size)
-    return Failure(
-        f"train.reproducible bitwise cannot add up {leaves} micro batches on {world_size} ranks",
-        found=f"{world_size} ranks",
-        expected=f"one of {', '.join(map(str, legal))}",
-        fix=f"start {under} rank{'s' * (under > 1)} (--procs-per-node, or srun --ntasks), or set "
-        "train.reproducible=fast (in a new run: another run.name)",
-        code=ExitCode.LAUNCH_CONFLICT,
-    )
+def refuse_conflicts(config: RunConfig, world_size: int = 1, device: str | None = None) -> None:
+    """Refuse settings that do not go together, with each other or with the processes that are to be started.
 
-
-DATA_PARALLEL_WARNING: Final = (
-    "train.parallel dp: one process feeds all GPUs and copies the model to each of them in every step, which is slower "
-    "than ddp and leaves the CPU's other cores idle. fix: train.parallel=ddp, unless you want to compare"
-)
-PARALLEL_DESCRIPTIONS: Final = {
-    "ddp": "DDP: one process for each rank, gradients are averaged",
-    "dp": "DataParallel, one process for all GPUs",
-    "none": "none: one process",
-}
-BITWISE_DESCRIPTION: Final = "one process for each rank, whose gradients meet in pairs"
-ONE_RANK_DESCRIPTION: Final = "none: one process, nobody to exchange gradients with"
-
-
-def describe_parallel(train: TrainConfig, world_size: int) -> str:
-    """How the ranks work together, in words, for the log at the start of a run."""
-    if train.parallel == "ddp" and world_size == 1:
-        return ONE_RANK_DESCRIPTION
-    return BITWISE_DESCRIPTION if is_bitwise(train) else PARALLEL_DESCRIPTIONS[train.parallel]
-
-
-def is_single_process(parallel: str) -> bool:
-    """Whether this `train.parallel` has exactly one process, on any number of GPUs."""
-    return parallel != "ddp"
-
-
-def parallel_warnings(parallel: str) -> tuple[str, ...]:
-    """The warnings that `train.parallel` needs at every start."""
-    return (DATA_PARALLEL_WARNING,) if parallel == "dp" else ()
-
-
-def refuse_conflicts(config: RunConfig) -> None:
-    """Refuse settings of several keys that do not go together in any launch.
+    device: cpu or cuda; None where it is not known.
 
     Raises:
         Failure: USAGE.
     """
     data, train = config.data, config.train
+    size, repeats, readers = train.global_batch_size, data.repeats, num_readers(config)
+    multiples = [multiple for multiple in nearest_multiples(size, repeats) if multiple > repeats] or [2 * repeats]
+    missing = [name for name in config.log.trackers if not schema.is_factory(name) and find_spec(name) is None]
+    target, metric = config.eval.target or 0.0, METRICS[config.eval.metric]
+    is_percent = metric.is_share and 1 < target <= 100
     compiled = f"train.compile: {train.compile}" if train.compile is not False else ""
     data_parallel = "train.parallel: dp" if train.parallel == "dp" else ""
-    # Whether they are set, what is wrong, the settings, and a fix.
+    refusal = partial(Failure, code=ExitCode.USAGE)
     conflicts = (
+        (  # torch's SyncBatchNorm supports GPUs only
+            train.sync_batchnorm and device == "cpu" and world_size > 1,
+            refusal(
+                "train.sync_batchnorm needs GPUs",
+                found=f"{world_size} ranks on the CPU",
+                expected="one GPU for each rank, or a single rank",
+                fix="set train.sync_batchnorm=false, or start one rank: --procs-per-node 1 on one node, srun "
+                "--ntasks=1",
+            ),
+        ),
+        (  # of a GPU only its rank knows in what it computes
+            device == "cpu" and train.precision != "auto" and not PRECISIONS[train.precision].on_cpu,
+            impossible_precision_failure(train.precision, "CPU"),
+        ),
+        (  # each rank would train alone, and all would write the same files
+            STRATEGIES[train.parallel].is_single_process and world_size > 1,
+            refusal(
+                f"train.parallel {train.parallel} is one process",
+                found=f"{world_size} ranks",
+                expected="1 rank",
+                fix="set train.parallel=ddp, or start one process: --procs-per-node 1 on one node, srun --ntasks=1",
+            ),
+        ),
+        (
+            repeats > 1 and (size % repeats or size <= repeats),
+            refusal(
+                "train.global_batch_size does not hold its images data.repeats times",
+                found=f"{size} = {size / repeats:g} images x {repeats}",
+                expected=f"a multiple of {repeats}, of two images or more",
+                fix=f"set train.global_batch_size={' or '.join(map(str, multiples))}, or another data.repeats",
+            ),
+        ),
+        (
+            size % readers,
+            refusal(
+                "each global batch takes as many images from each of data.readers",
+                found=f"train.global_batch_size: {size}, data.readers: {readers}",
+                fix=f"set data.readers={math.gcd(size, readers)}, or leave it out",
+            ),
+        ),
+        (
+            data.fold is not None and data.val_fraction != DataConfig().val_fraction,
+            refusal(
+                "data.fold and data.val_fraction both choose the validation images",
+                found=f"data.fold: {data.fold}, data.val_fraction: {data.val_fraction:g}",
+                fix="leave one of them out: data.fold for cross-validation, data.val_fraction for one split",
+            ),
+        ),
+        (
+            data.fold is None and data.val_fraction + data.test_fraction >= 1,
+            refusal(
+                "data.val_fraction and data.test_fraction together leave nothing to train on",
+                found=f"{data.val_fraction:g} + {data.test_fraction:g} of the images",
+                expected="less than 1 together",
+                fix="make one of them smaller, such as data.test_fraction=0.2",
+            ),
+        ),
+        (
+            data.fit in ("pad", "stretch") and data.crop_ratio not in ("auto", 1.0),
+            refusal(
+                f"data.fit: {data.fit} keeps whole images, and data.crop_ratio cuts their border away",
+                found=f"data.crop_ratio: {data.crop_ratio}",
+                fix="leave data.crop_ratio out, or set data.fit to crop",
+            ),
+        ),
+        (  # no value of the metric can reach it (such as per cent), or each one does
+            config.eval.target is not None and not metric.accepts_target(target),
+            refusal(
+                f"eval.target {target:g} is no value of eval.metric {metric.name}",
+                found=f"eval.target: {target:g}",
+                expected="more than 0, up to 1" if metric.is_share else "more than 0",
+                fix=f"write eval.target={target / 100:g}" if is_percent else "correct eval.target, or set null",
+            ),
+        ),
+        (  # the package is the user's: the image has only TensorBoard's
+            missing,
+            refusal(
+                f"log.trackers: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+                found=f"the packages of {sys.prefix}",
+                fix=f"{pip_command(*missing)}; or leave it out of log.trackers",
+            ),
+        ),
         (  # the weights are for classes drawn as often as they occur
             data.sampling == "balanced" and config.optim.class_weights == "balanced",
-            "data.sampling: balanced and optim.class_weights: balanced would balance the classes twice",
-            "both are balanced: rare classes would count more than common ones",
-            "leave one of them out: sampling repeats rare images, weights count each of them more",
+            refusal(
+                "data.sampling: balanced and optim.class_weights: balanced would balance the classes twice",
+                found="both are balanced: rare classes would count more than common ones",
+                fix="leave one of them out: sampling repeats rare images, weights count each of them more",
+            ),
         ),
         (
             compiled and data_parallel,
-            "train.compile does not go with train.parallel dp, which copies the model to each GPU in every step",
-            compiled,
-            "set train.parallel=ddp, or train.compile=false",
+            refusal(
+                "train.compile does not go with train.parallel dp, which copies the model to each GPU in every step",
+                found=compiled,
+                fix="set train.parallel=ddp, or train.compile=false",
+            ),
         ),
         (  # compiled code fits one of the two
             compiled and isinstance(config.model.freeze, int),
-            "train.compile does not go with layers that model.freeze unfreezes during the run",
-            f"model.freeze: {config.model.freeze}, {compiled}",
-            "set train.compile=false, or model.freeze=backbone or none",
+            refusal(
+                "train.compile does not go with layers that model.freeze unfreezes during the run",
+                found=f"model.freeze: {config.model.freeze}, {compiled}",
+                fix="set train.compile=false, or model.freeze=backbone or none",
+            ),
         ),
         (
             compiled and data.progressive_size,
-            "train.compile does not go with data.progressive_size: each size would be compiled",
-            compiled,
-            "set train.compile=false, or leave data.progressive_size out",
+            refusal(
+                "train.compile does not go with data.progressive_size: each size would be compiled",
+                found=compiled,
+                fix="set train.compile=false, or leave data.progressive_size out",
+            ),
         ),
         (  # DataParallel would copy the functions of blocks
             train.activation_checkpointing and (data_parallel or compiled),
-            "train.activation_checkpointing does not go with the other settings",
-            data_parallel or compiled,
-            "set train.parallel=ddp and train.compile=false, or leave it out",
+            refusal(
+                "train.activation_checkpointing does not go with the other settings",
+                found=data_parallel or compiled,
+                fix="set train.parallel=ddp and train.compile=false, or leave it out",
+            ),
         ),
     )
-    for is_set, what, settings, fix in conflicts:
+    for is_set, failure in conflicts:
         if is_set:
-            raise Failure(what, found=settings, fix=fix, code=ExitCode.USAGE)
-
-
-def refuse_cpu_sync_batchnorm(train: TrainConfig, device: str, world_size: int) -> None:
-    """Refuse `train.sync_batchnorm` for several ranks on the CPU: torch's SyncBatchNorm supports GPUs only.
-
-    Raises:
-        Failure: USAGE, with the number of ranks.
-    """
-    if train.sync_batchnorm and device == "cpu" and world_size > 1:
-        raise Failure(
-            "train.sync_batchnorm needs GPUs",
-            found=f"{world_size} ranks on the CPU",
-            expected="one GPU for each rank, or a single rank",
-            fix="set train.sync_batchnorm=false, or start one rank: --procs-per-node 1 on one node, srun --ntasks=1",
-            code=ExitCode.USAGE,
-        )
-
-
-def refuse_cpu_precision(train: TrainConfig, device: str) -> None:
-    """Refuse a train.precision in which a CPU does not compute. Of a GPU only its rank knows what it computes in.
-
-    Raises:
-        Failure: USAGE.
-    """
-    if device == "cpu" and train.precision != "auto" and not PRECISIONS[train.precision].on_cpu:
-        raise impossible_precision_failure(train.precision, "CPU")
+            raise failure
 
 
 def impossible_precision_failure(precision: str, device: str) -> Failure:
@@ -461,106 +350,3 @@ def impossible_precision_failure(precision: str, device: str) -> Failure:
         fix="set train.precision to auto, which takes the best that every device has (in a new run: another run.name)",
         code=ExitCode.USAGE,
     )
-
-
-def refuse_multiple_ranks(parallel: str, world_size: int) -> None:
-    """Refuse several ranks if `train.parallel` has one process.
-
-    Each rank would train alone, and all would write the same files.
-
-    Raises:
-        Failure: USAGE, with the numbers.
-    """
-    if is_single_process(parallel) and world_size > 1:
-        raise Failure(
-            f"train.parallel {parallel} is one process",
-            found=f"{world_size} ranks",
-            expected="1 rank",
-            fix="set train.parallel=ddp, or start one process: --procs-per-node 1 on one node, srun --ntasks=1",
-            code=ExitCode.USAGE,
-        )
-
-
-# All keys that act on some tasks only.
-TASK_KEYS: Final = tuple(sorted(set().union(*(task.keys for task in TASKS.values()))))
-
-
-def with_task_defaults(config: RunConfig, task: str) -> RunConfig:
-    """The config of a run of this task: optim.lr is a number, and eval.metric one of the task's if it was not set.
-
-    Raises:
-        Failure: USAGE for a metric of another task, for a key that does nothing for this one, and as
-            `resolve_learning_rate`.
-    """
-    _refuse_unused_keys(config, task)
-    _refuse_other_loss(config, task)
-    config = replace(config, optim=resolve_learning_rate(config, task))
-    name = config.eval.metric
-    if task in METRICS[name].tasks:
-        return config
-    if name != DEFAULT_METRIC.name:
-        raise Failure(
-            f"eval.metric {name} does not go with data.task {task}",
-            found=f"eval.metric: {name}",
-            expected=f"one of {', '.join(metrics_of(task))}",
-            fix=f"set eval.metric={TASKS[task].default_metric}, or leave it out",
-            code=ExitCode.USAGE,
-        )
-    return replace(config, eval=replace(config.eval, metric=TASKS[task].default_metric))
-
-
-def resolve_learning_rate(config: RunConfig, task: str = CLASSIFICATION) -> OptimConfig:
-    """The section `optim` with the highest learning rate of the run in the place of `lr: auto`.
-
-    A run records it, so that no later rule changes a run that resumes.
-
-    Raises:
-        Failure: USAGE for an optimizer without a usual rate.
-    """
-    optim = config.optim
-    if optim.lr != AUTO:
-        return optim
-    rate = usual_learning_rate(
-        optim.name,
-        optim.lr_scaling,
-        config.train.global_batch_size,
-        is_fine_tuning=config.model.weights is not None,
-        is_regression=not TASKS[task].has_classes,
-    )
-    if rate is None:
-        raise Failure(
-            f"optim.lr auto has no rate for optim.name {optim.name}",
-            expected=f"one of {', '.join(name for name, entry in OPTIMIZERS.items() if entry.learning_rate)}",
-            fix="set optim.lr to a number: earlier versions took optim.lr=0.1, and from there "
-            f"`{shell_command('train find-lr', same_config=True)} optim.lr=0.1` suggests one",
-            code=ExitCode.USAGE,
-        )
-    return replace(optim, lr=rate, lr_scaling="none")
-
-
-def _refuse_unused_keys(config: RunConfig, task: str) -> None:
-    values, defaults = asdict(config), asdict(RunConfig())
-    for key in TASK_KEYS:
-        section, name = key.split(".")
-        value = values[section][name]
-        if key in TASKS[task].keys or value == defaults[section][name]:
-            continue
-        others = " or ".join(other.name for other in TASKS.values() if key in other.keys)
-        raise Failure(
-            f"{key} does not go with data.task {task}",
-            found=f"{key}: {value}",
-            fix=f"leave {key} out: it acts on {others}",
-            code=ExitCode.USAGE,
-        )
-
-
-def _refuse_other_loss(config: RunConfig, task: str) -> None:
-    loss, losses = config.optim.loss, TASKS[task].losses
-    if loss not in (AUTO, *losses) and not schema.is_factory(loss):
-        raise Failure(
-            f"optim.loss {loss} does not go with data.task {task}",
-            found=f"optim.loss: {loss}",
-            expected=f"one of {', '.join((AUTO, *losses))}",
-            fix="leave optim.loss out: auto takes the usual loss of the task",
-            code=ExitCode.USAGE,
-        )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from entrypoint import ExitCode, Failure, redact_value
+from entrypoint import DEVICE_VARIABLE, ExitCode, Failure, Handover, redact_value
 from train.config.precisions import PRECISIONS
 
 # Removed before torch is loaded: they would silently change the precision, algorithm or engine that the
@@ -77,7 +77,6 @@ APPTAINER_LIBRARY_PATH: Final = (
 )
 # DETAIL wraps gloo, and torch 2.15 casts the wrapper to gloo itself: SIGSEGV in DDP's constructor.
 DEBUG_DETAIL_REASON: Final = "DDP on the CPU would crash with DETAIL, INFO works"
-SET_BY_PARENT_VARIABLE: Final = "ENTRYPOINT_SET"
 MAX_VALUE_CHARACTERS: Final = 80
 GOMP_SPINCOUNT: Final = "3000"  # of a waiting thread of OpenMP
 TRUE_WORDS: Final = ("1", "true", "yes", "y", "on", "t")
@@ -123,7 +122,7 @@ def remove_conflicting_variables(environ: MutableMapping[str, str], *, download:
     }
     for name in removed:
         del environ[name]
-    ours = environ.get(SET_BY_PARENT_VARIABLE, "").split(",")
+    ours = Handover.from_environ(environ).added
     acting = (name for name in sorted(environ) if name not in ours and _is_recorded(name, environ[name], download))
     return CallerVariables(acting={name: redact_and_shorten(name, environ[name]) for name in acting}, removed=removed)
 
@@ -212,7 +211,7 @@ def refuse_contradicting_variables(
 
 def _crashes_ddp(name: str, environ: Mapping[str, str]) -> bool:
     detail = name == "TORCH_DISTRIBUTED_DEBUG" and environ[name].upper() == "DETAIL"
-    return detail and environ.get("ENTRYPOINT_DEVICE") == "cpu"
+    return detail and environ.get(DEVICE_VARIABLE) == "cpu"
 
 
 def _is_recorded(name: str, value: str, download: bool) -> bool:

@@ -9,11 +9,14 @@ allowed one. The small recursion over type hints, with errors that know their pa
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import operator
 import os
 import re
 import shlex
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EACCES
@@ -80,12 +83,6 @@ for _name, (_pattern, _first, _) in SCALAR_TYPES.items():
 _MISSING_CONFIG_FIX = "give the path of a YAML file, or leave --config out to train the quickstart"
 
 
-def _find_other_suffix(path: Path) -> Path | None:
-    """The existing file that is `path` with the suffix .yaml or .yml; None without one."""
-    candidates = (path.with_suffix(ending) for ending in (".yaml", ".yml") if path.suffix in ("", ".yaml", ".yml"))
-    return next((file for file in candidates if file.is_file()), None)
-
-
 def read_yaml_file(path: Path) -> YamlDocument:
     """Read the YAML document in a file.
 
@@ -100,10 +97,11 @@ def read_yaml_file(path: Path) -> YamlDocument:
         with path.open("rb") as file:
             return parse_yaml(file.read(MAX_YAML_BYTES + 1).decode("utf-8-sig"), str(path))
     except FileNotFoundError as error:
-        near = _find_other_suffix(path)
-        fix = f"write --config {shlex.quote(str(near))}" if near else f"{files.did_you_mean(path)}{_MISSING_CONFIG_FIX}"
         missing = Failure(
-            f"--config {path} does not exist", found=f"looked in {Path.cwd()}", fix=fix, code=ExitCode.NO_INPUT
+            f"--config {path} does not exist",
+            found=f"looked in {Path.cwd()}",
+            fix=f"{files.did_you_mean(path)}{_MISSING_CONFIG_FIX}",
+            code=ExitCode.NO_INPUT,
         )
         raise (unmounted_path_failure("--config", path) or missing) from error
     except OSError as error:
@@ -134,7 +132,7 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
         root = loader.get_single_node()
         return YamlDocument(value=None if root is None else _construct(root, (), lines), lines=lines)
     except yaml.MarkedYAMLError as error:
-        raise _syntax_failure(error, text, name) from error
+        raise _syntax_failure(error, name) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         what = f"{name}, line {line}: the character {chr(int(error.character))!a} is not allowed in YAML"
@@ -202,41 +200,18 @@ def _yaml_failure(what: str, mark: yaml.Mark, fix: str, code: ExitCode = ExitCod
     return Failure(f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {what}", fix=fix, code=code)
 
 
-def _syntax_failure(error: yaml.MarkedYAMLError, text: str, name: str) -> Failure:
+def _syntax_failure(error: yaml.MarkedYAMLError, name: str) -> Failure:
     """The failure for text that is no YAML."""
-    marks = [mark for mark in (error.context_mark, error.problem_mark) if mark]
-    number = marks[-1].line + 1
+    mark = next(mark for mark in (error.problem_mark, error.context_mark) if mark)
     # The parser notices an open bracket only on a later line.
-    before = ", or the one before it (a bracket, brace or quote that is not closed)" if number > 1 else ""
-    fix = next(filter(None, (_quote_text_on_line(text, mark.line) for mark in marks)), None)
+    before = ", or the one before it (a bracket, brace or quote that is not closed)" if mark.line else ""
+    fix = f"mend line {mark.line + 1}{before}: {YAML_SYNTAX_HINT}"
     if name.startswith("`") and "\n" not in name:  # `model.args.mode=@x` on the command line
         key, _, value = name.strip("`").partition("=")
-        fix = f"close brackets and quotes; or for text write {shlex.quote(f'{key}={_quote_yaml(value)}')}"
-    fix = fix or f"mend line {number}{before}: {YAML_SYNTAX_HINT}"
-    return _yaml_failure(f"not valid YAML: {error.problem}", marks[-1], fix)
-
-
-def _quote_text_on_line(text: str, number: int) -> str | None:
-    """The fix that puts the text of a key on this line in quotes, if that mends the line."""
-    lines = [*text.split("\n"), ""]
-    match = re.fullmatch(r"([\s-]*(\w+):\s+)([^{].{,500}?)(\s+#.*)?", lines[min(number, len(lines) - 1)].rstrip())
-    if match is None or match[2] not in {path.rpartition(".")[2] for path in TEXT_KEYS}:
-        return None
-    quoted = f"{match[1]}{_quote_yaml(match[3])}"
-    mends = _is_yaml([*lines[:number], quoted]) and not _is_yaml(lines[: number + 1])
-    return f"write line {number + 1} as `{quoted.strip()}`" if mends else None
-
-
-def _quote_yaml(text: str) -> str:
-    return "'" + text.strip("'\"").replace("'", "''") + "'"
-
-
-def _is_yaml(lines: Sequence[str]) -> bool:
-    try:
-        yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
-        return False
-    return True
+        text = value.strip("'\"").replace("'", "''")
+        setting = shlex.quote(f"{key}='{text}'")
+        fix = f"close brackets and quotes; or for text write {setting}"
+    return _yaml_failure(f"not valid YAML: {error.problem}", mark, fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +221,7 @@ class Override:
     keys: KeyPath
     value: Any  # as YAML reads it
     text: str  # the argument itself
+    paths: Collection[KeyPath]  # of its key, of the sections above it, and of the keys inside its value
 
 
 def parse_override(text: str, following: Sequence[str] = ()) -> Override:
@@ -260,8 +236,12 @@ def parse_override(text: str, following: Sequence[str] = ()) -> Override:
     if not equals or not all(keys) or left[0] in "+~" or is_split:
         fix = suggest_config_option(text) or suggest_setting(text, following) or "write e.g. optim.lr=0.1"
         raise Failure(f"`{text}` is not section.key=value", fix=fix, code=ExitCode.USAGE)
-    value = _read_text(right.strip()) if left in TEXT_KEYS else parse_yaml(right, f"`{text}`").value
-    return Override(keys=keys, value=value, text=text)
+    if left in TEXT_KEYS:
+        document = YamlDocument(value=_read_text(right.strip()), lines={})
+    else:
+        document = parse_yaml(right, f"`{text}`")
+    paths = {*itertools.accumulate(((key,) for key in keys), initial=()), *((*keys, *path) for path in document.lines)}
+    return Override(keys=keys, value=document.value, text=text, paths=paths)
 
 
 # The keys whose value is text, which is taken as it is typed: YAML would read `a: b` as a mapping.
@@ -300,8 +280,7 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     parsed: list[Override] = []
     for number, text in enumerate(texts, start=1):
         override = parse_override(text, texts[number:])
-        key = ".".join(override.keys)
-        if before := next((other for other in parsed if drop_key(other.text, key) != other.text), None):
+        if before := next((other for other in parsed if override.keys in other.paths), None):
             section = min(before.keys, override.keys, key=len)
             raise Failure(
                 f"{'.'.join(section)} is written twice on the command line",
@@ -318,16 +297,12 @@ def drop_key(text: str, key: str) -> str | None:
     left, equals, _ = text.partition("=")
     if equals and f"{left}.".startswith(f"{key}."):
         return None
-    if not equals or not key.startswith(f"{left}."):
+    is_below = equals and key.startswith(f"{left}.")
+    if not is_below or tuple(key.split(".")) not in (override := parse_override(text)).paths:
         return text
-    value = section = parse_override(text).value
     *above, last = key.removeprefix(f"{left}.").split(".")
-    for name in above:
-        section = section.get(name) if isinstance(section, dict) else None
-    if not isinstance(section, dict) or last not in section:
-        return text
-    del section[last]
-    return f"{left}={_flow_yaml(value)}"
+    del functools.reduce(operator.getitem, above, override.value)[last]
+    return f"{left}={_flow_yaml(override.value)}"
 
 
 def keep_last_overrides(texts: Iterable[str]) -> list[str]:
@@ -346,9 +321,9 @@ def suggest_config_option(text: str) -> str | None:
 
 
 def overridden_keys(words: Iterable[str], keys: Iterable[str]) -> set[str]:
-    """The `keys` that the command line sets, themselves or with their section."""
-    overridden = [parse_override(word).keys for word in words]
-    return {key for key in keys if any(tuple(key.split("."))[: len(prefix)] == prefix for prefix in overridden)}
+    """The `keys` that the command line sets, themselves or in their section."""
+    paths = {path for word in words for path in parse_override(word).paths}
+    return {key for key in keys if tuple(key.split(".")) in paths}
 
 
 def apply_overrides(value: Any, overrides: Sequence[Override]) -> Any:
@@ -565,29 +540,33 @@ def describe_type(hint: Any) -> str:
 def suggest_fix(hint: Any, value: Any, default: Any) -> str:
     """The fix for a `value` that does not match the type `hint`."""
     members = {hint} if get_origin(hint) in (dict, list) else {hint, *get_args(hint)}
-    if isinstance(value, str):
-        if bool in members and value.lower() in YAML_1_1_BOOLS:
-            return f"write {YAML_1_1_BOOLS[value.lower()]}: YAML 1.2 reads {value} as text"
-        if members & {int, float}:
-            return _suggest_number(value, default, is_integer=float not in members)
-        if close := nearest_name(value, [member for member in members if isinstance(member, str)]):
-            return f"write {close}"
-    if value is None and str in members:
-        return f"write text, or leave it out: the default is {format_value(default)}; in YAML, ~ means null"
-    if str in members and isinstance(value, (bool, int, float)):
-        return f"put it in quotes to make it text: '{format_value(value)}'"
-    if isinstance(value, float) and int in members and value.is_integer():
-        return f"write {int(value)}, a whole number without point or exponent"
-    return f"correct it, or leave it out: the default is {format_value(default)}"
-
-
-def _suggest_number(text: str, default: Any, *, is_integer: bool) -> str:
-    value = resolve_scalar(text)
-    if isinstance(value, (int, float)):
-        return f"write it without quotes: {text}"
-    if DECIMAL_COMMA.fullmatch(text) and not is_integer:
-        return f"write {text.replace(',', '.')}, with a point instead of the comma"
-    return f"write a plain number, such as {format_value(default)}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"
+    text = value if isinstance(value, str) else ""
+    boolean = YAML_1_1_BOOLS.get(text.lower()) if bool in members else None
+    wants_number = isinstance(value, str) and not members.isdisjoint({int, float})
+    whole = int(value) if isinstance(value, float) and value.is_integer() and int in members else None
+    close = nearest_name(text, [member for member in members if isinstance(member, str)])
+    usual = format_value(default)
+    # Whether it is so, and what to do then. The first one counts.
+    fixes = (
+        (boolean, f"write {boolean}: YAML 1.2 reads {text} as text"),
+        (wants_number and isinstance(resolve_scalar(text), (int, float)), f"write it without quotes: {text}"),
+        (
+            wants_number and float in members and DECIMAL_COMMA.fullmatch(text),
+            f"write {text.replace(',', '.')}, with a point instead of the comma",
+        ),
+        (wants_number, f"write a plain number, such as {usual}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"),
+        (close, f"write {close}"),
+        (
+            value is None and str in members,
+            f"write text, or leave it out: the default is {usual}; in YAML, ~ means null",
+        ),
+        (
+            isinstance(value, (bool, int, float)) and str in members,
+            f"put it in quotes to make it text: '{format_value(value)}'",
+        ),
+        (whole is not None, f"write {whole}, a whole number without point or exponent"),
+    )
+    return next((fix for is_it, fix in fixes if is_it), f"correct it, or leave it out: the default is {usual}")
 
 
 def nearest_key(key: str, section: str, siblings: Iterable[str]) -> str | None:
@@ -662,7 +641,7 @@ class KeyLocation:
     keys: KeyPath
     name: str  # of the file
     lines: Mapping[KeyPath, int]  # in the file
-    overrides: Mapping[KeyPath, Override]
+    overrides: Sequence[Override]
 
     def __str__(self) -> str:
         return ".".join(self.keys) or "the configuration"
@@ -685,11 +664,9 @@ class KeyLocation:
     def source(self) -> str:
         """The override that set this key, or a key above or below it; otherwise its line in the file."""
         upwards = [self.keys[:length] for length in range(len(self.keys), -1, -1)]
-        inside = [
-            keys for keys in self.overrides if keys[: len(self.keys)] == self.keys and self.keys not in self.lines
-        ]
-        if over := next((self.overrides[keys] for keys in [*upwards, *inside] if keys in self.overrides), None):
-            return f"`{over.text}` on the command line"
+        for over in sorted(self.overrides, key=lambda over: -len(over.keys)):
+            if over.keys in upwards or (self.keys in over.paths and self.keys not in self.lines):
+                return f"`{over.text}` on the command line"
         line = next((self.lines[keys] for keys in upwards if keys in self.lines), 1)
         return f"{self.name}, line {line}"
 
@@ -708,25 +685,18 @@ def load_config(path: str | None, overrides: Sequence[str] = ()) -> RunConfig:
     if re.match(r"-$|[a-z][a-z0-9+]+://", path):
         fix = "write it into a file first (curl -o cfg.yaml ADDRESS): each process reads it once more"
         raise Failure(f"--config {path} is no file", fix=fix, code=ExitCode.USAGE)
-    document = read_yaml_file(Path(path))
-    named = dataclasses.replace(document, value=_with_run_name(document.value, Path(path).stem))
-    return build_config(named, path, overrides)
-
-
-def _with_run_name(value: Any, name: str) -> Any:
-    """The content of a file with this name of the run, unless it has one, or no run can be called so."""
-    sections = {} if value is None else value
-    run = (sections.get("run") or {}) if isinstance(sections, dict) else None
-    if not isinstance(run, dict) or KEYS["run.name"].violation(name):
-        return value
-    return sections | {"run": {NAME_KEY: name} | run}
+    document, name = read_yaml_file(Path(path)), Path(path).stem
+    config = build_config(document, path, overrides)
+    is_named = ("run", NAME_KEY) in document.lines or overridden_keys(overrides, ["run.name"])
+    if is_named or KEYS["run.name"].violation(name):  # no run can be called so
+        return config
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, name=name))
 
 
 def build_config(document: YamlDocument, name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Build the configuration from a parsed document. `name` is the source that errors name."""
     parsed = parse_overrides(overrides)
-    by_keys = {override.keys: override for override in parsed}
-    at = KeyLocation(keys=(), name=name, lines=document.lines, overrides=by_keys)
+    at = KeyLocation(keys=(), name=name, lines=document.lines, overrides=parsed)
     config: RunConfig = parse_section(RunConfig, apply_overrides(document.value, parsed), at)
     return config
 

@@ -1,7 +1,7 @@
 """These tables name the models of this project, of torchvision and of timm, so that they are checked without torch.
 
-A new model of this project needs its module in train/models and one row here. A test compares each row with the
-signature of its builder. torchvision's and timm's models need no row: building them shows what they take.
+A new model of this project needs its module in train/models and one row here. torchvision's and timm's models need no
+row. What model.args may set, the models themselves say where torch is loaded (`train.models.registry`).
 """
 
 from __future__ import annotations
@@ -19,25 +19,17 @@ from train.names import nearest_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltinModel:
-    """A model of this project.
+    """A model of this project."""
 
-    builder: MODULE:FUNCTION in train/models; the function takes classes, shape and the arguments.
-    arguments: what model.args may set. dims: the dimensions of a sample without its channels, 2 for
-    images and 3 for clips.
-    """
-
-    builder: str
-    arguments: Sequence[str]
-    dims: int = 2
+    builder: str  # MODULE:FUNCTION in train/models; the function takes classes, shape, and what model.args may set
+    dims: int = 2  # of a sample without its channels: 2 for images, 3 for clips
 
 
 # By model.name. The first is the quickstart's.
 BUILTIN_MODELS: Final[Mapping[str, BuiltinModel]] = {
-    "small_cnn": BuiltinModel(
-        builder="small_cnn:small_cnn", arguments=("width", "blocks", "norm", "dropout", "pool", "stem")
-    ),
-    "wide_resnet": BuiltinModel(builder="wide_resnet:wide_resnet", arguments=("depth", "width", "dropout")),
-    "cnn3d": BuiltinModel(builder="cnn3d:cnn3d", arguments=("width", "blocks", "norm", "dropout"), dims=3),
+    "small_cnn": BuiltinModel(builder="small_cnn:small_cnn"),
+    "wide_resnet": BuiltinModel(builder="wide_resnet:wide_resnet"),
+    "cnn3d": BuiltinModel(builder="cnn3d:cnn3d", dims=3),
 }
 
 # torchvision.models.list_models(module=torchvision.models): a test compares.
@@ -73,14 +65,6 @@ FORBIDDEN_ARGUMENTS: Final[Mapping[str, str]] = {
     "features_only": "training needs one score per class",
     "out_indices": "training needs one score per class",
 }
-
-
-def refuse_forbidden_arguments(args: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first of model.args that the config or the data decides."""
-    for argument in args:
-        if argument in FORBIDDEN_ARGUMENTS:
-            raise ValueError(f"{argument} cannot be set: {FORBIDDEN_ARGUMENTS[argument]}")
-
 
 TIMM_PREFIX: Final = "timm/"
 _REGISTERED_MODEL: Final = re.compile(r"^@register_model\s*\ndef (\w+)\(", re.MULTILINE)
@@ -180,24 +164,21 @@ def suggest_model(name: Any) -> str | None:
     A name with the tag of its weights (timm/resnet50.a1_in1k) is the model without the tag. A name that only timm has
     gets timm's prefix.
     """
-    if not isinstance(name, str):
-        return None
-    plain = re.sub(r"[\s-]+", "_", name.strip().lower())
+    plain = re.sub(r"[\s-]+", "_", str(name).strip().lower())
     if plain.startswith("timm"):
         return _suggest_timm_model(re.sub(r"^timm[/_.:]*", "", plain))
     plain = re.sub(r"^(torchvision|tv)[/_.:]+(models[/_.:]+)?", "", plain).partition(".")[0]
     own = (*BUILTIN_MODELS, *TORCHVISION_MODELS)
-    if plain in own:
-        return plain
-    if plain.rstrip("_") in SMALLEST_TORCHVISION_MODELS:
-        return SMALLEST_TORCHVISION_MODELS[plain.rstrip("_")]
-    if plain in timm_models():
-        return TIMM_PREFIX + plain
-    joined = plain.replace("_", "")
-    if same := [candidate for candidate in own if candidate.replace("_", "") == joined]:  # resnet_50
-        return same[0]
-    family = plain.rstrip("_0123456789")  # resnet9
-    return SMALLEST_TORCHVISION_MODELS.get(family) or nearest_name(plain, own, 0.75) or _timm_family(plain)
+    without_number = plain.rstrip("_0123456789")  # resnet of resnet9
+    candidates = (
+        plain if plain in own else SMALLEST_TORCHVISION_MODELS.get(plain.rstrip("_")),
+        TIMM_PREFIX + plain if plain in timm_models() else None,
+        next((member for member in own if member.replace("_", "") == plain.replace("_", "")), None),  # resnet_50
+        SMALLEST_TORCHVISION_MODELS.get(without_number),
+        nearest_name(plain, own, 0.75),
+        _timm_family(plain),
+    )
+    return next(filter(None, candidates), None)
 
 
 def _suggest_timm_model(name: str) -> str | None:
@@ -209,16 +190,11 @@ def _suggest_timm_model(name: str) -> str | None:
 
 
 def _timm_family(name: str) -> str | None:
-    """The smallest member of the family that is called `name`."""
+    """The smallest member of the family that is called `name`: resnet is that of resnet10t, vit of vit_tiny_..."""
     family = name.rstrip("_0123456789")
-    names = [member for member in SMALLEST_TIMM_MODELS if _family_of(member) == family]
-    names = [COMMON_TIMM_MODELS[family]] if family in COMMON_TIMM_MODELS else names
-    return TIMM_PREFIX + names[0] if names else None
-
-
-def _family_of(member: str) -> str:
-    """The family's name, without what tells the members apart: resnet of resnet10t, vit of vit_tiny_patch16_224."""
-    return re.match(r"[a-z]+", member)[0]  # type: ignore[index]
+    members = (member for member in SMALLEST_TIMM_MODELS if re.split(r"[^a-z]", member)[0] == family)
+    smallest = COMMON_TIMM_MODELS.get(family) or next(members, None)
+    return TIMM_PREFIX + smallest if smallest else None
 
 
 # `train weights fetch` puts weights here, and model.weights looks here for a name; relative to the working directory.

@@ -1,73 +1,45 @@
-"""This table describes torch's optimizers, and the learning rates that suit them, without loading torch.
+"""This table names torch's optimizers, and the learning rates that suit them, without loading torch.
 
-A test compares it with torch. A new class of torch.optim needs one row. A class from another package
-needs none: optim.name names it as `package.module:Class`.
+A new class of torch.optim needs one row; a test compares the names. What optim.args may set, the class itself says
+where torch is loaded (`train.optim.optimizer`). A class from another package needs no row: optim.name names it as
+`package.module:Class`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOptimizer:
-    """A class of torch.optim.
-
-    arguments: what optim.args may set. takes_momentum, takes_weight_decay: whether optim.momentum
-    and optim.weight_decay have an effect. learning_rate: what optim.lr auto takes for random weights and a global
-    batch of 256; None: there is no usual one. scaling: how it grows with the global batch, as optim.lr_scaling.
-    regression_share: how much of it numbers take.
-    """
+    """A class of torch.optim."""
 
     class_name: str
-    arguments: Sequence[str]
-    takes_momentum: bool = False
-    takes_weight_decay: bool = True
+    takes_momentum: bool = False  # whether optim.momentum has an effect
+    takes_weight_decay: bool = True  # whether optim.weight_decay has one
+    # What optim.lr auto takes for random weights and a global batch of 256; None: there is no usual one.
     learning_rate: float | None = None
-    scaling: str = "sqrt"
-    regression_share: float = 1.0
+    scaling: str = "sqrt"  # how this rate grows with the global batch, as optim.lr_scaling
+    regression_share: float = 1.0  # of this rate, for numbers
 
 
-_COMMON: Final = ("foreach", "maximize", "differentiable")
-_ADAM: Final = ("betas", "eps", "amsgrad", "capturable", "fused", *_COMMON)
 _CLASSES: Final = (
-    TorchOptimizer(class_name="ASGD", arguments=("lambd", "alpha", "t0", "capturable", *_COMMON)),
-    TorchOptimizer(class_name="Adadelta", arguments=("rho", "eps", "capturable", *_COMMON), learning_rate=1.0),
-    TorchOptimizer(
-        class_name="Adafactor", arguments=("beta2_decay", "eps", "d", "foreach", "maximize"), learning_rate=1e-2
-    ),
-    TorchOptimizer(
-        class_name="Adagrad",
-        arguments=("lr_decay", "initial_accumulator_value", "eps", "fused", *_COMMON),
-        learning_rate=1e-2,
-    ),
-    TorchOptimizer(class_name="Adam", arguments=("decoupled_weight_decay", *_ADAM), learning_rate=1e-3),
-    TorchOptimizer(class_name="AdamW", arguments=_ADAM, learning_rate=1e-3),
-    TorchOptimizer(class_name="Adamax", arguments=("betas", "eps", "capturable", *_COMMON), learning_rate=2e-3),
-    TorchOptimizer(
-        class_name="NAdam",
-        arguments=("betas", "eps", "momentum_decay", "decoupled_weight_decay", "capturable", *_COMMON),
-        learning_rate=1e-3,
-    ),
-    TorchOptimizer(
-        class_name="RAdam",
-        arguments=("betas", "eps", "decoupled_weight_decay", "capturable", *_COMMON),
-        learning_rate=1e-3,
-    ),
-    TorchOptimizer(
-        class_name="RMSprop",
-        arguments=("alpha", "eps", "momentum", "centered", "capturable", *_COMMON),
-        learning_rate=1e-3,
-    ),
-    TorchOptimizer(
-        class_name="Rprop", arguments=("etas", "step_sizes", "capturable", *_COMMON), takes_weight_decay=False
-    ),
+    TorchOptimizer(class_name="ASGD"),
+    TorchOptimizer(class_name="Adadelta", learning_rate=1.0),
+    TorchOptimizer(class_name="Adafactor", learning_rate=1e-2),
+    TorchOptimizer(class_name="Adagrad", learning_rate=1e-2),
+    TorchOptimizer(class_name="Adam", learning_rate=1e-3),
+    TorchOptimizer(class_name="AdamW", learning_rate=1e-3),
+    TorchOptimizer(class_name="Adamax", learning_rate=2e-3),
+    TorchOptimizer(class_name="NAdam", learning_rate=1e-3),
+    TorchOptimizer(class_name="RAdam", learning_rate=1e-3),
+    TorchOptimizer(class_name="RMSprop", learning_rate=1e-3),
+    TorchOptimizer(class_name="Rprop", takes_weight_decay=False),
     TorchOptimizer(
         class_name="SGD",
-        arguments=("dampening", "nesterov", "fused", *_COMMON),
         takes_momentum=True,
         learning_rate=0.1,
         scaling="linear",
@@ -82,6 +54,12 @@ OPTIMIZERS: Final[Mapping[str, TorchOptimizer]] = {
     "adamw": _BY_CLASS["AdamW"],
     **_BY_CLASS,
 }
+
+
+def find_optimizer(name: str) -> TorchOptimizer:
+    """The entry of this `optim.name`. Only loading another package's class shows what it takes: it may take all."""
+    return OPTIMIZERS.get(name) or TorchOptimizer(class_name=name, takes_momentum=True)
+
 
 # Trained weights are good already: steps as large as those from random weights would destroy them first.
 FINE_TUNING_SHARE: Final = 0.1
@@ -104,8 +82,8 @@ def usual_learning_rate(
     name, scaling: as optim.name and optim.lr_scaling; `none` is the optimizer's own scaling. docs/training.md names the
     source of each number.
     """
-    entry = OPTIMIZERS.get(name)
-    if entry is None or entry.learning_rate is None:
+    entry = find_optimizer(name)
+    if entry.learning_rate is None:
         return None
     shares = (FINE_TUNING_SHARE if is_fine_tuning else 1.0, entry.regression_share if is_regression else 1.0)
     rate, chosen = entry.learning_rate * min(shares), entry.scaling if scaling == "none" else scaling

@@ -1,6 +1,6 @@
 """This table holds what is known of each value of train.precision. It loads no torch, so that a start can check them.
 
-A new precision needs one row here and its name in TrainConfig.precision; a test holds both together.
+A new precision, such as fp64, is one row here: `TrainConfig.precision` allows the names of this table.
 """
 
 from __future__ import annotations

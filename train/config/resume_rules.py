@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,12 +13,10 @@ from entrypoint import ExitCode, Failure
 from train.config import checks
 from train.config.load import format_value
 from train.config.optimizers import usual_learning_rate
-from train.config.schema import KEYS, RunConfig
+from train.config.schema import KEYS, RunConfig, key_says
 from train.names import normalize_name
 from train.tasks import AUTO, CLASSIFICATION
 
-# The sections whose keys may all differ, also those that this version does not know.
-FREE_SECTIONS: Final = frozenset(section.name for section in fields(RunConfig) if section.metadata["may_differ"])
 # These keys may not differ in bitwise mode: they decide the leaves of the tree that adds up gradients.
 KEYS_FIXED_BY_BITWISE: Final = ("train.micro_batch_size",)
 DIGESTS_KEY: Final = "digests"
@@ -37,14 +35,6 @@ UNSEEN_VALIDATION_FIX: Final = (
     "validation images that it was not trained on, in a separate folder (data.root/train, data.root/val): "
     "data.val_fraction would draw a new split"
 )
-# Keys of the data that do not draw the split: the validation images of the run stay unseen. Nor does run.seed.
-KEYS_OF_ONE_SPLIT: Final = frozenset(
-    f"data.{name}"
-    for name in (
-        *("image_size", "progressive_size", "fit", "color", "decode", "crop_ratio", "interpolation", "normalize"),
-        *("augment", "sampling", "repeats", "readers"),
-    )
-)
 
 
 def changed_keys(saved: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -56,7 +46,7 @@ def changed_keys(saved: Mapping[str, Any], current: Mapping[str, Any]) -> dict[s
     defaults = flatten_config(asdict(RunConfig()))
     old, new = (_with_learning_rate(defaults | flatten_config(config)) for config in (saved, current))
     fixed = KEYS_FIXED_BY_BITWISE if checks.BITWISE in (old["train.reproducible"], new["train.reproducible"]) else ()
-    keys = [key for key in {**new, **old} if key in fixed or not _may_differ(key)]
+    keys = [key for key in {**new, **old} if key in fixed or not key_says(key, "may_differ")]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
@@ -72,11 +62,6 @@ def _with_learning_rate(config: dict[str, Any]) -> dict[str, Any]:
         is_regression=False,
     )
     return config | {"optim.lr": rate, "optim.lr_scaling": "none"}
-
-
-def _may_differ(key: str) -> bool:
-    is_free = key in KEYS and KEYS[key].may_differ is not None
-    return is_free or key.partition(".")[0] in FREE_SECTIONS
 
 
 def refuse_config_changes(saved: Mapping[str, Any], current: Mapping[str, Any], run: Path) -> None:
@@ -99,12 +84,11 @@ def refuse_config_changes(saved: Mapping[str, Any], current: Mapping[str, Any], 
 
 def _describe_ways_on(differences: Mapping[str, tuple[Any, Any]], run: Path) -> str:
     """The settings to type: for this run, for a new one from its weights unless the network is another, or none."""
-    defaults = flatten_config(asdict(RunConfig()))
-    settings = [f"{key}={format_value(old)}" for key, (old, _) in differences.items() if key in defaults]
+    settings = [f"{key}={format_value(old)}" for key, (old, _) in differences.items() if key in KEYS]
     is_complete = len(settings) == len(differences) and not any(setting.endswith("...") for setting in settings)
     undo = f"write {shlex.join(settings)}" if is_complete else "undo the change"
     sections = {key.partition(".")[0] for key in differences}
-    draws_split = any(key.startswith("data.") for key in differences.keys() - KEYS_OF_ONE_SPLIT)
+    draws_split = any(key.startswith("data.") and not key_says(key, "keeps_split") for key in differences)
     unseen = f" and {UNSEEN_VALIDATION_FIX}" if draws_split else ""
     weights = "" if "model" in sections else f", from this run's weights: {new_run_settings(run)}{unseen}"
     return (

@@ -12,14 +12,18 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any, Final, Literal, get_type_hints
 
 from entrypoint import expand_path, has_variable, list_some
 from train.config import augmentations, models
 from train.config.models import BUILTIN_MODELS, TORCHVISION_MODELS
-from train.config.optimizers import OPTIMIZERS
+from train.config.optimizers import OPTIMIZERS, find_optimizer
+from train.config.precisions import PRECISIONS
+from train.config.strategies import STRATEGIES
 from train.metrics import METRICS
 from train.tasks import AUTO, TASKS, UNSUPPORTED_TASKS
 
@@ -228,23 +232,16 @@ MAX_PROFILE_STEPS = 200  # a longer timeline needs too much memory to write, and
 TRACKERS = ("mlflow", "tensorboard", "wandb")
 
 
-def key(default: Any, *, meaning: str, rule: Rule = ANYTHING, may_differ: str | None = None) -> Any:
-    """A field of a section, with all that is known of the key.
-
-    Args:
-        meaning: what docs/reference.md and configs/quickstart.yaml say of it. rule: which values of its type are
-            allowed; `auto` and null always are. may_differ: why a resumed run may have another value than before; None:
-            it would be another training.
-    """
-    metadata = {"meaning": meaning, "rule": rule, "may_differ": may_differ}
+def key(default: Any, **facts: Any) -> Any:
+    """A field of a section. facts: all that is known of the key, by the names of the fields of `Key`."""
     if default in ({}, []):
-        return field(default_factory=type(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=type(default), metadata=facts)
+    return field(default=default, metadata=facts)
 
 
-def section(section_type: type, *, may_differ: str | None = None) -> Any:
-    """A field that holds a section. may_differ: of all its keys, as in `key`."""
-    return field(default_factory=section_type, metadata={"may_differ": may_differ})
+def section(section_type: type, **facts: Any) -> Any:
+    """A field that holds a section. facts: as of `key`, and true of all its keys."""
+    return field(default_factory=section_type, metadata=facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,12 +312,15 @@ class DataConfig:
         rule=INPUT_PATH,
         meaning="a folder; for table a file; for npz and tensor either",
         may_differ="where the same images are: another node, another mount",
+        elsewhere="warn",
+        idle_fix="set data.name to the data that lies there (folder, table, npz, cifar10, ...); {name} reads nothing",
     )
     images: str | None = key(
         None,
         rule=INPUT_PATH,
         meaning="for table: the folder that its paths are relative to; null: the folder of the table",
         may_differ="where the images of a table are",
+        elsewhere="refuse",
     )
     columns: dict[str, Any] = key(
         {},
@@ -330,6 +330,7 @@ class DataConfig:
             "label also a list of columns that hold 0 or 1",
         ),
         meaning="for table: its own names of path, label, split, group, weight, such as {label: diagnosis}",
+        elsewhere="refuse",
     )
     task: str = key(
         AUTO,
@@ -340,6 +341,8 @@ class DataConfig:
         False,
         meaning="true: download a published data set into root, once, and verify its hash",
         may_differ="how the images were fetched",
+        is_environment=True,
+        elsewhere="leave",
     )
     # config.yaml and logs contain the address, so it must hold no password. File names are appended to it,
     # so it cannot have a query string.
@@ -356,11 +359,13 @@ class DataConfig:
         ),
         meaning="download from this address instead of the published one",
         may_differ="where they were fetched from",
+        elsewhere="leave",
     )
     image_size: int | list[int] = key(
         32,
         rule=IMAGE_SIZE,
         meaning="pixels: a square, or [height, width]; images of another size are fitted (not npz and tensor)",
+        keeps_split=True,
     )
     progressive_size: dict[str, Any] = key(
         {},
@@ -369,24 +374,45 @@ class DataConfig:
             expected="{start: PIXELS, epochs: NUMBER}: 8 pixels or more, 1 epoch or more",
         ),
         meaning="{start: 96, epochs: 20}: images grow from 96 pixels to image_size in the first 20 epochs",
+        keeps_split=True,
     )
     frames: int | None = key(
-        None, rule=between(2, 4096), meaning="for synthetic: clips of so many frames; the class is how an outline turns"
+        None,
+        rule=between(2, 4096),
+        meaning="for synthetic: clips of so many frames; the class is how an outline turns",
+        elsewhere="refuse",
     )
-    classes: int = key(10, rule=between(2, 1_000_000), meaning="for synthetic; other data tells its number of classes")
+    classes: int = key(
+        10,
+        rule=between(2, 1_000_000),
+        meaning="for synthetic; other data tells its number of classes",
+        elsewhere="leave",
+    )
     samples: int = key(
-        10_000, rule=between(1, 10**9), meaning="for synthetic: images, training and validation together"
+        10_000,
+        rule=between(1, 10**9),
+        meaning="for synthetic: images, training and validation together",
+        elsewhere="warn",
+        idle_fix="leave it out: all samples are used",
     )
     imbalance: float = key(
         1.0,
         rule=between(1, 1_000_000),
         meaning="for synthetic: the most frequent class has so many times the images of the rarest",
+        elsewhere="refuse",
     )
     val_fraction: float = key(
-        0.2, rule=FRACTION, meaning="the share of each class for validation, if the data has no validation split"
+        0.2,
+        rule=FRACTION,
+        meaning="the share of each class for validation, if the data has no validation split",
+        elsewhere="warn",
+        idle_fix="leave it out: the published test images are used for validation",
     )
     test_fraction: float = key(
-        0.0, rule=FRACTION, meaning="the share of each class that is measured once, at the end, and chooses nothing"
+        0.0,
+        rule=FRACTION,
+        meaning="the share of each class that is measured once, at the end, and chooses nothing",
+        elsewhere="refuse",
     )
     fold: str | None = key(
         None,
@@ -395,59 +421,86 @@ class DataConfig:
             expected=f"NUMBER/PARTS, such as 2/5 for the second of five parts (2 to {MAX_FOLDS} parts)",
         ),
         meaning="2/5: validate on the second of five parts, instead of val_fraction (cross-validation)",
+        elsewhere="refuse",
     )
     sampling: Literal["uniform", "balanced"] = key(
-        "uniform", meaning="balanced: an epoch draws each class equally often, and images of rare classes repeatedly"
+        "uniform",
+        meaning="balanced: an epoch draws each class equally often, and images of rare classes repeatedly",
+        keeps_split=True,
     )
     repeats: int = key(
         1,
         rule=between(1, 64),
         meaning="4: a global batch has each of its images 4 times, augmented otherwise (docs/data.md)",
+        keeps_split=True,
     )
     group: str | None = key(
-        None, rule=REGEX, meaning="for folder and table: files in whose path it finds the same text stay in one split"
+        None,
+        rule=REGEX,
+        meaning="for folder and table: files in whose path it finds the same text stay in one split",
+        elsewhere="leave",
     )
     loader: Literal["auto", "memory", "workers"] = key(
         "auto",
         meaning="memory: decode all images once; workers: read them in each epoch; auto: by their size",
         may_differ="who reads the images: randomness belongs to the sample, not to the reader",
+        is_environment=True,
     )
     workers: int | Auto = key(
-        "auto", rule=between(0, 1024), meaning="reading processes per rank", may_differ="how many read the images"
+        "auto",
+        rule=between(0, 1024),
+        meaning="reading processes per rank",
+        may_differ="how many read the images",
+        is_environment=True,
     )
     readers: int | Auto = key(
         "auto",
         rule=Rule(holds=lambda number: number in READERS, expected=f"1, 2, 4, ... {READERS[-1]}"),
         meaning="for shards: an epoch is cut into so many parts, read side by side; auto: up to 64",
+        keeps_split=True,
+        elsewhere="refuse",
     )
     stage: str | None = key(
         None,
         rule=PATH,
         meaning="for shards: a folder on a disk of each node, to which they are copied while training runs",
         may_differ="copies of the same shards on a disk of each node",
+        is_environment=True,
+        elsewhere="refuse",
     )
     cache: str | None = key(
         None,
         rule=PATH,
         meaning="a folder for the decoded pixels of an image folder",
         may_differ="a faster copy of the same images",
+        is_environment=True,
+        elsewhere="warn",
+        idle_fix="leave it out: only image files are decoded into it",
     )
     fit: Literal["auto", "crop", "pad", "stretch"] = key(
-        "auto", meaning="images of another shape: crop (auto) their central part, pad (a border), or stretch them"
+        "auto",
+        meaning="images of another shape: crop (auto) their central part, pad (a border), or stretch them",
+        keeps_split=True,
     )
-    color: Literal["rgb", "gray"] = key("rgb", meaning="for image files: rgb, or gray for networks of one channel")
+    color: Literal["rgb", "gray"] = key(
+        "rgb", meaning="for image files: rgb, or gray for networks of one channel", keeps_split=True, elsewhere="refuse"
+    )
     decode: Literal["auto", "exact", "fast", "gpu"] = key(
         "auto",
         meaning="exact: decode JPEGs in full; fast: at a reduced size; auto: in full for random crops and "
         "published weights; gpu: random crops by the GPU",
+        keeps_split=True,
     )
     crop_ratio: float | Auto = key(
         "auto",
         rule=Rule(holds=lambda value: 0.1 <= value <= 1, expected="from 0.1 to 1"),
         meaning="the side of the central square that is cut / the shorter side; auto: as the weights need it, or 1",
+        keeps_split=True,
     )
     interpolation: Literal["auto", "bilinear", "bicubic"] = key(
-        "auto", meaning="how images are scaled: bilinear or bicubic; auto: as the weights need it, or bilinear"
+        "auto",
+        meaning="how images are scaled: bilinear or bicubic; auto: as the weights need it, or bilinear",
+        keeps_split=True,
     )
     normalize: Auto | dict[str, Any] = key(
         "auto",
@@ -458,6 +511,7 @@ class DataConfig:
         ),
         meaning="{mean: [0.5], std: [0.25]} of pixels from 0 to 1, or a number for each channel; auto: as the "
         "weights need it, or so",
+        keeps_split=True,
     )
     augment: str | list[str | dict[str, Any]] = key(
         "standard",
@@ -467,6 +521,7 @@ class DataConfig:
             find_problem=augmentations.find_problem,
         ),
         meaning="what changes the training images: none, a preset, or a list of operations (docs/data.md)",
+        keeps_split=True,
     )
     max_bad_images: int = key(
         0,
@@ -521,11 +576,27 @@ class OptimConfig:
     lr_scaling: Literal["none", "linear", "sqrt"] = key(
         "none", meaning="linear or sqrt: lr is for base_batch_size, and grows with global_batch_size"
     )
-    base_batch_size: int = key(256, rule=at_least(1), meaning="for lr_scaling")
+    base_batch_size: int = key(
+        256,
+        rule=at_least(1),
+        meaning="for lr_scaling",
+        is_idle=lambda config: config.optim.lr_scaling == "none",
+        idle_fix="set optim.lr_scaling to linear or sqrt, or leave it out",
+    )
     args: dict[str, Any] = key({}, meaning="arguments of the optimizer's constructor")
-    momentum: float = key(0.9, rule=FRACTION, meaning="for sgd, and for your own class that takes it")
+    momentum: float = key(
+        0.9,
+        rule=FRACTION,
+        meaning="for sgd, and for your own class that takes it",
+        is_idle=lambda config: not find_optimizer(config.optim.name).takes_momentum,
+        idle_fix="leave it out, or set what this optimizer calls it in optim.args",
+    )
     weight_decay: float = key(
-        5.0e-4, rule=between(0, 1_000_000), meaning="part of the gradient with SGD and Adam, apart from it with AdamW"
+        5.0e-4,
+        rule=between(0, 1_000_000),
+        meaning="part of the gradient with SGD and Adam, apart from it with AdamW",
+        is_idle=lambda config: not find_optimizer(config.optim.name).takes_weight_decay,
+        idle_fix="leave it out: this optimizer has no weight decay",
     )
     weight_decay_on: Literal["all", "weights"] = key(
         "all", meaning="weights: not biases, norms, class tokens and position embeddings"
@@ -541,7 +612,11 @@ class OptimConfig:
         1.0, rule=between(0, 1_000_000), meaning="epochs in which the learning rate rises; may be a fraction"
     )
     label_smoothing: float = key(
-        0.0, rule=FRACTION, meaning="the share of the target that all classes get; not in evaluations"
+        0.0,
+        rule=FRACTION,
+        meaning="the share of the target that all classes get; not in evaluations",
+        is_idle=lambda config: is_factory(config.optim.loss),
+        idle_fix="leave it out: a loss of your own gets the labels as they are",
     )
     class_weights: Literal["none", "balanced"] | list[float] | dict[str, Any] = key(
         "none",
@@ -557,7 +632,11 @@ class OptimConfig:
         meaning="bce: binary cross-entropy for classes; for regression: l1, l2 (auto) or huber; or your own",
     )
     target_threshold: float | None = key(
-        None, rule=FRACTION, meaning="for bce, such as 0.2: a mixed image has each label with a larger share"
+        None,
+        rule=FRACTION,
+        meaning="for bce, such as 0.2: a mixed image has each label with a larger share",
+        is_idle=lambda config: config.optim.loss != "bce",
+        idle_fix="set optim.loss to bce, or leave it out",
     )
 
 
@@ -586,10 +665,14 @@ class TrainConfig:
         meaning="samples that a rank computes at once; auto: all that fit on a GPU, about 64 on a CPU",
         may_differ="a part of the global batch: smaller after running out of memory, derived when auto",
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = key(
-        "auto", meaning="fp32, bf16, fp16, or auto: bf16 on GPUs that have it, otherwise fp32"
+    precision: Literal["auto", *PRECISIONS] = key(  # type: ignore[valid-type]  # mypy takes no computed names
+        "auto",
+        meaning=f"{', '.join(PRECISIONS)}, or auto: bf16 on GPUs that have it, otherwise fp32",
+        in_evaluation=True,
     )
-    tf32: bool = key(False, meaning="true: fp32 on GPUs multiplies faster, with factors rounded to 11 bits")
+    tf32: bool = key(
+        False, meaning="true: fp32 on GPUs multiplies faster, with factors rounded to 11 bits", in_evaluation=True
+    )
     clip_grad_norm: float | None = key(None, rule=POSITIVE, meaning="the largest norm of the gradient")
     compile: Literal["default", "reduce-overhead"] | bool = key(
         False,
@@ -597,11 +680,14 @@ class TrainConfig:
         meaning="default or reduce-overhead (CUDA graphs, for short steps): a mode of torch.compile",
         may_differ="the same mathematics with other rounding, as on another number of ranks",
     )
-    parallel: Literal["ddp", "dp", "none"] = key(
+    parallel: Literal[*STRATEGIES] = key(  # type: ignore[valid-type]  # as for precision
         "ddp", meaning="ddp, none (one process), or dp (DataParallel, to compare with)"
     )
     gradient_exchange: Literal["fp32", "bf16"] = key(
-        "fp32", meaning="bf16: DDP sends half as many bytes, with gradients rounded to 8 bits"
+        "fp32",
+        meaning="bf16: DDP sends half as many bytes, with gradients rounded to 8 bits",
+        is_idle=lambda config: config.train.parallel != "ddp",
+        idle_fix="set train.parallel to ddp: one process exchanges nothing",
     )
     bucket_cap_mb: int = key(
         25,
@@ -618,7 +704,13 @@ class TrainConfig:
     ema_decay: float | None = key(
         None, rule=FRACTION, meaning="such as 0.999: evaluate a running average of the weights"
     )
-    ema_every_steps: int = key(1, rule=between(1, 1_000_000), meaning="update the average after every so many steps")
+    ema_every_steps: int = key(
+        1,
+        rule=between(1, 1_000_000),
+        meaning="update the average after every so many steps",
+        is_idle=lambda config: config.train.ema_decay is None,
+        idle_fix="set train.ema_decay, or leave it out",
+    )
     reproducible: Literal["none", "fast", "bitwise"] = key(
         "fast", meaning="none: fastest on GPUs; bitwise: the same bits on 1, 2, 4, ... ranks (docs/training.md)"
     )
@@ -655,13 +747,15 @@ class EvalConfig:
         rule=at_least(1),
         meaning="images that a rank evaluates at once; auto: 256; the result does not depend on it",
         may_differ="the result of an evaluation does not depend on it",
+        in_evaluation=True,
     )
     image_size: int | list[int] | None = key(
         None,
         rule=IMAGE_SIZE,
         meaning="pixels of evaluated images, if other than data.image_size (folder, table, shards)",
+        in_evaluation=True,
     )
-    flip: bool = key(False, meaning="true: average the outputs for each image and its mirror image")
+    flip: bool = key(False, meaning="true: average the outputs for each image and its mirror image", in_evaluation=True)
     metric: str = key(
         "accuracy", rule=one_of(*METRICS), meaning="decides which checkpoint is the best: docs/evaluation.md"
     )
@@ -675,6 +769,8 @@ class EvalConfig:
         rule=at_least(1),
         meaning="how many evaluations in a row must reach target",
         may_differ="each evaluation decides again whether the run ends",
+        is_idle=lambda config: config.eval.target is None,
+        idle_fix="set eval.target, the value that ends the run once it was held so often, or leave it out",
     )
     threshold: float | Auto = key(
         0.5,
@@ -746,15 +842,19 @@ class RunConfig:
     launch: LaunchConfig = section(
         LaunchConfig,
         may_differ="which processes compute: the global batch and all randomness do not depend on them",
+        is_environment=True,
+        in_evaluation=True,
     )
-    data: DataConfig = section(DataConfig)
+    data: DataConfig = section(DataConfig, in_evaluation=True)
     model: ModelConfig = section(ModelConfig)
     optim: OptimConfig = section(OptimConfig)
     train: TrainConfig = section(TrainConfig)
     eval: EvalConfig = section(EvalConfig)
-    checkpoint: CheckpointConfig = section(CheckpointConfig, may_differ="how often the run is saved")
-    log: LogConfig = section(LogConfig, may_differ="what is written about it")
-    profile: ProfileConfig = section(ProfileConfig, may_differ="what is measured about it")
+    checkpoint: CheckpointConfig = section(
+        CheckpointConfig, may_differ="how often the run is saved", is_environment=True
+    )
+    log: LogConfig = section(LogConfig, may_differ="what is written about it", is_environment=True)
+    profile: ProfileConfig = section(ProfileConfig, may_differ="what is measured about it", is_environment=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -763,9 +863,26 @@ class Key:
 
     hint: Any
     default: Any
+    # What docs/reference.md and configs/quickstart.yaml say of it.
     meaning: str
-    rule: Rule
-    may_differ: str | None
+    # Which values of its type are allowed; `auto` and null always are.
+    rule: Rule = ANYTHING
+    # Why a resumed run may have another value than before; None: it would be another training.
+    may_differ: str | None = None
+    # Whether a new run with another value has the same validation images, so that weights of this run have not seen
+    # them. No key outside the section data draws the split.
+    keeps_split: bool = False
+    # Whether it says where and how a run is computed, not what it learns: `train report` compares no such key.
+    is_environment: bool = False
+    # Whether an evaluation may change it; all else comes from the checkpoint.
+    in_evaluation: bool = False
+    # What a start does with it where data.name is a source whose `DataSource.keys` do not hold it: it refuses the key,
+    # or warns of it, or leaves it to the code that reads it. None: it acts on every source.
+    elsewhere: Literal["refuse", "warn", "leave"] | None = None
+    # Whether it has no effect in a config, whatever the source.
+    is_idle: Callable[[RunConfig], bool] = lambda config: False
+    # What to do about a key that has no effect: a start warns with it.
+    idle_fix: str | None = None
 
     def violation(self, value: Any) -> str | None:
         """The description of what is allowed, if `value` violates it; otherwise None."""
@@ -783,18 +900,34 @@ def _collect_scalars(value: Any) -> list[Any]:
     return [value] if inside is None else [scalar for each in inside for scalar in _collect_scalars(each)]
 
 
-def _collect_keys(section_type: Any, above: str = "", may_differ: str | None = None) -> dict[str, Key]:
-    """The keys of a section and those below it, by their paths. may_differ: that of the section above."""
+def _collect_keys(
+    section_type: Any, above: str = "", facts: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Key]:
+    """The keys of a section and those below it, by their paths. facts: what the section above says of all."""
     keys, hints, defaults = dict[str, Key](), get_type_hints(section_type), section_type()
     for each in fields(section_type):
-        path, hint = f"{above}{each.name}", hints[each.name]
-        metadata = {**each.metadata, "may_differ": each.metadata["may_differ"] or may_differ}
+        path, hint, own = f"{above}{each.name}", hints[each.name], {**facts, **each.metadata}
         if is_dataclass(hint):
-            keys |= _collect_keys(hint, f"{path}.", metadata["may_differ"])
+            keys |= _collect_keys(hint, f"{path}.", own)
         else:
-            keys[path] = Key(hint=hint, default=getattr(defaults, each.name), **metadata)
+            keys[path] = Key(hint=hint, default=getattr(defaults, each.name), **own)
     return keys
 
 
 # All keys by `section.key`, in the order of the code.
 KEYS: Final = _collect_keys(RunConfig)
+
+
+def key_patterns(fact: str) -> tuple[str, ...]:
+    """Patterns, as of fnmatch, of the keys whose field says this: `section.*` where the section says it of all.
+
+    So they also match the keys of such a section that another version has.
+    """
+    sections = [each.name for each in fields(RunConfig) if each.metadata.get(fact)]
+    keys = [path for path, key in KEYS.items() if getattr(key, fact) and path.partition(".")[0] not in sections]
+    return (*(f"{name}.*" for name in sections), *keys)
+
+
+def key_says(path: str, fact: str) -> bool:
+    """Whether the field of this key, or that of its section, says this. The key may be one of another version."""
+    return any(fnmatchcase(path, pattern) for pattern in key_patterns(fact))

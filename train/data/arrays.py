@@ -13,10 +13,9 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +27,6 @@ from torch.nn.functional import interpolate
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import partition, split_checks
-from train.data.array_labels import (
-    CLASS_LABELS,
-    LabelFormat,
-    configured_format,
-    configured_task,
-    describe_tensor,
-)
 from train.data.shape import Shape, height_and_width
 from train.data.sources.arrays import (
     bad_data_failure,
@@ -44,8 +36,10 @@ from train.data.sources.arrays import (
     read_shapes,
     translate_read_errors,
 )
-from train.data.splits import DataSplits, SampleSource
+from train.data.splits import DataSplits, RowsSource, SampleIndices
 from train.files import format_bytes
+from train.tasks import CLASSIFICATION, configured_task
+from train.tasks.labels import FORMATS, LabelFormat, configured_format, describe_tensor
 
 # First byte of a zip archive, of one array, and of a pickle, which is then refused as a pickle.
 FIRST_BYTES: Final = (b"P", b"\x93", b"\x80")
@@ -55,6 +49,7 @@ MIN_IMAGE_AXES: Final = 3  # labels have fewer axes; they are read, not mapped
 NUM_HASHED_SAMPLES: Final = 64
 MIN_REPORTED_BYTES: Final = 2**28  # of memory of each rank
 ArraySelector = Callable[[Iterable[str]], list[str]]
+Rows = TypeVar("Rows", bound=RowsSource)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +124,8 @@ def _as_tensor(name: str, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.asarray(array, array.dtype.newbyteorder("=")))
 
 
-SampleIndices = npt.NDArray[np.int64]
-
-
 @dataclass(frozen=True, slots=True)
-class ArraySource(SampleSource):
+class ArraySource(RowsSource):
     """Some rows of an array. Forked workers share its memory; only the rows that are read are copied.
 
     pixels: uint8 or float [N, *size, channels], any strides. rows: int64 [count], which of the N. labels: as
@@ -158,9 +150,6 @@ class ArraySource(SampleSource):
             taken = taken.float()
             self._refuse_not_finite(taken, rows)
         return taken if self.size is None else resize_images(taken, self.size)
-
-    def names(self, samples: SampleIndices) -> list[str]:
-        return [str(row) for row in self.rows[torch.from_numpy(samples)].tolist()]
 
     def content(self, root: str) -> Iterator[memoryview]:
         """A few samples: arrays in another order may have the same labels."""
@@ -194,11 +183,6 @@ def array_source(pixels: Tensor, labels: Tensor, name: str, size: int | None = N
     return ArraySource(pixels, torch.arange(len(labels)), labels, name, size)
 
 
-def select_samples(source: ArraySource, chosen: Tensor) -> ArraySource:
-    """The samples where `chosen` (bool [count]) is true, of the same array."""
-    return ArraySource(source.pixels, source.rows[chosen], source.labels[chosen], source.name, source.size)
-
-
 def resize_images(images: Tensor, size: int) -> Tensor:
     """Resize uint8 [n, height, width, channels] to [n, size, size, channels]: bilinear, with antialiasing."""
     moved = interpolate(images.movedim(-1, 1), size=(size, size), mode="bilinear", antialias=True, align_corners=False)
@@ -223,66 +207,46 @@ def move_channels_last(images: Tensor, name: str, *, channels_first: bool) -> Te
             channels after the frames), and for images with many channels last: they would be trained on as clips of
             one channel.
     """
-    shape = list(images.shape)
+    shape, axes = list(images.shape), CHANNELS_FIRST_AXES if channels_first else CHANNELS_LAST_AXES
     if len(shape) == 3:
         return images[..., None]
     if len(shape) not in CHANNEL_AXES:
-        raise bad_data_failure(
-            name,
-            "images with these axes cannot be used",
-            f"{shape}",
-            CHANNELS_FIRST_AXES if channels_first else CHANNELS_LAST_AXES,
-        )
-    expected = 1 if channels_first else len(shape) - 1
+        raise bad_data_failure(name, "images with these axes cannot be used", f"{shape}", axes)
+    expected, content = 1 if channels_first else len(shape) - 1, "images" if len(shape) == 4 else "clips"
+    clips_fix = f"; clips of {shape[1]} frames are saved as [N, {shape[1]}, H, W, 1]"
     others = [axis for axis in CHANNEL_AXES[len(shape)] if axis != expected and shape[axis] in CHANNEL_COUNTS]
     if others and shape[expected] not in CHANNEL_COUNTS:
-        raise _channel_axis_failure(name, shape, others[0], channels_first)
-    if len(shape) == 4 and _looks_multispectral(shape):
-        raise _multispectral_failure(name, shape, channels_first)
+        rest = [axis for axis in range(1, len(shape)) if axis != others[0]]
+        order = (0, others[0], *rest) if channels_first else (0, *rest, others[0])
+        raise bad_data_failure(
+            name,
+            f"{content} have their channels in another place",
+            f"{shape}, whose channels seem to be {CHANNEL_PLACES.get(others[0], 'last')}",
+            axes,
+            f"permute the axes: {order}{clips_fix if not channels_first and content == 'images' else ''}",
+        )
+    # Square images with many bands: a clip [N, F, H, W] is hardly ever so narrow.
+    if len(shape) == 4 and shape[1] == shape[2] > 2 * shape[3] and shape[3] not in CHANNEL_COUNTS:
+        fix = f"permute the axes: (0, 3, 1, 2), and save tensors [N, {shape[3]}, H, W] (data.name: tensor)"
+        raise bad_data_failure(
+            name,
+            "images have more channels than can be told",
+            f"{shape}, whose last axis seems to be {shape[3]} channels",
+            axes,
+            fix if channels_first else fix + clips_fix,
+        )
     if channels_first:
         return images.movedim(1, -1)
     return images[..., None] if len(shape) == 4 and shape[3] not in CHANNEL_COUNTS else images
 
 
-def _looks_multispectral(shape: list[int]) -> bool:
-    """Whether [N, H, W, C] has square images with many bands. A clip [N, F, H, W] is hardly ever so narrow."""
-    return shape[1] == shape[2] > 2 * shape[3] and shape[3] not in CHANNEL_COUNTS
-
-
-def _multispectral_failure(name: str, shape: list[int], channels_first: bool) -> Failure:
-    actual = f"{shape}, whose last axis seems to be {shape[3]} channels"
-    fix = f"permute the axes: (0, 3, 1, 2), and save tensors [N, {shape[3]}, H, W] (data.name: tensor)"
-    fix += "" if channels_first else f"; clips of {shape[1]} frames are saved as [N, {shape[1]}, H, W, 1]"
-    return bad_data_failure(
-        name,
-        "images have more channels than can be told",
-        actual,
-        CHANNELS_FIRST_AXES if channels_first else CHANNELS_LAST_AXES,
-        fix,
-    )
-
-
-def _channel_axis_failure(name: str, shape: list[int], axis: int, channels_first: bool) -> Failure:
-    """axis: where the channels seem to be."""
-    content, others = (
-        "images" if len(shape) == 4 else "clips",
-        [other for other in range(1, len(shape)) if other != axis],
-    )
-    order = (0, axis, *others) if channels_first else (0, *others, axis)
-    fix = f"permute the axes: {order}"
-    if not channels_first and content == "images":
-        fix += f"; clips of {shape[1]} frames are saved as [N, {shape[1]}, H, W, 1]"
-    return bad_data_failure(
-        name,
-        f"{content} have their channels in another place",
-        f"{shape}, whose channels seem to be {CHANNEL_PLACES.get(axis, 'last')}",
-        CHANNELS_FIRST_AXES if channels_first else CHANNELS_LAST_AXES,
-        fix,
-    )
-
-
 def checked_array_source(
-    images: Tensor, labels: Tensor, name: str, *, channels_first: bool, label_format: LabelFormat = CLASS_LABELS
+    images: Tensor,
+    labels: Tensor,
+    name: str,
+    *,
+    channels_first: bool,
+    label_format: LabelFormat = FORMATS[CLASSIFICATION],
 ) -> ArraySource:
     """The source of one split, from its images and labels. `name`: of the file, for errors.
 
@@ -309,18 +273,12 @@ def configured_class_count(data: DataConfig) -> int | None:
     return data.classes if data.classes != DataConfig().classes else None
 
 
-def validation_fraction_mask(data: DataConfig, labels: Tensor) -> Tensor:
-    """Which samples data.val_fraction takes for validation, bool [N]: the same share of every class."""
-    strata = configured_format(data).strata(labels)
-    return torch.from_numpy(partition.partition_samples(strata, data).validation)
-
-
-def split_array(source: ArraySource, data: DataConfig, *, has_validation: bool) -> tuple[ArraySource, ...]:
+def split_rows(source: Rows, data: DataConfig, *, has_validation: bool = False) -> tuple[Rows, ...]:
     """The training, validation and test samples of a source; see `partition_samples`."""
     strata = configured_format(data).strata(source.labels)
     parts = partition.partition_samples(strata, data, has_validation=has_validation)
     masks = (parts.training, parts.validation, parts.test)
-    return tuple(select_samples(source, torch.from_numpy(mask)) for mask in masks)
+    return tuple(source.select(torch.from_numpy(mask)) for mask in masks)
 
 
 def build_splits(
@@ -334,14 +292,20 @@ def build_splits(
     shape, label_format = _sample_shape(training), configured_format(data)
     others = [split for split in (validation, test) if split is not None]
     for other in others:
-        _refuse_different_splits(training, other)
+        one_type, other_type = (f"{_sample_shape(each)}, {_describe_dtype(each.pixels)}" for each in (training, other))
+        if one_type != other_type:
+            what = "the samples of the splits differ"
+            raise bad_data_failure(other.name, what, f"{one_type} and {other_type}", "one shape and type")
     for labels in (None, *(other.labels for other in others)):
         names = label_format.names(training.name, configured_class_count(data), training.labels, labels)
-    _refuse_other_image_size(data, shape, training.name)
-    if validation is not None:
-        split_checks.refuse_second_validation_split(data, validation.name)
+    size = data.image_size
+    if size != DataConfig().image_size and shape.size[-2:] != height_and_width(size):  # its default claims nothing
+        fix = "leave data.image_size out: arrays are not resized"
+        what = "data.image_size is not the size of the images"
+        raise bad_data_failure(training.name, what, f"{shape}", f"{size} pixels", fix)
+    split_checks.refuse_second_splits(data, validation=None if validation is None else validation.name)
     if validation is None or data.test_fraction:
-        training, split_off, split_test = split_array(training, data, has_validation=validation is not None)
+        training, split_off, split_test = split_rows(training, data, has_validation=validation is not None)
         validation = split_off if validation is None else validation
         test = split_test if data.test_fraction else test
     content = "clips" if len(shape.size) == 3 else "images"
@@ -357,27 +321,6 @@ def build_splits(
         task=configured_task(data),
         target=label_format.scale(training.labels, training.name),
     )
-
-
-def _refuse_different_splits(training: ArraySource, other: ArraySource) -> None:
-    training_type, other_type = (
-        f"{_sample_shape(split)}, {_describe_dtype(split.pixels)}" for split in (training, other)
-    )
-    if training_type != other_type:
-        raise bad_data_failure(
-            other.name,
-            "the samples of the splits differ",
-            f"{training_type} and {other_type}",
-            "one shape and type",
-        )
-
-
-def _refuse_other_image_size(data: DataConfig, shape: Shape, name: str) -> None:
-    """Refuse a data.image_size that is not the images' size. Its default claims nothing."""
-    size = data.image_size
-    if size != DataConfig().image_size and shape.size[-2:] != height_and_width(size):
-        fix = "leave data.image_size out: arrays are not resized"
-        raise bad_data_failure(name, "data.image_size is not the size of the images", f"{shape}", f"{size} pixels", fix)
 
 
 def _sample_shape(source: ArraySource) -> Shape:
@@ -401,8 +344,13 @@ def open_arrays(data: DataConfig, *_: object) -> DataSplits:
     def load(file: Path) -> list[str]:
         """The names of all arrays in the file; those of the splits are loaded."""
         names = list[str]()
+
+        def pick(keys: Iterable[str]) -> list[str]:
+            names.extend(keys)
+            return list(chain.from_iterable(find_array_names(names, file).values()))
+
         with translate_read_errors(file):
-            loaded[file] = LOADERS[file.suffix](file, partial(_pick_splits, file, names))
+            loaded[file] = LOADERS[file.suffix](file, pick)
         return names
 
     located, notes = locate_splits(data, load)
@@ -420,12 +368,6 @@ def open_arrays(data: DataConfig, *_: object) -> DataSplits:
     splits = build_splits(data, sources["training"], sources.get("validation"), sources.get("test"))
     memory_notes = [note for file, arrays in loaded.items() for note in _unshared_memory_notes(file, arrays)]
     return replace(splits, notes=(*splits.notes, *notes, *memory_notes))
-
-
-def _pick_splits(file: Path, names: list[str], keys: Iterable[str]) -> list[str]:
-    """The names of the arrays of all splits among `keys`, which are added to `names`."""
-    names.extend(keys)
-    return list(chain.from_iterable(find_array_names(names, file).values()))
 
 
 def _unshared_memory_notes(file: Path, names: Iterable[str]) -> Iterator[str]:

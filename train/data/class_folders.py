@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, list_some, pluralize
+from entrypoint import ExitCode, Failure, list_some
 from train.files import did_you_mean, one_line
 from train.names import describe_look_alikes, normalize_name, other_form_fix
 
@@ -92,13 +92,23 @@ def find_layout(root: Path, *, keep_test: bool = False) -> FolderLayout:
     if len(classes) < 2:
         raise _too_few_classes_failure(root, training, classes)
     if training_name is None:
-        _refuse_validation_without_training(root, classes)
+        if all(name.lower() in VALIDATION_FOLDER_NAMES for name in classes):  # they would be trained on as classes
+            raise _data_root_failure(
+                "data.root holds folders to measure on, and none to train on",
+                f"{root.absolute()}: {list_some(classes)}",
+                f"call the folder to train on {root / TRAINING_FOLDER_NAMES[0]}; if these are classes, "
+                "give them other names",
+            )
         return FolderLayout(training=root, validation=None, classes=classes)
     kept = TEST_FOLDER_NAMES if keep_test else ()
     validation = _find_folder(root, folders, [name for name in VALIDATION_FOLDER_NAMES if name not in kept])
     if validation:
         _refuse_different_classes(training, classes, validation, class_names(validation))
-    test = None if _is_test_folder(validation) else _find_test_folder(root, folders, classes)
+    test = None if _is_test_folder(validation) else _find_folder(root, folders, TEST_FOLDER_NAMES)
+    # Images without labels often lie in a folder `test`, in none of its folders or in one folder of any name.
+    inside = set[str]() if test is None else {*class_names(test)}
+    if not inside or inside - set(classes):
+        test = None
     used = {training_name, *(folder.name for folder in (validation, test) if folder)}
     aside = tuple(name for name in folders if name not in used and _looks_like_image_folder(paths[name], classes))
     return FolderLayout(training=training, validation=validation, classes=classes, aside=aside, test=test)
@@ -130,42 +140,8 @@ def _find_folder(root: Path, names: Collection[str], split_names: Sequence[str])
     return root / matches[0] if matches else None
 
 
-def _find_test_folder(root: Path, names: Collection[str], classes: Sequence[str]) -> Path | None:
-    """The test folder, if it holds folders of the training's classes and no others.
-
-    Images without labels often lie in a folder `test`, in none of its folders or in one folder of any name.
-    """
-    folder = _find_folder(root, names, TEST_FOLDER_NAMES)
-    return folder if folder and (inside := class_names(folder)) and set(inside) <= set(classes) else None
-
-
 def _is_test_folder(folder: Path | None) -> bool:
     return folder is not None and folder.name.lower() in TEST_FOLDER_NAMES
-
-
-def describe_test_as_validation(layout: FolderLayout) -> str | None:
-    """A note if a folder called `test` is the validation split; None otherwise."""
-    if layout.validation is None or not _is_test_folder(layout.validation):
-        return None
-    name = one_line(layout.validation.name)
-    return (
-        f"{name} is the validation split, since there is no folder val: it chooses the best checkpoint. With a folder "
-        f"val, {name} would be kept for one score at the end"
-    )
-
-
-def _refuse_validation_without_training(root: Path, classes: tuple[str, ...]) -> None:
-    """Refuse validation folders without a training folder: they would be trained on as classes."""
-    if all(name.lower() in VALIDATION_FOLDER_NAMES for name in classes):
-        what, actual = (
-            "data.root holds folders to measure on, and none to train on",
-            f"{root.absolute()}: {list_some(classes)}",
-        )
-        fix = (
-            f"call the folder to train on {root / TRAINING_FOLDER_NAMES[0]}; if these are classes, "
-            "give them other names"
-        )
-        raise _data_root_failure(what, actual, fix)
 
 
 def _looks_like_image_folder(folder: Path, classes: tuple[str, ...]) -> bool:
@@ -455,17 +431,12 @@ def describe_unread_files(endings: Mapping[str, int]) -> str | None:
     listed = list_some([f"{ending} ({count:,})" for ending, count in by_count])
     number = sum(endings.values())
     counted = f"{number:,} files are not read" if number > 1 else "1 file is not read"
-    return f"{counted}: {listed}{_unread_files_fix(endings)}"
-
-
-def _unread_files_fix(endings: Mapping[str, int]) -> str:
-    fixes = (
-        ["move images into the folders of their classes"]
-        if any(suffix.endswith(OUTSIDE_CLASS_FOLDERS) for suffix in endings)
-        else []
-    )
-    fixes += [CONVERT_FIX] if any(suffix in UNSUPPORTED_IMAGE_SUFFIXES for suffix in endings) else []
-    return f". fix: {'; '.join(fixes)}" if fixes else ""
+    needed = {
+        "move images into the folders of their classes": any(each.endswith(OUTSIDE_CLASS_FOLDERS) for each in endings),
+        CONVERT_FIX: any(each in UNSUPPORTED_IMAGE_SUFFIXES for each in endings),
+    }
+    fixes = "; ".join(fix for fix, is_needed in needed.items() if is_needed)
+    return f"{counted}: {listed}" + (f". fix: {fixes}" if fixes else "")
 
 
 def split_folder_warnings(inside: Mapping[str, Collection[str]]) -> tuple[str, ...]:
@@ -477,11 +448,16 @@ def split_folder_warnings(inside: Mapping[str, Collection[str]]) -> tuple[str, .
     matches = {
         name: sorted((inside.keys() & {*map(normalize_name, folders)}) - {name}) for name, folders in inside.items()
     }
-    warnings = [
-        _split_folder_warning(name, classes)
-        for name, classes in matches.items()
-        if len(classes) > (name.lower() not in VALIDATION_FOLDER_NAMES)  # a part of the data may lack classes
-    ]
+    warnings = list[str]()
+    for name, classes in matches.items():
+        is_validation = name.lower() in VALIDATION_FOLDER_NAMES
+        if len(classes) > (not is_validation):  # a part of the data may lack classes
+            alternative = ", or the other class folders into data.root/train" if is_validation else ""
+            warnings.append(
+                f"the class folder {one_line(name)} holds folders named like other classes "
+                f"({list_some(classes, MAX_LISTED_CLASSES, one_line)}): a part of the data, not a class? fix: move it "
+                f"beside data.root{alternative}"
+            )
     return (*warnings[:MAX_LISTED_CLASSES], *_repeated_folder_warnings(inside))
 
 
@@ -501,44 +477,16 @@ def _repeated_folder_warnings(inside: Mapping[str, Collection[str]]) -> tuple[st
     )
 
 
-def _split_folder_warning(name: str, classes: Sequence[str]) -> str:
-    listed = list_some(classes, MAX_LISTED_CLASSES, one_line)
-    alternative = ", or the other class folders into data.root/train" if name.lower() in VALIDATION_FOLDER_NAMES else ""
-    return (
-        f"the class folder {one_line(name)} holds folders named like other classes ({listed}): a part of the data, not "
-        f"a class? fix: move it beside data.root{alternative}"
-    )
-
-
-def describe_ignored_folders(layout: FolderLayout) -> str | None:
-    """A note of the folders of images that are not read, because they are no split; None if there are none."""
-    if not layout.aside:
-        return None
+def layout_notes(layout: FolderLayout) -> Iterator[str]:
+    """Notes of folders of images that are not read, because they are no split, and of a test split for validation."""
     training = one_line(layout.training.name)
     validation = one_line(layout.validation.name) if layout.validation else f"a part of {training}"
-    used = [f"{training} (training)", f"{validation} (validation)"]
-    used += [f"{one_line(layout.test.name)} (test)"] if layout.test else []
-    return f"not read, beside {', '.join(used[:-1])} and {used[-1]}: {list_some(layout.aside, describe=one_line)}"
-
-
-def missing_validation_warnings(
-    classes: Sequence[str], training: Sequence[int], validation: Sequence[int]
-) -> tuple[str, ...]:
-    """A warning of the classes without a validation image: no evaluation measures them.
-
-    Args:
-        training, validation: images of each class.
-    """
-    missed = [
-        (one_line(name), count) for name, count, other in zip(classes, training, validation, strict=True) if not other
-    ]
-    if not missed:
-        return ()
-    fix = "fix: more images of them, or a larger data.val_fraction"
-    if len(missed) == 1:
-        return (
-            f"class {missed[0][0]} has {pluralize(missed[0][1], 'image')}: none is used for validation. "
-            + fix.replace("them", "it"),
+    if layout.aside:
+        used = [f"{training} (training)", f"{validation} (validation)"]
+        used += [f"{one_line(layout.test.name)} (test)"] if layout.test else []
+        yield f"not read, beside {', '.join(used[:-1])} and {used[-1]}: {list_some(layout.aside, describe=one_line)}"
+    if _is_test_folder(layout.validation):
+        yield (
+            f"{validation} is the validation split, since there is no folder val: it chooses the best checkpoint. With "
+            f"a folder val, {validation} would be kept for one score at the end"
         )
-    listed = list_some([f"{name} ({pluralize(count, 'image')})" for name, count in missed], MAX_LISTED_CLASSES)
-    return (f"of {len(missed):,} classes no image is used for validation: {listed}. {fix}",)

@@ -7,12 +7,13 @@ its offset.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import random
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,22 +28,30 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure
 from train import plugin
 from train.config.schema import DataConfig
-from train.data import array_labels, arrays, decode, decode_crop
-from train.data.array_labels import FORMATS, ItemLabel
+from train.data import arrays, decode
 from train.data.arrays import move_channels_last
 from train.data.boxes import CropDraws
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape
 from train.data.sources.arrays import bad_data_failure
-from train.data.splits import CroppedReader, DataSplits, ImageFileSource, SampleIndices, SampleOrigin, SampleSource
-from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION
+from train.data.splits import (
+    CroppedReader,
+    DataSplits,
+    ImageFileSource,
+    RowsSource,
+    SampleIndices,
+    SampleOrigin,
+    SampleSource,
+)
+from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, configured_task
+from train.tasks.labels import FORMATS, ItemLabel, configured_format
 
 NUM_CHECKED_ITEMS: Final = 8  # read twice, to see whether they change
 DATASET_LOCK: Final = threading.Lock()  # a user's dataset (an HDF5 file, a counter) need not be thread-safe
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DatasetSource(SampleSource):
+class DatasetSource(RowsSource):
     """Some items of the user's dataset.
 
     rows: int64 [count], which of them. labels: as `SampleSource.labels`. size, channels: that PIL images get. first:
@@ -59,9 +68,6 @@ class DatasetSource(SampleSource):
     preprocessing: Preprocessing = DEFAULT_PREPROCESSING
     task: str = CLASSIFICATION
     channels: int = 3
-
-    def names(self, samples: SampleIndices) -> list[str]:
-        return [str(row) for row in self.rows[torch.from_numpy(samples)].tolist()]
 
     @property
     def origin(self) -> SampleOrigin:
@@ -96,7 +102,7 @@ class DatasetSource(SampleSource):
             ]
         return torch.stack(read) if read else torch.empty((0, *shape), dtype=dtype)
 
-    def read_one(self, sample: int, choose_box: decode_crop.ChooseBox | None = None) -> Tensor:
+    def read_one(self, sample: int, choose_box: decode.ChooseBox | None = None) -> Tensor:
         """Read one sample. It must have the shape and dtype of the first one, and the label that the dataset lists."""
         row = int(self.rows[sample])
         image, label = read_item(self.dataset, row, self.name, self.task)
@@ -115,13 +121,13 @@ class DatasetSource(SampleSource):
             )
         return pixels
 
-    def _image_tensor(self, image: Any, name: str, choose_box: decode_crop.ChooseBox | None) -> Tensor:
+    def _image_tensor(self, image: Any, name: str, choose_box: decode.ChooseBox | None) -> Tensor:
         """One image or clip as [*size, channels]: a PIL image is fitted, or its box is cut out."""
         if not isinstance(image, Image.Image):
             return _array_tensor(image, name)
         rgb = _to_8_bit_rgb(image, name, self.preprocessing)
         if choose_box:
-            pixels = decode_crop.crop_image(rgb, self.size, choose_box, self.preprocessing, self.channels)
+            pixels = decode.crop_image(rgb, self.size, choose_box, self.preprocessing, self.channels)
         else:
             fitted = decode.fit_image(rgb, self.size, self.preprocessing)
             pixels = decode.as_pixels(fitted, self.channels)
@@ -154,30 +160,19 @@ def _refuse_colors(channels: int, name: str) -> None:
         )
 
 
-def find_changing_item(items: DatasetSource) -> int | None:
-    """The first of a few items that changes when it is read again (random transforms); None if none changes."""
-    for sample in range(min(NUM_CHECKED_ITEMS, len(items.labels))):
-        with suppress(Failure):  # an unreadable item is reported when it is used
-            if not torch.equal(items.read_one(sample), items.read_one(sample)):
-                return int(items.rows[sample])
-    return None
-
-
-def item_facts(items: DatasetSource) -> list[decode.ImageFacts]:
-    """Like `decode.sample_facts`, for the first few items; empty if they are no PIL images."""
-    facts = list[decode.ImageFacts]()
-    for row in items.rows[:NUM_CHECKED_ITEMS].tolist():
+def look_at_items(items: DatasetSource) -> tuple[int | None, list[decode.ImageFacts]]:
+    """The first of a few items that changes when it is read again (random transforms); and the facts about those that
+    are PIL images, as `decode.sample_facts`. An item that cannot be read is reported when it is used."""
+    changing, facts = None, list[decode.ImageFacts]()
+    for sample, row in enumerate(items.rows[:NUM_CHECKED_ITEMS].tolist()):
+        with suppress(Failure):
+            if changing is None and not torch.equal(items.read_one(sample), items.read_one(sample)):
+                changing = row
         with suppress(Failure, *decode.DECODE_ERRORS):
             image, _ = read_item(items.dataset, row, items.name, items.task)
-            if not isinstance(image, Image.Image):
-                return []
-            facts.append(decode.find_facts(image))
-    return facts
-
-
-def select_items(items: DatasetSource, chosen: Tensor) -> DatasetSource:
-    """The items where `chosen` (bool [count]) is true."""
-    return replace(items, rows=items.rows[chosen], labels=items.labels[chosen])
+            if isinstance(image, Image.Image):
+                facts.append(decode.find_facts(image))
+    return changing, facts
 
 
 def read_item(dataset: Any, row: int, name: str, task: str = CLASSIFICATION) -> tuple[Any, ItemLabel]:
@@ -280,8 +275,6 @@ def _not_an_image_failure(name: str, actual: str) -> Failure:
 PSEUDO_FILE_SYSTEMS: Final = ("/proc/", "/sys/", "/dev/")
 OPEN_FILES_FOLDER: Final = Path("/proc/self/fd")
 
-FilePosition = tuple[int, int, int]  # device, inode, position
-
 
 @dataclass(slots=True, eq=False)
 class FactoryCall:
@@ -306,7 +299,16 @@ class FactoryCall:
             if self.process != os.getpid():
                 with self._random_state_of_the_first_call():
                     self.returned = plugin.call_factory(self.data.name, "data.name", self.data)
-                self._refuse_other_labels()
+                returned = self.returned
+                if self.labels is not None and not all(
+                    torch.equal(current.labels, first)
+                    for current, first in zip((returned.training, returned.validation), self.labels, strict=True)
+                ):
+                    raise Failure(
+                        f"data.name {self.data.name} returned other labels when it was called again",
+                        fix="sort what the factory lists, and seed its generators",
+                        code=ExitCode.DATA,
+                    )
                 self.process = os.getpid()
             return self.returned
 
@@ -324,17 +326,6 @@ class FactoryCall:
         """
         self.returned, self.process = None, 0
         gc.collect()  # a dataset that holds a bound method of itself is a reference cycle
-
-    def _refuse_other_labels(self) -> None:
-        if self.labels is None:
-            return
-        labels = (self.returned.training.labels, self.returned.validation.labels)
-        if not all(torch.equal(current, first) for current, first in zip(labels, self.labels, strict=True)):
-            raise Failure(
-                f"data.name {self.data.name} returned other labels when it was called again",
-                fix="sort what the factory lists, and seed its generators",
-                code=ExitCode.DATA,
-            )
 
     @contextmanager
     def _random_state_of_the_first_call(self) -> Iterator[None]:
@@ -390,43 +381,23 @@ def find_moved_file(reads: Iterable[Callable[[], object]], release: Callable[[],
     for number, (device, inode, _) in open_file_positions().items():
         seen = {at[number] for at in positions if number in at and at[number][:2] == (device, inode)}
         if len(seen) > 1:
-            return open_file_path(number)
+            return os.readlink(OPEN_FILES_FOLDER / str(number))
     return None
 
 
-def open_file_positions() -> dict[int, FilePosition]:
+def open_file_positions() -> dict[int, tuple[int, int, int]]:
     """Device, inode and position of each regular file that is open read-only, by file descriptor.
 
     psutil's `open_files` leaves out a file that was deleted after it was opened.
     """
     positions = {}
-    for number in _open_file_descriptors():
-        with suppress(OSError, KeyError):  # closed in the meantime
-            status = os.fstat(number)
-            lines = Path(f"/proc/self/fdinfo/{number}").read_text().splitlines()
-            fields = dict(
-                line.split(":", 1) for line in lines if ":" in line
-            )  # some lines of an io_uring have no colon
-            read_only = int(fields["flags"], 8) & os.O_ACCMODE == os.O_RDONLY
-            if (
-                read_only
-                and stat.S_ISREG(status.st_mode)
-                and not open_file_path(number).startswith(PSEUDO_FILE_SYSTEMS)
-            ):
-                positions[number] = (status.st_dev, status.st_ino, int(fields["pos"]))
+    for name in os.listdir(OPEN_FILES_FOLDER) if os.path.isdir(OPEN_FILES_FOLDER) else ():  # not Linux
+        with suppress(OSError):  # closed in the meantime
+            number, path = int(name), os.readlink(OPEN_FILES_FOLDER / name)
+            status, access = os.fstat(number), fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE
+            if access == os.O_RDONLY and stat.S_ISREG(status.st_mode) and not path.startswith(PSEUDO_FILE_SYSTEMS):
+                positions[number] = (status.st_dev, status.st_ino, os.lseek(number, 0, os.SEEK_CUR))
     return positions
-
-
-def open_file_path(number: int) -> str:
-    """The path of an open file."""
-    return os.readlink(OPEN_FILES_FOLDER / str(number))
-
-
-def _open_file_descriptors() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(OPEN_FILES_FOLDER)]
-    except OSError:  # not Linux
-        return []
 
 
 SPLIT_NAMES: Final = ("training", "validation")
@@ -463,46 +434,38 @@ def _as_splits(returned: Any, factory: FactoryCall) -> DataSplits:
         raise _contract_failure(data, type(returned).__name__)
     if returned[0] is None:
         raise _contract_failure(data, "(None, ...)")
-    _refuse_non_datasets(returned, data)
+    for dataset, split in zip(returned, SPLIT_NAMES, strict=True):
+        if dataset is not None and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise _contract_failure(data, f"{split}: {type(dataset).__name__}, without len() or without [ ]")
     training = _open_dataset(returned[0], factory, 0)
     validation = None if returned[1] is None else _open_dataset(returned[1], factory, 1)
     if validation and validation.first != training.first:
         raise _contract_failure(data, "training and validation samples of different shapes or types")
     names = getattr(returned[0], "classes", None)
     claimed = len(names) if names else arrays.configured_class_count(data)
-    label_format = array_labels.configured_format(data)
+    label_format = configured_format(data)
     outputs = label_format.names(data.name, claimed, training.labels, validation.labels if validation else None)
     if validation is None:
-        is_validation = arrays.validation_fraction_mask(data, training.labels)
-        training, validation = select_items(training, ~is_validation), select_items(training, is_validation)
+        training, validation, _ = arrays.split_rows(training, data)
     shape, dtype = training.first or ((), torch.uint8)
-    changing = find_changing_item(training)
-    warnings = () if changing is None else (_changing_item_warning(data, changing),)
-    deep = decode.sample_warnings(item_facts(training), data.name)
+    (changing, facts), warnings = look_at_items(training), list[str]()
+    if changing is not None:
+        warnings.append(
+            f"{data.name}: item {changing} is not the same when it is read again (random transforms?). Kept in memory, "
+            "items are read once and stay so in all epochs; data.loader=workers reads them again, and a run that goes "
+            "on or has other ranks then sees other ones. Take what is random out: data.augment moves images by keys"
+        )
+    warnings += decode.sample_warnings(facts, data.name)
     return DataSplits(
         training=training,
         validation=validation,
         classes=tuple(map(str, names)) if names and len(names) == len(outputs) else outputs,
         shape=Shape(channels=shape[-1], size=shape[:-1]),
         floats=dtype.is_floating_point,
-        warnings=(*warnings, *deep),
-        task=array_labels.configured_task(data),
+        warnings=tuple(warnings),
+        task=configured_task(data),
         target=label_format.scale(training.labels, data.name),
     )
-
-
-def _changing_item_warning(data: DataConfig, row: int) -> str:
-    return (
-        f"{data.name}: item {row} is not the same when it is read again (random transforms?). Kept in memory, items "
-        "are read once and stay so in all epochs; data.loader=workers reads them again, and a run that goes on or has "
-        "other ranks then sees other ones. Take what is random out: data.augment moves images by keys"
-    )
-
-
-def _refuse_non_datasets(datasets: Sequence[Any], data: DataConfig) -> None:
-    for dataset, split in zip(datasets, SPLIT_NAMES, strict=True):
-        if dataset is not None and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise _contract_failure(data, f"{split}: {type(dataset).__name__}, without len() or without [ ]")
 
 
 def _open_dataset(dataset: Any, factory: FactoryCall, number: int) -> DatasetSource:
@@ -510,8 +473,8 @@ def _open_dataset(dataset: Any, factory: FactoryCall, number: int) -> DatasetSou
     name = f"{data.name}, {split} data:"
     if not (count := len(dataset)):
         raise _contract_failure(data, f"{split}: a {type(dataset).__name__} without items")
-    task = array_labels.configured_task(data)
-    labels = array_labels.configured_format(data).read(_read_labels(dataset, name, task), name)
+    task = configured_task(data)
+    labels = configured_format(data).read(_read_labels(dataset, name, task), name)
     if len(labels) != count:
         raise _contract_failure(data, f"{split}: {count} items, and {len(labels)} labels in .targets or .labels")
     channels = COLOR_CHANNELS[data.color]

@@ -11,12 +11,13 @@ import hashlib
 import math
 import os
 import pwd
+import shutil
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,30 +70,18 @@ class DecodedCache:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheWriter:
-    """Writes the images in any order, from several threads."""
+    """Writes the images in any order, from several threads. sums, readable: as in `DecodedCache`."""
 
     handle: int
-    count: int
-    stored: StoredShape
-    sums: npt.NDArray[np.uint32] = field(init=False)
-    readable: BoolArray = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sums", np.zeros(self.count, np.uint32))
-        object.__setattr__(self, "readable", np.zeros(self.count, bool))
+    sums: npt.NDArray[np.uint32]
+    readable: BoolArray
 
     def put(self, rows: npt.NDArray[np.int64], pixels: UInt8Array, readable: BoolArray) -> None:
         """Write the images of consecutive rows. Raises OSError."""
         self.sums[rows], self.readable[rows] = [zlib.crc32(image) for image in pixels], readable
         _write_at(self.handle, pixels, int(rows[0]) * pixels[0].nbytes)
-
-    def finish(self) -> None:
-        """Write checksums and flags after the images. Raises OSError."""
-        end = self.count * math.prod(self.stored)
-        _write_at(self.handle, self.sums, end)
-        _write_at(self.handle, self.readable, end + self.sums.nbytes)
 
 
 def open_cache(path: Path, count: int, stored: StoredShape) -> DecodedCache | None:
@@ -128,15 +117,16 @@ def write_cache(path: Path, count: int, stored: StoredShape) -> Iterator[CacheWr
         OSError: from the system; ENOSPC before anything is written if there is too little space.
         Failure: as `files.write_atomic`.
     """
-    need, free = cache_file_bytes(count, stored), _free_bytes(path.parent)
-    if free < need:
+    need = cache_file_bytes(count, stored)
+    if shutil.disk_usage(path.parent).free < need:
         raise OSError(errno.ENOSPC, f"{need / 1e6:.1f} MB are needed")
     for partial in _partial_files(path):  # of a killed process
         files.remove(partial)
     with file_writer.replace_file(path) as stream:
-        writer = CacheWriter(stream.fileno(), count, stored)
-        yield writer
-        writer.finish()
+        sums, readable, end = np.zeros(count, np.uint32), np.zeros(count, bool), count * math.prod(stored)
+        yield CacheWriter(handle=stream.fileno(), sums=sums, readable=readable)
+        _write_at(stream.fileno(), sums, end)
+        _write_at(stream.fileno(), readable, end + sums.nbytes)
     files.write_json(_manifest_path(path), _manifest_content(count, stored))
 
 
@@ -187,11 +177,6 @@ def _user_name(user: int) -> str:
 def cache_file_bytes(count: int, stored: StoredShape) -> int:
     """The size of the whole file."""
     return count * (math.prod(stored) + METADATA_BYTES_PER_IMAGE)
-
-
-def _free_bytes(folder: Path) -> int:
-    disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize
 
 
 def _manifest_content(count: int, stored: StoredShape) -> dict[str, Any]:
@@ -331,8 +316,13 @@ def _open_or_fill(path: Path, files: ImageFileSource, pulse: Heartbeat) -> Decod
             )
             continue
         with held.held():
-            if open_cache(path, len(files.paths), files.stored) is None:  # filled while this process acquired the lock
-                _fill_unless_taken_over(path, files, pulse)
+            if open_cache(path, len(files.paths), files.stored) is not None:
+                continue  # filled while this process acquired the lock
+            try:
+                _fill_cache(path, files, pulse)
+            except Failure:  # which does not matter if another process took over the expired lock, and has filled it
+                if open_cache(path, len(files.paths), files.stored) is None:
+                    raise
     return cache
 
 
@@ -340,15 +330,6 @@ def _check_while_waiting(path: Path, pulse: Heartbeat) -> None:
     """Called while the holder lives: partial files of a dead holder are not examined."""
     refuse_unreadable_cache(path)
     pulse.beat("data")
-
-
-def _fill_unless_taken_over(path: Path, files: ImageFileSource, pulse: Heartbeat) -> None:
-    """Fill the cache. A failure is ignored if another process took over the expired lock and has filled it."""
-    try:
-        _fill_cache(path, files, pulse)
-    except Failure:
-        if open_cache(path, len(files.paths), files.stored) is None:
-            raise
 
 
 def _fill_cache(path: Path, files: ImageFileSource, pulse: Heartbeat) -> None:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from entrypoint import ExitCode, Failure, file_writer, redact, shell_command, to_printable, write_styled
 from train import file_lock, files
@@ -312,21 +312,38 @@ def download_archive(address: str, archive: PublishedArchive, path: Path, progre
         DownloadError: if the address does not give the published file.
         OSError: from the disk, not from the network.
     """
-    digest, received, beginning = _new_md5(), 0, b""
     with open_url(address) as response, file_writer.replace_file(path, label=LABEL) as stream:
-        promised = getattr(response, "length", None) or 0
-        # A server may send without end: one chunk too many is enough to know that the file is another one.
-        while received <= archive.size and (chunk := read_chunk(response, received)):
-            stream.write(chunk)
-            digest.update(chunk)
-            received, beginning = received + len(chunk), beginning or chunk[:64]
-            progress(received)
-        if received < promised and received <= archive.size:
-            raise DownloadError(f"the connection ended after {received} of {promised} bytes")
-        if digest.hexdigest() != archive.md5:
-            page = " (a web page: of a proxy, or of a login?)" if beginning.lstrip().startswith(b"<") else ""
-            what = f"not the published file: {received} bytes with md5 {digest.hexdigest()}{page}"
-            raise DownloadError(what, wrong=True)
+        receive_file(response, stream, _new_md5(), archive.md5, limit=archive.size, progress=progress)
+
+
+def receive_file(
+    response: Any, stream: IO[bytes], digest: Any, expected: str | None, *, limit: int, progress: Callable[[int], None]
+) -> None:
+    """Copy an answer of `open_url` into a file, and compare the hash of what came with the published one.
+
+    Args:
+        digest: a new one of hashlib. expected: the published hash, or its beginning; None: it is not known.
+        limit: a file with more bytes is another one: a server may send without end.
+        progress: called after every chunk with the bytes received so far.
+
+    Raises:
+        DownloadError: if it is not the published file.
+        OSError: from the disk, not from the network.
+    """
+    promised, received, beginning = getattr(response, "length", None) or 0, 0, b""
+    while received <= limit and (chunk := read_chunk(response, received)):
+        stream.write(chunk)
+        digest.update(chunk)
+        received, beginning = received + len(chunk), beginning or chunk[:64]
+        progress(received)
+    if received < promised and received <= limit:
+        raise DownloadError(f"the connection ended after {received} of {promised} bytes")
+    if received > limit or (expected is not None and not digest.hexdigest().startswith(expected)):
+        page = " (a web page: of a proxy, or of a login?)" if beginning.lstrip().startswith(b"<") else ""
+        content = f"{received} bytes with {digest.name} {digest.hexdigest()}"
+        raise DownloadError(
+            f"not the published file: {content}, not {expected or f'at most {limit} bytes'}{page}", wrong=True
+        )
 
 
 def open_url(address: str, *handlers: urllib.request.BaseHandler) -> Any:

@@ -19,13 +19,14 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import simplejpeg
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import decode, decode_crop
+from train.data import decode
 from train.data.augmenter import CROP, Augmenter
 from train.data.boxes import CropDraws
 from train.data.preprocessing import Preprocessing, configured_preprocessing
@@ -88,7 +89,7 @@ def read_encoded(source: EncodedImageSource, samples: SampleIndices, draws: Crop
         file, choose_box = source.image(sample), partial(draws.box, row)
         jpeg = _read_plain_jpeg(file)
         if jpeg is None:
-            decoded.append(decode_crop.decode_crop(file, source.size, sample, choose_box, source.preprocessing))
+            decoded.append(decode.decode_crop(file, source.size, sample, choose_box, source.preprocessing))
         else:
             data, height, width = jpeg
             files.append(data)
@@ -112,14 +113,11 @@ def _read_plain_jpeg(file: decode.ImageFile) -> tuple[bytes, int, int] | None:
         with decode.open_image(read) as image:
             is_plain = (image.format, image.mode) == ("JPEG", "RGB") and decode.exif_transpose(image) is None
             is_plain = is_plain and image.info.get("adobe_transform") != RGB_WITHOUT_TRANSFORM
-            return (read.data, image.height, image.width) if is_plain and _is_complete(read.data) else None
+            # nvJPEG would decode a part of a file without an error. Padding may follow the end.
+            is_complete = read.data.rstrip(b"\0").endswith(END_OF_JPEG)
+            return (read.data, image.height, image.width) if is_plain and is_complete else None
     except decode.DECODE_ERRORS:
         return None
-
-
-def _is_complete(jpeg: bytes) -> bool:
-    """Whether it ends as a JPEG does, but for padding: nvJPEG would decode a part of a file without an error."""
-    return jpeg.rstrip(b"\0").endswith(END_OF_JPEG)
 
 
 def for_reading(augmenter: Augmenter, source: SampleSource) -> Augmenter:
@@ -176,15 +174,13 @@ class GpuDecoder:
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except RuntimeError as error:  # of nvJPEG, which does not say for which image
-            self._warn_once(str(error).splitlines()[0])
+            if not self._has_warned:
+                reason = str(error).splitlines()[0]
+                self._warn(f"warning: the GPU cannot decode a batch, so the CPU does: {reason}; not said again")
+            self._has_warned = True
         with self._reads_again:
             pixels, taken, bad = read_again(request, samples)
         return request, taken, pixels, bad
-
-    def _warn_once(self, reason: str) -> None:
-        if not self._has_warned:
-            self._warn(f"warning: the GPU cannot decode a batch, so the CPU does: {reason}; not said again")
-        self._has_warned = True
 
     def decode(self, batch: EncodedBatch) -> Tensor:
         """The boxes, cut out and scaled, on the device, uint8 [n, *size, 3].
@@ -269,13 +265,8 @@ def refuse_gpu_decoding(
             fix="set data.decode to auto",
             code=ExitCode.USAGE,
         )
-    if attempt:
-        _try_to_decode(device)
-
-
-def _try_to_decode(device: torch.device) -> None:
-    import simplejpeg
-
+    if not attempt:
+        return
     jpeg = simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8))
     try:
         decode_jpegs((torch.frombuffer(bytearray(jpeg), dtype=torch.uint8),), device)

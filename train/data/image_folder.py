@@ -7,15 +7,15 @@ for as long as no folder changes. This module does not import torch: `train chec
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import time
-import zlib
+import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,15 +28,16 @@ from train.config.schema import DataConfig
 from train.data import class_folders, image_lists, partition
 from train.data.class_folders import DirectoryState
 from train.data.image_lists import ImageList, ImageLists
-from train.data.labels import missing_validation_warnings
+from train.data.sources.arrays import PARSE_ERRORS
 from train.data.split_checks import find_layout, refuse_wrong_class_count
 from train.tasks import CLASSIFICATION
+from train.tasks.labels import missing_validation_warnings
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
     from train.distributed.shared_memory import HostRanks
 
-LISTING_VERSION: Final = 2  # raised whenever the same folder would be listed otherwise
+LISTING_VERSION: Final = 3  # raised whenever the same folder would be listed otherwise
 # By the number of names and not by the seconds of a listing, so that each start of a run does the same. Reading so many
 # names takes half a second on a local disk, and many seconds on a parallel file system.
 MIN_NAMES: Final = 100_000
@@ -44,7 +45,6 @@ MIN_NAMES_PER_FOLDER: Final = 10  # with fewer, examining the folders takes as l
 # A later change of a folder could get the same time as the last one: file systems count time in steps of up to two
 # seconds, and the clocks of file servers differ from those of nodes.
 MIN_AGE_S: Final = 10.0
-FIELD_BYTES: Final = 8  # of the checksum and of the length of the header; the arrays after it are aligned to it
 MOUNTS_FILE: Final = Path("/proc/self/mountinfo")
 
 
@@ -114,10 +114,10 @@ class ListingCache:
 
     def list_images(self, above: Path, classes: Sequence[str]) -> FolderListing:
         """The listing that is kept of these class folders, or a new one. Raises Failure: as `list_class_folders`."""
-        path = None if self.folder is None else self.folder / _file_name(above)
-        if path is None:
+        if self.folder is None:
             return list_class_folders(above, classes)
-        with suppress(OSError, *files.MALFORMED_ERRORS):
+        path = self.folder / hashlib.sha256(os.fsencode(os.path.abspath(above))).hexdigest()[:32]
+        with suppress(OSError, RuntimeError, MemoryError, zipfile.BadZipFile, *PARSE_ERRORS):
             if (listing := _read_listing(path, above, classes)) is not None:
                 return listing
         begun_at = self.clock()
@@ -158,30 +158,21 @@ def _fuse_devices() -> set[int]:
     return devices
 
 
-def _file_name(above: Path) -> str:
-    return hashlib.sha256(os.fsencode(os.path.abspath(above))).hexdigest()[:32]
-
-
 def _key(above: Path, classes: Sequence[str]) -> dict[str, Any]:
     return {"version": LISTING_VERSION, "folder": os.path.abspath(above), "classes": [*classes]}
 
 
 def _write_listing(path: Path, above: Path, classes: Sequence[str], listing: FolderListing) -> None:
-    """Write the checksum of all that follows, the length of the header, the header (JSON), lengths and letters.
+    """Write the facts (JSON), the lengths and the letters into one file of numpy's, which has a checksum of each.
 
     Raises:
         OSError, Failure: as `files.write_atomic`.
     """
     facts = {"counts": listing.counts, "unread": listing.unread, "inside": listing.inside, "states": listing.states}
-    header = json.dumps(_key(above, classes) | facts).encode()
-    header += b" " * (-len(header) % FIELD_BYTES)
-    length = len(header).to_bytes(FIELD_BYTES, "little")
-    parts: list[bytes | memoryview] = [length, header, listing.lengths.data, listing.letters.data]
-    checksum = 0
-    for part in parts:
-        checksum = zlib.crc32(part, checksum)
+    header, content = json.dumps(_key(above, classes) | facts).encode(), io.BytesIO()
+    np.savez(content, facts=np.frombuffer(header, np.uint8), lengths=listing.lengths, letters=listing.letters)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files.write_atomic(path, b"".join((checksum.to_bytes(FIELD_BYTES, "little"), *parts)))
+    files.write_atomic(path, content.getvalue())
 
 
 def _read_listing(path: Path, above: Path, classes: Sequence[str]) -> FolderListing | None:
@@ -189,27 +180,22 @@ def _read_listing(path: Path, above: Path, classes: Sequence[str]) -> FolderList
 
     Raises:
         OSError: the file, or a folder, is gone or cannot be examined.
-        ValueError: the file is no listing.
+        RuntimeError, MemoryError, zipfile.BadZipFile, PARSE_ERRORS: the file is no listing, or damaged.
     """
-    content = files.read_regular_file(path, limit=path.stat().st_size)
-    if int.from_bytes(content[:FIELD_BYTES], "little") != zlib.crc32(memoryview(content)[FIELD_BYTES:]):
+    with files.open_regular_file(path) as file:
+        arrays = dict(np.load(file, allow_pickle=False))
+    facts, key = files.parse_json(arrays["facts"].tobytes()), _key(above, classes)
+    states = {name: tuple(state) for name, state in facts["states"].items()}
+    if {name: facts.get(name) for name in key} != key or any(
+        class_folders.directory_state(os.stat(above / name)) != state for name, state in states.items()
+    ):
         return None
-    begin = 2 * FIELD_BYTES
-    end = begin + int.from_bytes(content[FIELD_BYTES:begin], "little")
-    header = files.parse_json(content[begin:end])
-    key = _key(above, classes)
-    if {name: header.get(name) for name in key} != key:
-        return None
-    states = {name: tuple(state) for name, state in header["states"].items()}
-    if any(class_folders.directory_state(os.stat(above / name)) != state for name, state in states.items()):
-        return None
-    lengths = np.frombuffer(content, np.int32, sum(header["counts"]), end)
     return FolderListing(
-        letters=np.frombuffer(content, np.uint8, offset=end + lengths.nbytes),
-        lengths=lengths,
-        counts=tuple(header["counts"]),
-        unread=header["unread"],
-        inside=header["inside"],
+        letters=arrays["letters"],
+        lengths=arrays["lengths"],
+        counts=tuple(facts["counts"]),
+        unread=facts["unread"],
+        inside=facts["inside"],
         states=states,
     )
 
@@ -229,17 +215,7 @@ def open_image_folder(data: DataConfig, host: HostRanks, cache_folder: Path | No
 
     folder = None if cache_folder is None else cache_folder / "listings"
     cache = ListingCache(folder=folder, is_writer=host.rank == 0)
-
-    def list_separately() -> tuple[ImageLists, list[npt.NDArray[Any]]]:
-        """The lists without images, and their arrays."""
-        lists = list_splits(data, cache)
-        arrays = [array for images in lists.splits for array in images.arrays()]
-        return lists.with_splits(images.outline() for images in lists.splits), arrays
-
-    outline, arrays = host.first_shared(list_separately)
-    remaining = iter(arrays)  # in the order of the splits
-    lists = outline.with_splits(images.with_arrays(*islice(remaining, 4)) for images in outline.splits)
-    return splits.open_image_lists(data, lists)
+    return splits.open_image_lists(data, host.first_shared(lambda: list_splits(data, cache)))
 
 
 def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageLists:
@@ -253,16 +229,32 @@ def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageLists:
     """
     layout = find_layout(data)
     refuse_wrong_class_count(data, len(layout.classes), "class folders", str(layout.training))
-    classes = layout.classes
-    unread, inside = Counter[str](), {name: set[str]() for name in classes}
-    training = _list_files(layout.training, classes, cache, unread, inside)
+    classes, unread = layout.classes, Counter[str]()
+
+    def list_files(above: Path, labels: Iterable[int] = range(len(classes))) -> tuple[ImageList, FolderListing]:
+        """The files in the folders of some classes, all of them unless `labels` has their numbers."""
+        paths_by_class, names = class_folders.class_paths(above), [classes[label] for label in labels]
+        folders = [paths_by_class.get(name, above / name).name for name in names]
+        listing = cache.list_images(above, folders)
+        class_folders.refuse_empty_classes(above, dict(zip(names, listing.counts, strict=True)), listing.unread)
+        unread.update(listing.unread)
+        paths = image_lists.from_lengths(str(above / "_")[:-1], listing.letters, listing.lengths)
+        return ImageList(paths=paths, labels=np.repeat(np.array([*labels], np.int64), listing.counts)), listing
+
+    training, listed = list_files(layout.training)
     class_folders.count_files_outside_classes(Path(data.root), layout, unread)
-    validation = None if layout.validation is None else _list_files(layout.validation, classes, cache, unread, {})
-    test = None if layout.test is None else _list_test_files(layout.test, classes, cache, unread)
-    groups = None if data.group is None else _group_names(training, data)
-    if groups is not None:
-        _refuse_leaks(groups, validation, test, data)
-    warnings = class_folders.split_folder_warnings(inside)
+    validation = None if layout.validation is None else list_files(layout.validation)[0]
+    test = None
+    if layout.test is not None:  # which may lack classes
+        test, _ = list_files(layout.test, [*map(classes.index, class_folders.class_names(layout.test))])
+    groups = None
+    if data.group is not None:  # searched in the paths below the folder of class folders, so that none above can match
+        splits = {"training": training, "validation": validation, "test": test}
+        lists = {name: images.paths.names() for name, images in splits.items() if images is not None}
+        by_split = {name: partition.group_names(paths, data.group) for name, paths in lists.items()}
+        partition.refuse_leaks(by_split)
+        groups = by_split["training"]
+    warnings = class_folders.split_folder_warnings(dict(zip(classes, listed.inside.values(), strict=True)))
     parts = partition.partition_samples(training.labels, data, groups=groups, has_validation=validation is not None)
     if parts.test.any():
         test = training.select(parts.test)
@@ -272,54 +264,12 @@ def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageLists:
         warnings = (*warnings, *missing_validation_warnings(CLASSIFICATION, classes, *of_splits))
     if not parts.training.all():
         training = training.select(parts.training)
-    messages = (
-        class_folders.describe_unread_files(unread),
-        class_folders.describe_ignored_folders(layout),
-        class_folders.describe_test_as_validation(layout),
-    )
     return ImageLists(
         training=training,
         validation=validation,
         test=test,
         classes=classes,
-        notes=tuple(filter(None, messages)),
+        notes=tuple(filter(None, (class_folders.describe_unread_files(unread), *class_folders.layout_notes(layout)))),
         split_notes=parts.notes,
         warnings=warnings,
     )
-
-
-def _refuse_leaks(groups: list[str], validation: ImageList | None, test: ImageList | None, data: DataConfig) -> None:
-    """Refuse a group that is in two folders. Raises Failure (DATA)."""
-    of_validation = [] if validation is None else _group_names(validation, data)
-    partition.refuse_leak(groups, of_validation)
-    if test is not None:
-        of_test = _group_names(test, data)
-        partition.refuse_leak(groups, of_test, "training and test")
-        partition.refuse_leak(of_validation, of_test, "validation and test")
-
-
-def _group_names(images: ImageList, data: DataConfig) -> list[str]:
-    """The groups, searched in the paths below the folder of class folders, so that no folder above can match."""
-    return partition.group_names(images.paths.names(), data.group or "")
-
-
-def _list_files(
-    above: Path, classes: tuple[str, ...], cache: ListingCache, unread: Counter[str], inside: Mapping[str, set[str]]
-) -> ImageList:
-    paths_by_class = class_folders.class_paths(above)
-    names = [paths_by_class.get(name, above / name).name for name in classes]
-    listing = cache.list_images(above, names)
-    class_folders.refuse_empty_classes(above, dict(zip(classes, listing.counts, strict=True)), listing.unread)
-    unread.update(listing.unread)
-    for name, folders in zip(names, inside.values(), strict=False):
-        folders.update(listing.inside[name])
-    paths = image_lists.from_lengths(str(above / "_")[:-1], listing.letters, listing.lengths)
-    return ImageList(paths=paths, labels=np.repeat(np.arange(len(classes)), listing.counts))
-
-
-def _list_test_files(above: Path, classes: tuple[str, ...], cache: ListingCache, unread: Counter[str]) -> ImageList:
-    """The files of a folder that may lack classes, with the labels of the training's classes."""
-    of_test = class_folders.class_names(above)
-    images = _list_files(above, of_test, cache, unread, {})
-    numbers = np.array([classes.index(name) for name in of_test], np.int64)
-    return replace(images, labels=numbers[images.labels])

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,14 +41,8 @@ class PackedPaths(Sequence[str]):
     def __len__(self) -> int:
         return len(self.starts)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> PackedPaths: ...
-
-    def __getitem__(self, index: int | slice) -> str | PackedPaths:
-        return self.part(index) if isinstance(index, slice) else self.above + self._name(index)
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # `part` takes slices
+        return self.above + self._name(index)
 
     def part(self, selection: Any) -> PackedPaths:
         """The paths that `selection` selects: indices, a slice, or bool [count]."""
@@ -132,24 +126,6 @@ class ImageList:
         """The images that `chosen` selects: indices, or bool [count]."""
         return ImageList(paths=self.paths.part(chosen), labels=self.labels[chosen])
 
-    def outline(self) -> ImageList:
-        """The list without images, for `with_arrays`."""
-        return ImageList(paths=pack_paths([], self.paths.above), labels=self.labels[:0])
-
-    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        """All that takes memory for each image."""
-        return self.paths.letters, self.paths.starts, self.paths.lengths, self.labels
-
-    def with_arrays(
-        self,
-        letters: Letters,
-        starts: Int64Array,
-        lengths: npt.NDArray[np.int32],
-        labels: npt.NDArray[Any],
-    ) -> ImageList:
-        """The list of these `arrays`."""
-        return ImageList(paths=PackedPaths(self.paths.above, letters, starts, lengths), labels=labels)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImageLists:
@@ -170,16 +146,6 @@ class ImageLists:
     weights: npt.NDArray[np.float32] | None = None
 
     @property
-    def splits(self) -> list[ImageList]:
-        """Those that there are, training first."""
-        return [self.training, self.validation, *([] if self.test is None else [self.test])]
-
-    @property
     def counts(self) -> tuple[int, int, int]:
         """The images for training, validation and the test."""
         return len(self.training.labels), len(self.validation.labels), 0 if self.test is None else len(self.test.labels)
-
-    def with_splits(self, splits: Iterable[ImageList]) -> ImageLists:
-        """The same, with others instead of its `splits`, in their order."""
-        training, validation, *test = splits
-        return replace(self, training=training, validation=validation, test=next(iter(test), None))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final, TextIO, TypeVar
 
 from entrypoint import ExitCode, Failure, list_some
 from train import files
@@ -23,6 +23,7 @@ from train.config.schema import DataConfig
 from train.data import class_folders
 from train.files import one_line
 from train.names import find_file, nearest_name, normalize_name, other_form_fix, read_name
+from train.tasks import parse_number
 
 PATH, LABEL, SPLIT, GROUP, WEIGHT = COLUMNS = ("path", "label", "split", "group", "weight")
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
@@ -36,7 +37,7 @@ CONVERSIONS: Final = {
     ".xls": "read_excel",
     ".ods": "read_excel",
 }
-TRAINING, VALIDATION, TEST = "train", "val", "test"
+TRAINING, VALIDATION, TEST = SPLITS = ("train", "val", "test")
 # The words of the split column, in lower case -> the split.
 SPLIT_WORDS: Final[Mapping[str, str]] = {
     "train": TRAINING,
@@ -65,16 +66,17 @@ ONE_LINE_FIX: Final = (
 )
 MAX_WEIGHT: Final = 1e6
 LISTED_FOLDER_ROWS: Final = 64  # a folder with so many rows is listed once; files of other folders are looked up
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelTable:
-    """The rows of a table, in its order; each list has one entry for each row.
+    """The rows of a table: first those for training, then those for validation and those for the test.
 
-    paths: joined to the folder of the images. labels: the cells of the label column, which is called label_name.
-    label_columns, label_cells: instead of it, if each label has a column. splits: train, val or test. lines: of the
-    file, counted from 1. splits, groups, weights: None if the table has no such column. notes, warnings: of what is not
-    read.
+    Each list has one entry for each row. paths: joined to the folder of the images. labels: the cells of the label
+    column, which is called label_name. label_columns, label_cells: instead of it, if each label has a column. splits:
+    one of SPLITS; without a split column all rows are training rows. lines: of the file, counted from 1. groups,
+    weights: None if the table has no such column. notes, warnings: of what is not read.
     """
 
     file: Path
@@ -83,28 +85,18 @@ class LabelTable:
     labels: list[str]
     label_name: str
     lines: list[int]
+    splits: list[str]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     label_columns: tuple[str, ...] = ()
     label_cells: tuple[list[str], ...] = ()
-    splits: list[str] | None = None
     groups: list[str] | None = None
     weights: list[float] | None = None
 
-    def rows_of(self, split: str) -> list[int]:
-        """The rows of one split. Without a split column all rows are training rows."""
-        if self.splits is None:
-            return list(range(len(self.paths))) if split == TRAINING else []
-        return [row for row, name in enumerate(self.splits) if name == split]
-
     @property
-    def has_validation(self) -> bool:
-        """Whether the split column names validation rows."""
-        return self.splits is not None and VALIDATION in self.splits
-
-    def rows_by_split(self) -> list[int]:
-        """All rows: first those for training, then those for validation and those for the test."""
-        return [row for split in (TRAINING, VALIDATION, TEST) for row in self.rows_of(split)]
+    def counts(self) -> list[int]:
+        """The rows of each of SPLITS."""
+        return [self.splits.count(split) for split in SPLITS]
 
 
 def check_header(data: DataConfig) -> None:
@@ -127,17 +119,31 @@ def read_table(data: DataConfig) -> LabelTable:
         raise bad_table(file, "has no row", "only the header line", "add a line for each image")
     _refuse_repeated_paths(table)
     _refuse_groups_in_two_splits(table)
-    renamed = _find_images(table)
-    if not renamed:
-        return table
-    _refuse_repeated_paths(table)
-    written = "are written in another Unicode form than the names of their files"
+    if renamed := _find_images(table):
+        _refuse_repeated_paths(table)
+        written = "are written in another Unicode form than the names of their files"
+        note = f"{renamed:,} of {len(table.paths):,} paths of {file} {written}: these are read"
+        table = replace(table, notes=(*table.notes, note))
+    return _sort_by_split(table)
+
+
+def _sort_by_split(table: LabelTable) -> LabelTable:
+    """The same rows in the order of `LabelTable`; of a split in that of the file. Until then rows are as in the file,
+    so that the first mistake of the file is the one that is named."""
+    order = [row for split in SPLITS for row, name in enumerate(table.splits) if name == split]
+
+    def sort(cells: list[T]) -> list[T]:
+        return [cells[row] for row in order]
+
     return replace(
         table,
-        notes=(
-            *table.notes,
-            f"{renamed:,} of {len(table.paths):,} paths of {file} {written}: these are read",
-        ),
+        paths=sort(table.paths),
+        labels=sort(table.labels),
+        label_cells=tuple(map(sort, table.label_cells)),
+        lines=sort(table.lines),
+        splits=sort(table.splits),
+        groups=None if table.groups is None else sort(table.groups),
+        weights=None if table.weights is None else sort(table.weights),
     )
 
 
@@ -208,13 +214,10 @@ def _read_header(stream: TextIO, data: DataConfig) -> TableHeader:
         elif line.strip():
             break
     required = {*column_names(data, PATH), *column_names(data, LABEL)}
-
-    def names(delimiter: str) -> list[str]:
-        return _header_names(stream, file, delimiter, skipped)
-
-    fitting = next((delimiter for delimiter in delimiters if required.issubset(names(delimiter))), None)
-    delimiter = fitting or max(delimiters, key=lambda other: len(names(other)))
-    header = names(delimiter)
+    headers = {delimiter: _header_names(stream, file, delimiter, skipped) for delimiter in delimiters}
+    fitting = next((delimiter for delimiter, names in headers.items() if required.issubset(names)), None)
+    delimiter = fitting or max(headers, key=lambda other: len(headers[other]))
+    header = headers[delimiter]
     if any(map(class_folders.is_image, header)):
         actual = f"line {skipped + 1}: {delimiter.join(header)}"
         fix = f"put a first line with the names of the columns: {delimiter.join((PATH, LABEL))}"
@@ -354,7 +357,7 @@ def _collect(file: Path, data: DataConfig, header: TableHeader, rows: Iterator[t
         ),
         splits=[_parse_split(file, split_name, *pair) for pair in zip(cells_of[SPLIT], lines, strict=True)]
         if SPLIT in columns
-        else None,
+        else [TRAINING] * len(lines),
         # An image without a group is a group of its own.
         groups=[name or f"line {line}" for name, line in zip(cells_of[GROUP], lines, strict=True)]
         if GROUP in columns
@@ -422,11 +425,8 @@ def _parse_split(file: Path, name: str, word: str, line: int) -> str:
 
 
 def _parse_weight(file: Path, cell: str, line: int) -> float:
-    try:
-        weight = float(cell)
-    except ValueError:
-        weight = -1.0
-    if not 0 <= weight <= MAX_WEIGHT:
+    weight = parse_number(cell)
+    if weight is None or not 0 <= weight <= MAX_WEIGHT:
         comma = " (a decimal point, no comma)" if "," in cell else ""
         fix = f"write a number from 0 to {MAX_WEIGHT:,.0f}{comma}"
         raise bad_table(file, "has a weight that is no such number", f"line {line}: {one_line(cell)}", fix)
@@ -440,7 +440,7 @@ def _refuse_repeated_paths(table: LabelTable) -> None:
         if before == row:
             continue
         lines = f"lines {table.lines[before]} and {table.lines[row]}: {one_line(path)}"
-        if table.splits is not None and table.splits[before] != table.splits[row]:
+        if table.splits[before] != table.splits[row]:
             what, fix = "has an image in two splits", "keep the line of one split"
         elif table.labels[before] != table.labels[row]:
             what, fix = "has an image with two labels", ONE_LINE_FIX
@@ -450,10 +450,8 @@ def _refuse_repeated_paths(table: LabelTable) -> None:
 
 
 def _refuse_groups_in_two_splits(table: LabelTable) -> None:
-    if table.groups is None or table.splits is None:
-        return
     first: dict[str, int] = {}
-    for row, group in enumerate(table.groups):
+    for row, group in enumerate(table.groups or ()):
         before = first.setdefault(group, row)
         if table.splits[before] != table.splits[row]:
             actual = f"{one_line(group)}: {table.splits[before]} in line {table.lines[before]}, "
@@ -481,11 +479,8 @@ def _find_images(table: LabelTable) -> int:
     row, count = min(lost), len(lost)
     path = table.paths[row]
     counted = "1 image that is not there" if count == 1 else f"{count:,} images that are not there"
-    failure = bad_table(
-        table.file, f"names {counted}", f"line {table.lines[row]}: {one_line(path)}", _missing_image_fix(table, path)
-    )
-    failure.code = ExitCode.NO_INPUT
-    raise failure
+    actual, fix = f"line {table.lines[row]}: {one_line(path)}", _missing_image_fix(table, path)
+    raise bad_table(table.file, f"names {counted}", actual, fix, ExitCode.NO_INPUT)
 
 
 def _missing_rows(folder: str, rows: Sequence[int], paths: Sequence[str]) -> list[int]:
@@ -517,6 +512,6 @@ def _missing_image_fix(table: LabelTable, path: str) -> str:
     )
 
 
-def bad_table(file: Path, what: str, actual: str, fix: str) -> Failure:
-    """The Failure (DATA) for a mistake in the table. actual: begins with its lines."""
-    return Failure(f"the table {file} {what}", found=actual, fix=fix, code=ExitCode.DATA)
+def bad_table(file: Path, what: str, actual: str, fix: str, code: ExitCode = ExitCode.DATA) -> Failure:
+    """The Failure for a mistake in the table. actual: begins with its lines."""
+    return Failure(f"the table {file} {what}", found=actual, fix=fix, code=code)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure, Heartbeat, print_message
+from entrypoint import ExitCode, Failure, Heartbeat, engines, print_message
 from train.config.schema import DataConfig
 from train.data import augment, decoded_cache
 from train.data.augmenter import Augmenter, build_augmenter, needs_whole_images, refuse_stored_images
@@ -284,6 +284,6 @@ def refuse_small_shared_memory(
         "shared memory is too small for the data workers",
         found=f"{folder} of {disk.f_blocks * disk.f_frsize // MIB} MiB, {free // MIB} MiB free",
         expected=f"{-(-need // MIB)} MiB for {who} with {PREFETCH_FACTOR} batches of training and of evaluation each",
-        fix=f"docker run --shm-size={-(-need // 2**30) + 1}g (or --ipc=host); or set data.workers={fewer}",
+        fix=f"{engines.fix('shm', size=-(-need // 2**30) + 1)}; or set data.workers={fewer}",
         code=ExitCode.RESOURCE,
     )

@@ -8,8 +8,9 @@ import torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
@@ -160,8 +161,9 @@ def validation_mask_by_group(labels: Labels, groups: Sequence[str], count: int) 
     tables = _count_labels_by_group(labels, member, len(unique))
     sizes = np.bincount(labels)
     is_validation_group = _choose_groups(tables, sizes, count / len(labels))
-    if not is_validation_group.any():
-        is_validation_group[_least_harmful_group(tables, sizes, range(len(unique)))] = True
+    if not is_validation_group.any():  # each is larger than what is asked for: the one with the least share of a class
+        shares = [float((number / sizes[label]).max()) for label, number in tables]
+        is_validation_group[int(np.argmin(shares))] = True
     is_validation: SampleMask = is_validation_group[member]
     missing = np.setdiff1d(labels, labels[~is_validation])
     if len(missing):
@@ -215,17 +217,18 @@ def describe_split(
     return f"{name}: {images} in {groups_text} ({key} asks for {requested:,} images)"
 
 
-def refuse_leak(training: Sequence[str], validation: Sequence[str], names: str = "training and validation") -> None:
-    """Refuse groups that are in both splits, if each split has its own folder. names: of the two splits.
+def refuse_leaks(groups: Mapping[str, Sequence[str]]) -> None:
+    """Refuse groups that are in two splits, if each split has its own files. groups: of the files of each split.
 
     Raises:
         Failure: DATA, naming these groups.
     """
-    both = sorted(set(training) & set(validation))
-    if both:
-        what = f"{len(both):,} groups are in both splits, {names}"
-        fix = "move all files of a group to one split, or correct data.group"
-        raise Failure(what, found=list_some(both), fix=fix, code=ExitCode.DATA)
+    for first, second in combinations(groups, 2):
+        both = sorted(set(groups[first]) & set(groups[second]))
+        if both:
+            what = f"{len(both):,} groups are in both splits, {first} and {second}"
+            fix = "move all files of a group to one split, or correct data.group"
+            raise Failure(what, found=list_some(both), fix=fix, code=ExitCode.DATA)
 
 
 LabelCounts = tuple[Labels, Labels]  # the labels in a group, and how many of each
@@ -260,11 +263,6 @@ def _choose_groups(tables: Sequence[LabelCounts], sizes: Labels, share: float) -
         if turn and not changed:
             break
     return in_validation
-
-
-def _least_harmful_group(tables: Sequence[LabelCounts], sizes: Labels, among: Iterable[int]) -> int:
-    """The group that takes the smallest share of any class; used if every group is larger than requested."""
-    return min(among, key=lambda group: float((tables[group][1] / sizes[tables[group][0]]).max()))
 
 
 def _unsplittable_failure(what: str, actual: str) -> Failure:

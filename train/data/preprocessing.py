@@ -124,21 +124,6 @@ def refuse_other_channels(preprocessing: Preprocessing, channels: int) -> None:
         )
 
 
-def refuse_cut_border(data: DataConfig) -> None:
-    """Refuse a crop_ratio that would cut a border away from images that data.fit keeps whole.
-
-    Raises:
-        Failure: USAGE.
-    """
-    if data.fit in ("pad", "stretch") and data.crop_ratio not in ("auto", 1.0):
-        raise Failure(
-            f"data.fit: {data.fit} keeps whole images, and data.crop_ratio cuts their border away",
-            found=f"data.crop_ratio: {data.crop_ratio}",
-            fix="leave data.crop_ratio out, or set data.fit to crop",
-            code=ExitCode.USAGE,
-        )
-
-
 def set_preprocessing(data: DataConfig, published: Preprocessing | None) -> DataConfig:
     """The data section with the values of `published` weights in place of `auto`, so that the run records them."""
     if published is None:

@@ -11,18 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from entrypoint import ExitCode, Failure
 from train import files
 from train.config import schema
-from train.config.schema import DataConfig
-from train.data import split_checks
-from train.data.preprocessing import refuse_cut_border
+from train.config.schema import KEYS, DataConfig, RunConfig
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.names import look_alike_warnings, normalize_name
-from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
+from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS, task_fact
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -93,33 +92,7 @@ class DataSource:
 
 
 # Keys of the data section that act on some sources only. All others act on every source.
-OPTIONAL_KEYS: Final = (
-    "root",
-    "images",
-    "columns",
-    "download",
-    "mirror",
-    "frames",
-    "classes",
-    "samples",
-    "imbalance",
-    "val_fraction",
-    "test_fraction",
-    "fold",
-    "group",
-    "cache",
-    "color",
-    "readers",
-    "stage",
-)
-# The fix for a key that is set and does nothing. Other such keys are refused, or compared with the data.
-UNUSED_KEY_FIXES: Final = {
-    "root": "set data.name to the data that lies there (folder, table, npz, cifar10, ...); {name} reads nothing",
-    "samples": "leave it out: all samples are used",
-    "val_fraction": "leave it out: the published test images are used for validation",
-    "cache": "leave it out: only image files are decoded into it",
-}
-
+OPTIONAL_KEYS: Final = tuple(path.removeprefix("data.") for path, key in KEYS.items() if key.elsewhere)
 CACHE_FIXES: Final = {
     ExitCode.OUTPUT: "set data.cache to a folder that you may write (in a container: mount one), or leave it out",
     ExitCode.IO: "free space there, set data.cache to another file system, or leave it out",
@@ -169,8 +142,7 @@ def resume_facts(
     classes: Sequence[str], *, training: int, validation: int, task: str = CLASSIFICATION
 ) -> dict[str, Any]:
     """What a resumed run compares with the facts of its start, by the names that checkpoints use."""
-    facts = {"classes": [*classes], "training": training, "held_out": validation}
-    return facts if task == CLASSIFICATION else facts | {"task": task}
+    return {"classes": [*classes], "training": training, "held_out": validation, **task_fact(task)}
 
 
 def describe_test(images: int) -> str:
@@ -178,21 +150,20 @@ def describe_test(images: int) -> str:
     return f", {images:,} for the test at the end" if images else ""
 
 
-def unused_keys(data: DataConfig) -> frozenset[str]:
-    """The keys of the data section that do nothing for this source, whatever their value."""
-    unused = {key for key in OPTIONAL_KEYS if key not in find_source(data.name).keys}
-    if data.classes != DataConfig().classes:  # a claim, which is compared with the data
-        unused.discard("classes")
-    return frozenset(f"data.{key}" for key in unused)
+def unused_keys(config: RunConfig) -> tuple[str, ...]:
+    """The keys that have no effect in this config, also those at their defaults."""
+    acting = {f"data.{key}" for key in find_source(config.data.name).keys}
+    if config.data.classes != DataConfig().classes:  # a claim, which is compared with the data
+        acting.add("data.classes")
+    return tuple(path for path, key in KEYS.items() if key.is_idle(config) or (key.elsewhere and path not in acting))
 
 
-def unused_key_warnings(data: DataConfig) -> tuple[str, ...]:
-    """One line for each key that is set and does nothing. A key at its default is not reported."""
-    acting, default = find_source(data.name).keys, DataConfig()
+def unused_key_warnings(config: RunConfig) -> tuple[str, ...]:
+    """One line for each key that is set and does nothing, unless it is refused. Defaults give no warning."""
     return tuple(
-        f"data.{key}: {value} does nothing here. fix: {fix.format(name=data.name)}"
-        for key, fix in UNUSED_KEY_FIXES.items()
-        if key not in acting and (value := getattr(data, key)) != getattr(default, key)
+        f"{path}: {value} does nothing here. fix: {fix.format(name=config.data.name)}"
+        for path in unused_keys(config)
+        if (fix := KEYS[path].idle_fix) and (value := attrgetter(path)(config)) != KEYS[path].default
     )
 
 
@@ -203,10 +174,9 @@ def refuse_inapplicable_keys(data: DataConfig) -> None:
         Failure: USAGE.
     """
     _refuse_other_tasks(data)
-    for key in ("imbalance", "frames", "images", "columns", "test_fraction", "fold", "color", "readers", "stage"):
-        refuse_unused_key(data, key)
-    split_checks.refuse_conflicting_keys(data)
-    refuse_cut_border(data)
+    for key in OPTIONAL_KEYS:
+        if KEYS[f"data.{key}"].elsewhere == "refuse":
+            refuse_unused_key(data, key)
     find_source(data.name).check(data)
 
 

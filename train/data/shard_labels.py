@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from entrypoint import ExitCode, Failure, parse_json, shell_command
 from train import files
-from train.data.labels import MAX_NUMBER, parse_number, strata_of_numbers
 from train.data.shards.order import Int64Array
 from train.names import describe_look_alikes, normalize_name, read_name
-from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION
+from train.tasks import AUTO, CLASSIFICATION, MAX_NUMBER, MULTI_LABEL, REGRESSION, parse_number
+from train.tasks.labels import FORMATS, label_set_strata
 
 LABEL_SUFFIXES: Final = (".cls", ".json", ".txt")  # the first that is there counts
 LABEL_KEYS: Final = ("label", "labels", "cls", "class", "target")  # of a .json
@@ -70,11 +70,8 @@ class LabelKind:
     def strata(self, column: Int64Array) -> Int64Array:
         """A number for each image: a split takes the same share of each."""
         if self.sets is not None:
-            members = np.unpackbits(self.sets, axis=1, count=len(self.classes))
-            counts = np.bincount(column, minlength=len(members)) @ members
-            rarity = np.where(members > 0, counts, np.inf)
-            return np.where(members.any(axis=1), rarity.argmin(axis=1), len(self.classes))[column]
-        return strata_of_numbers(self.values(column)) if self.task == REGRESSION else column
+            return label_set_strata(np.unpackbits(self.sets, axis=1, count=len(self.classes)), column)
+        return FORMATS[self.task].strata(self.values(column))
 
 
 def parse_annotation(suffix: str, text: str) -> Annotation:
@@ -131,7 +128,13 @@ def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[Lab
     """
     task = _infer_task(folder, labels) if task == AUTO else task
     if task == REGRESSION:
-        return _number_numbers(folder, labels)
+        values = FORMATS[task].encode(labels, {}, 1)
+        if np.isnan(values).any():
+            bad = labels[int(np.isnan(values).argmax())]
+            raise _kind_failure(folder, "a label is no number", _quote(bad), "data.task=classification")
+        lines = _read_class_names(folder) or []
+        name = lines[0] if len(lines) == 1 else "target"
+        return LabelKind(task=task, classes=(name,)), values.view(np.int64)
     texts = sorted({text for label in labels for text in ((label,) if isinstance(label, str) else label)})
     rows = [label for label in labels if len({*label}) < len(label) or [*labels] == [("0", "1")]]
     if task == MULTI_LABEL and {*texts} <= {"0", "1"} and rows:
@@ -143,14 +146,13 @@ def number_labels(folder: Path, labels: Sequence[Label], task: str) -> tuple[Lab
             code=ExitCode.DATA,
         )
     names, numbers = _number_names(folder, texts)
-    if task == MULTI_LABEL:
-        members = np.zeros((len(labels), len(names)), bool)
-        for row, label in enumerate(labels):
-            members[row, [numbers[text] for text in ((label,) if isinstance(label, str) else label)]] = True
-        return LabelKind(task=task, classes=names, sets=np.packbits(members, axis=1)), np.arange(len(labels))
-    if several := [label for label in labels if not isinstance(label, str)]:
+    several = [label for label in labels if not isinstance(label, str)]
+    if task == CLASSIFICATION and several:
         raise _kind_failure(folder, "an image has several labels", _quote(several[0]), "data.task=multi_label")
-    return LabelKind(task=task, classes=names), np.array([numbers[str(label)] for label in labels], np.int64)
+    values = FORMATS[task].encode(labels, numbers, len(names))
+    if task == CLASSIFICATION:
+        return LabelKind(task=task, classes=names), values
+    return LabelKind(task=task, classes=names, sets=np.packbits(values, axis=1)), np.arange(len(labels))
 
 
 def _quote(label: Label) -> str:
@@ -181,17 +183,6 @@ def _is_float(label: Label) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _number_numbers(folder: Path, labels: Sequence[Label]) -> tuple[LabelKind, Int64Array]:
-    numbers = [parse_number(str(label)) for label in labels]
-    if None in numbers:
-        raise _kind_failure(
-            folder, "a label is no number", _quote(labels[numbers.index(None)]), "data.task=classification"
-        )
-    names = _read_class_names(folder) or []
-    name = names[0] if len(names) == 1 else "target"
-    return LabelKind(task=REGRESSION, classes=(name,)), np.array(numbers, np.float64).view(np.int64)
 
 
 def _number_names(folder: Path, labels: Sequence[str]) -> tuple[tuple[str, ...], dict[str, int]]:

@@ -13,29 +13,6 @@ from train.data import class_folders
 from train.data.class_folders import FolderLayout
 
 
-def refuse_conflicting_keys(data: DataConfig) -> None:
-    """Refuse keys of the splits that contradict each other.
-
-    Raises:
-        Failure: USAGE.
-    """
-    if data.fold is not None and data.val_fraction != DataConfig().val_fraction:
-        raise Failure(
-            "data.fold and data.val_fraction both choose the validation images",
-            found=f"data.fold: {data.fold}, data.val_fraction: {data.val_fraction:g}",
-            fix="leave one of them out: data.fold for cross-validation, data.val_fraction for one split",
-            code=ExitCode.USAGE,
-        )
-    if data.fold is None and data.val_fraction + data.test_fraction >= 1:
-        raise Failure(
-            "data.val_fraction and data.test_fraction together leave nothing to train on",
-            found=f"{data.val_fraction:g} + {data.test_fraction:g} of the images",
-            expected="less than 1 together",
-            fix="make one of them smaller, such as data.test_fraction=0.2",
-            code=ExitCode.USAGE,
-        )
-
-
 def find_layout(data: DataConfig) -> FolderLayout:
     """The folders of the splits below data.root.
 
@@ -43,54 +20,47 @@ def find_layout(data: DataConfig) -> FolderLayout:
         Failure: as `class_folders.find_layout`; USAGE for a split that has a folder and is asked for by a key too.
     """
     layout = class_folders.find_layout(Path(data.root), keep_test=data.fold is not None)
-    if layout.validation is not None:
-        refuse_second_validation_split(data, str(layout.validation))
-    if layout.test is not None:
-        refuse_second_test_split(data, str(layout.test))
+    refuse_second_splits(data, validation=layout.validation, test=layout.test)
     return layout
 
 
-def refuse_second_validation_split(data: DataConfig, location: str) -> None:
-    """Refuse data.fold if the data has validation images of its own. location: where they are.
+def refuse_second_splits(data: DataConfig, *, validation: object = None, test: object = None) -> None:
+    """Refuse data.fold and data.test_fraction if the data has validation or test images of its own.
+
+    validation, test: where these are; None: nowhere.
 
     Raises:
         Failure: USAGE.
     """
-    if data.fold is not None:
+    if validation is not None and data.fold is not None:
         raise Failure(
             "data.fold does not go with validation images of their own",
-            found=f"data.fold: {data.fold}, and {location}",
+            found=f"data.fold: {data.fold}, and {validation}",
             expected="one list of images, of which each fold is once the validation split",
-            fix=f"leave data.fold out; or move the images of {location} to the training images",
+            fix=f"leave data.fold out; or move the images of {validation} to the training images",
             code=ExitCode.USAGE,
         )
-
-
-def refuse_second_test_split(data: DataConfig, location: str) -> None:
-    """Refuse data.test_fraction if the data has test images of its own. location: where they are.
-
-    Raises:
-        Failure: USAGE.
-    """
-    if data.test_fraction:
+    if test is not None and data.test_fraction:
         raise Failure(
             "data.test_fraction does not go with test images of their own",
-            found=f"data.test_fraction: {data.test_fraction:g}, and {location}",
-            fix=f"leave data.test_fraction out: {location} is the test split; or move it out of data.root",
+            found=f"data.test_fraction: {data.test_fraction:g}, and {test}",
+            fix=f"leave data.test_fraction out: {test} is the test split; or move it out of data.root",
             code=ExitCode.USAGE,
         )
 
 
-def refuse_wrong_class_count(data: DataConfig, count: int, noun: str, location: str) -> None:
+def refuse_wrong_class_count(data: DataConfig, count: int, noun: str, location: str, of_what: str = "") -> None:
     """Refuse a data.classes that is not the number of classes. Its default claims nothing.
+
+    noun, of_what: such as "classes" and " in the table".
 
     Raises:
         Failure: DATA.
     """
     if data.classes not in (count, DataConfig().classes):
         raise Failure(
-            f"data.classes is not the number of {noun}",
-            found=f"{count} {noun.removesuffix(' in the table')} in {location}",
+            f"data.classes is not the number of {noun}{of_what}",
+            found=f"{count} {noun} in {location}",
             expected=f"data.classes: {data.classes}",
             fix=f"set data.classes to {count}, or leave it out",
             code=ExitCode.DATA,

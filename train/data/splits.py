@@ -19,7 +19,7 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import decode, decode_crop, image_lists
+from train.data import decode, image_lists
 from train.data.boxes import CropDraws
 from train.data.decode import ImageFile
 from train.data.image_lists import ImageList, ImageLists, PackedPaths
@@ -48,6 +48,7 @@ class SampleSource:
     # Whether the ranks of a machine map the same index, whose hash takes seconds for a hundred million images: one of
     # them computes it for all. Other ranks might see other data, so each of them looks.
     is_mapped: ClassVar[bool] = False
+    can_be_read: ClassVar[bool] = True  # false of samples of which only labels and shape are known
 
     if TYPE_CHECKING:  # at run time it would be the default value of a dataclass's field
 
@@ -130,6 +131,25 @@ class SampleSource:
         return ()
 
 
+class RowsSource(SampleSource):
+    """Some rows of samples that are stored together: splits and folds select them, and no sample is copied."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def rows(self) -> Tensor:
+            """int64 [count], which of the stored samples."""
+
+    def names(self, samples: SampleIndices) -> list[str]:
+        return [str(row) for row in self.rows[torch.from_numpy(samples)].tolist()]
+
+    def select(self, chosen: Tensor) -> Self:
+        """The samples that `chosen` marks, bool [count]."""
+        return replace(self, rows=self.rows[chosen], labels=self.labels[chosen])  # type: ignore[type-var]
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedImageSource(SampleSource):
     """Images that are decoded each time they are read, wherever their bytes lie.
@@ -186,7 +206,7 @@ class EncodedImageSource(SampleSource):
         """Decode whole images and cut the drawn boxes out of them, uint8 [n, *stored]. Raises as `read`."""
         return self._decode(
             samples,
-            lambda row, sample: decode_crop.decode_crop(
+            lambda row, sample: decode.decode_crop(
                 self.image(sample),
                 self.size,
                 sample,
@@ -274,8 +294,9 @@ class DataSplits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmptySource(SampleSource):
-    """An empty training split, since an evaluation does not read it."""
+    """An empty training split, since an evaluation does not read it; or data that is still to be fetched."""
 
+    can_be_read: ClassVar[bool] = False
     labels: Tensor
     stored: tuple[int, ...]
 

@@ -24,7 +24,7 @@ from train.data import image_lists, registry
 from train.data.image_lists import PackedPaths
 from train.data.splits import LABELS_AT_A_TIME, DataSplits, SampleSource
 from train.files import one_line
-from train.tasks import task_fact
+from train.tasks import CLASSIFICATION, task_fact
 
 ClassCounts = npt.NDArray[np.int64]
 
@@ -41,29 +41,20 @@ def labels_to_balance(data: DataConfig, splits: DataSplits) -> npt.NDArray[np.in
     """The labels of the training samples with data.sampling: balanced; otherwise None.
 
     Raises:
-        Failure: as `refuse_unbalanced_labels`.
+        Failure: USAGE for labels that are not one class for each sample.
     """
-    refuse_unbalanced_labels(data, splits)
     if data.sampling == "uniform":
         return None
-    array: npt.NDArray[np.int64] = splits.training.labels.long().numpy()
-    return array
-
-
-def refuse_unbalanced_labels(data: DataConfig, splits: DataSplits) -> None:
-    """Refuse data.sampling: balanced for labels that are not one class for each sample.
-
-    Raises:
-        Failure: USAGE.
-    """
     labels = splits.training.labels
-    if data.sampling != "uniform" and (labels.ndim != 1 or labels.is_floating_point()):
+    if splits.task != CLASSIFICATION:
         raise Failure(
             "data.sampling: balanced needs one class for each image",
             found=f"labels of the form {list(labels.shape)}, {labels.dtype}",
             fix="leave data.sampling out",
             code=ExitCode.USAGE,
         )
+    array: npt.NDArray[np.int64] = labels.long().numpy()
+    return array
 
 
 def describe_balanced_sampling(training: Tensor, classes: Sequence[str]) -> str:
@@ -76,7 +67,6 @@ def describe_balanced_sampling(training: Tensor, classes: Sequence[str]) -> str:
     return f"{'sampling':<14} balanced: an epoch draws each class {each:,.0f} times, {' and '.join(draws)}"
 
 
-DIFFERENT_CONTENT: Final = ": others, or in another order"
 DIFFERENT_DATA_FIXES: Final = {
     True: "let it give every process the same: sort what os.listdir, glob and set() give, and draw from a generator "
     "with a seed, as numpy.random.default_rng(0)",
@@ -131,17 +121,13 @@ def refuse_different_data(fingerprint: Mapping[str, Any], name: str, all_gather:
         if others := [rank for rank, (_, rank_facts) in enumerate(gathered) if rank_facts[noun] != first]:
             counts = [f"{gathered[rank][1][noun][0]:,} on rank {rank} ({gathered[rank][0]})" for rank in (0, *others)]
             alike = all(gathered[rank][1][noun][0] == first[0] for rank in others)
-            raise _different_data_failure(name, f"{noun}: {list_some(counts)}{DIFFERENT_CONTENT if alike else ''}")
-
-
-def _different_data_failure(name: str, actual: str) -> Failure:
-    return Failure(
-        "the ranks see different data",
-        found=actual,
-        expected="the same classes and the same samples in the same order on all ranks",
-        fix=DIFFERENT_DATA_FIXES[registry.find_source(name).origin == "factory"],
-        code=ExitCode.DATA,
-    )
+            raise Failure(
+                "the ranks see different data",
+                found=f"{noun}: {list_some(counts)}{': others, or in another order' if alike else ''}",
+                expected="the same classes and the same samples in the same order on all ranks",
+                fix=DIFFERENT_DATA_FIXES[registry.find_source(name).origin == "factory"],
+                code=ExitCode.DATA,
+            )
 
 
 def _undivided_paths(sources: Sequence[SampleSource]) -> PackedPaths | None:

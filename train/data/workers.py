@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from entrypoint import ExitCode, Failure, die_with_parent, list_some, shell_command
+from entrypoint import ExitCode, Failure, die_with_parent, engines, list_some, shell_command
 from train import rng
 from train.data.augmenter import Augmenter
 from train.data.batch import Batch, to_device
@@ -64,15 +64,14 @@ class SkipUnreadable:
         Raises:
             Failure: DATA if more than `most` are broken. With `most` 0, the failure of the first broken image.
         """
-        before = set(self.bad)
-        while True:
-            taken = self.instead(samples)
-            if len(taken) == 0:
-                return None, taken, self._new(before)
+        before, pixels, taken = set(self.bad), None, self.instead(samples)
+        while pixels is None and len(taken):
             try:
-                return (read or self._read)(taken), taken, self._new(before)
+                pixels = (read or self._read)(taken)
             except Failure as failure:
                 self._look_at_each(taken, failure)
+                taken = self.instead(samples)
+        return pixels, taken, {sample: text for sample, text in self.bad.items() if sample not in before}
 
     def instead(self, samples: SampleIndices) -> SampleIndices:
         """The samples to read for these, given the broken ones detected so far."""
@@ -89,26 +88,21 @@ class SkipUnreadable:
         """Read each sample alone, to detect which ones are broken."""
         if self._most == 0 or failure.code != ExitCode.DATA:
             raise failure
-        reasons = {sample: text for sample in np.unique(samples) if (text := self._reason(sample))}
+        reasons = dict[int, str]()
+        for sample in np.unique(samples).tolist():
+            try:
+                self._read(np.array([sample]))
+            except Failure as broken:
+                if broken.code != ExitCode.DATA:
+                    raise
+                reasons[sample] = broken.found or broken.what
         if not reasons:
             raise failure
-        self.bad.update({int(sample): text for sample, text in reasons.items()})
+        self.bad.update(reasons)
         if len(self.bad) > self._most:
             raise too_many_unreadable_failure(self.bad.values(), self._most)
         if len(self.bad) == self._count:
             raise too_many_unreadable_failure(self.bad.values(), self._count - 1)
-
-    def _reason(self, sample: np.int64) -> str | None:
-        try:
-            self._read(np.array([sample]))
-        except Failure as failure:
-            if failure.code != ExitCode.DATA:
-                raise
-            return failure.found or failure.what
-        return None
-
-    def _new(self, before: set[int]) -> dict[int, str]:
-        return {sample: text for sample, text in self.bad.items() if sample not in before}
 
 
 def read_to_augment(
@@ -374,7 +368,7 @@ def move_to_shared_memory(pixels: Tensor) -> None:
             "a data worker cannot put its batch into shared memory",
             found=f"{SHARED_MEMORY_FOLDER} of {shm.f_blocks * shm.f_frsize >> 20} MiB; one batch takes "
             f"{pixels.nbytes / 2**20:.1f} MiB; " + str(error).splitlines()[0],
-            fix="docker run --shm-size=8g (or --ipc=host); or lower data.workers or train.micro_batch_size",
+            fix=f"{engines.fix('shm')}; or lower data.workers or train.micro_batch_size",
             code=ExitCode.RESOURCE,
         ) from error
 

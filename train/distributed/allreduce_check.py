@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 
-from entrypoint import ExitCode, Failure, attach_heartbeat, protect_output_streams, world_from_environ
+from entrypoint import DEVICE_VARIABLE, ExitCode, Failure, attach_heartbeat, protect_output_streams, world_from_environ
 
 
 def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
@@ -47,7 +47,7 @@ def check_all_reduce(argv: Sequence[str], environ: MutableMapping[str, str]) -> 
     from train.distributed import collectives, rendezvous  # load torch, which the timer must cover as well
     from train.distributed.device import choose_device, gpu_uuid
 
-    device = choose_device(environ.get("ENTRYPOINT_DEVICE") or "cpu", world.local_rank)
+    device = choose_device(environ.get(DEVICE_VARIABLE) or "cpu", world.local_rank)
     patience = max(0.0, until - time.monotonic()) / 2  # half of what is left: its failure names the missing ranks
     store = rendezvous.connect(world, environ, patience, gpu_uuid(device))
     with collectives.process_group(world, device, store, arguments.timeout) as backend:

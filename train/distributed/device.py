@@ -17,9 +17,8 @@ from typing import Final
 
 import torch
 
-from entrypoint import ExitCode, Failure, shell_command
+from entrypoint import ExitCode, Failure, Handover, engines, shell_command
 from train.config import checks
-from train.config.environment import SET_BY_PARENT_VARIABLE
 from train.config.precisions import PRECISIONS
 
 # torch has an exception type only for its own allocator. The other messages are those of libcudart,
@@ -241,7 +240,7 @@ def _shared_memory_failure(error: BaseException) -> Failure:
     return Failure(
         f"NCCL got no shared memory on {socket.gethostname()}",
         found=summarize_error(error),
-        fix="give the container more of it (docker run --shm-size=8g or --ipc=host), or free it: df -h /dev/shm",
+        fix=f"give the container more of it: {engines.fix('shm')}; or free it: df -h /dev/shm",
         code=ExitCode.RESOURCE,
     )
 
@@ -282,7 +281,7 @@ def choose_device(device_type: str, local_rank: int) -> torch.device:
             f"CUDA finds no GPU for local rank {local_rank}",
             found=f"{count} usable GPUs",
             expected=f"{local_rank + 1} or more, or exactly one for this rank alone",
-            fix=f"{shell_command('entrypoint doctor')} says why (a container needs --nv or --gpus all); or use "
+            fix=f"{shell_command('entrypoint doctor')} says why (a container needs {engines.GPU_OPTIONS}); or use "
             "--device cpu",
             code=ExitCode.NODE,
         )
@@ -360,7 +359,7 @@ def use_bitwise_arithmetic(device_type: str, environ: MutableMapping[str, str]) 
         torch.use_deterministic_algorithms(True)
         # It would cost a kernel for each new tensor and find only mistakes that show anyway.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    elif THREADS_VARIABLE not in environ or THREADS_VARIABLE in environ.get(SET_BY_PARENT_VARIABLE, "").split(","):
+    elif THREADS_VARIABLE not in environ or THREADS_VARIABLE in Handover.from_environ(environ).added:
         torch.set_num_threads(1)
 
 

@@ -25,7 +25,17 @@ from typing import Final
 
 from torch import distributed as dist
 
-from entrypoint import ExitCode, Failure, World, list_some, network, print_message, start_daemon_thread
+from entrypoint import (
+    ExitCode,
+    Failure,
+    Handover,
+    World,
+    engines,
+    list_some,
+    network,
+    print_message,
+    start_daemon_thread,
+)
 
 _REFUSAL_KEY = "train/refused"  # why a rank refused to take part, for the ranks that would wait for it
 _POLL_INTERVAL_S = 1.0  # between two looks for missing ranks; the first ones are shorter
@@ -110,7 +120,8 @@ def refuse_conflicting_ranks(who: Sequence[Mapping[str, object]], world: World) 
             "some ranks compute on GPUs and others on the CPU, where no NVIDIA driver is",
             found="on the CPU: " + ", ".join(f"rank {rank} on {host}" for host, rank in on_cpu.items()),
             expected="one device for all ranks",
-            fix="leave these nodes out, or start the containers there with --nv or --gpus all; or --device cpu for all",
+            fix=f"leave these nodes out, or start the containers there with {engines.GPU_OPTIONS}; "
+            "or --device cpu for all",
             code=ExitCode.LAUNCH_CONFLICT,
         )
     users: dict[tuple[object, object], list[int]] = defaultdict(list)
@@ -215,7 +226,8 @@ def connect(world: World, environ: MutableMapping[str, str], timeout_s: float, g
             GPU, or ranks that disagree about the world size.
     """
     deadline = time.monotonic() + timeout_s
-    store = _open_store(world, environ, deadline)
+    handover = Handover.from_environ(environ)
+    store = _open_store(world, handover, environ.get("TORCHELASTIC_RESTART_COUNT", "0"), deadline)
     if world.world_size > 1:
         try:
             register_rank(store, world, gpu)
@@ -223,7 +235,7 @@ def connect(world: World, environ: MutableMapping[str, str], timeout_s: float, g
             publish_refusal(store, failure)
             raise
         who = wait_for_all_ranks(
-            store, world, deadline, lambda: _refuse_second_rank_zero(world, environ), _hosts_of_ranks(environ)
+            store, world, deadline, lambda: _refuse_second_rank_zero(world, handover), handover.hosts
         )
         refuse_conflicting_ranks(who, world)
         if world.node_rank == 0 and world.num_nodes > 1 and not environ.get("ENTRYPOINT_INTERFACE"):
@@ -234,29 +246,24 @@ def connect(world: World, environ: MutableMapping[str, str], timeout_s: float, g
             name = next(
                 (network.interface_towards(each) for each in reached if each and network.is_own_address(each)), None
             )
-            for variable in environ.get("ENTRYPOINT_SET", "").split(","):
+            for variable in handover.added:
                 if name and variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                     environ[variable] = name if variable == "GLOO_SOCKET_IFNAME" else f"={name}"
     return store
 
 
-def _open_store(world: World, environ: Mapping[str, str], deadline: float) -> dist.Store:
+def _open_store(world: World, handover: Handover, attempt: str, deadline: float) -> dist.Store:
+    """attempt: of torchrun, whose own store outlives the ranks."""
     if world.world_size == 1:
         return dist.HashStore()
-    launch_id = environ.get("ENTRYPOINT_RUN_ID", "")
-    ports = [int(port) for port in environ.get("ENTRYPOINT_PORTS", str(world.master_port)).split(",")]
-    if environ.get("ENTRYPOINT_AGENT_STORE") == "1":
-        attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    ports = handover.ports or (world.master_port,)
+    if handover.agent_store:
         agents = _connect_client(world.master_addr, world.master_port, world.world_size, deadline - time.monotonic())
         return dist.PrefixStore(f"train/attempt-{attempt}", agents)
-    meeting = replace(world, master_addr=_LOOPBACK) if environ.get("ENTRYPOINT_ONE_HOST") == "1" else world
+    meeting = replace(world, master_addr=_LOOPBACK) if handover.one_host else world
     if world.rank == 0:
-        return _serve_store(meeting, ports, launch_id, deadline)
-    return _find_store(meeting, ports, launch_id, deadline)
-
-
-def _hosts_of_ranks(environ: Mapping[str, str]) -> list[str]:
-    return [host for host in environ.get("ENTRYPOINT_HOSTS", "").split(",") if host]
+        return _serve_store(meeting, ports, handover.launch_id, deadline)
+    return _find_store(meeting, ports, handover.launch_id, deadline)
 
 
 def _serve_store(world: World, ports: Sequence[int], launch_id: str, deadline: float) -> dist.Store:
@@ -331,7 +338,7 @@ def _connect_client(address: str, port: int, world_size: int, timeout_s: float) 
     return dist.TCPStore(address, port, world_size, is_master=False, wait_for_workers=False, timeout=wait)
 
 
-def _refuse_second_rank_zero(world: World, environ: Mapping[str, str]) -> None:
+def _refuse_second_rank_zero(world: World, handover: Handover) -> None:
     """On rank 0: refuse if another rank 0 answers at the master's address.
 
     That can be if the address is not this host's. It may also be the address of a service that
@@ -340,12 +347,12 @@ def _refuse_second_rank_zero(world: World, environ: Mapping[str, str]) -> None:
     Raises:
         Failure: LAUNCH_CONFLICT.
     """
-    if world.rank or world.num_nodes == 1 or environ.get("ENTRYPOINT_AGENT_STORE") == "1":
+    if world.rank or world.num_nodes == 1 or handover.agent_store:
         return
     if any(map(network.is_own_address, network.resolve_all(world.master_addr))):
         return
-    ports = [int(port) for port in environ.get("ENTRYPOINT_PORTS", str(world.master_port)).split(",")]
-    for port, other in _stores_of_launch(environ.get("ENTRYPOINT_RUN_ID", ""), world, ports):
+    ports = handover.ports or (world.master_port,)
+    for port, other in _stores_of_launch(handover.launch_id, world, ports):
         if other.get(_SERVER_UUID_KEY).decode() != _PROCESS_UUID:
             failure = duplicate_rank_failure(
                 0, f"one here on {socket.gethostname()}, one on {world.master_addr}:{port}"

@@ -26,7 +26,7 @@ from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKw
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from entrypoint import ExitCode, Failure, World, file_writer
+from entrypoint import DEVICE_VARIABLE, ExitCode, Failure, World, file_writer
 from train import files
 from train.config import checks
 from train.config.precisions import PRECISIONS
@@ -125,7 +125,7 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str]) ->
         Failure: NODE if the GPU is missing, USAGE for a precision that the device does not have, PEER and
             LAUNCH_CONFLICT if the ranks do not meet.
     """
-    device_type = environ.get("ENTRYPOINT_DEVICE", "cpu")
+    device_type = environ.get(DEVICE_VARIABLE, "cpu")
     if checks.is_bitwise(config.train):
         use_bitwise_arithmetic(device_type, environ)
     device = choose_device(device_type, world.local_rank)

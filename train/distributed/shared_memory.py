@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
+import pickle
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -76,43 +76,37 @@ class HostRanks:
                 raise Failure(**failure)
         return results[nodes.index(self.node)][0]  # type: ignore[no-any-return]
 
-    def first_shared(self, action: Callable[[], tuple[T, Sequence[Array]]]) -> tuple[T, list[Array]]:
-        """As `first`, for a result and contiguous arrays, whose memory all ranks of the machine then share.
+    def first_shared(self, action: Callable[[], T]) -> T:
+        """As `first`, for a result that holds contiguous arrays, whose memory all ranks of the machine then share.
 
-        All ranks call it. The arrays must not be changed; one that is listed twice is returned twice. If the machine's
-        ranks cannot share memory, each of them runs `action` itself.
+        All ranks call it. The arrays must not be changed. If the machine's ranks cannot share memory, each of them runs
+        `action` itself.
 
         Raises:
             Failure: as `first`; if memory cannot be shared, also on this rank alone.
         """
         if self.world_size == 1:
-            result, arrays = action()
-            return result, [*arrays]
-        own: list[tuple[T, Sequence[Array]]] = []
+            return action()
+        own, buffers = list[T](), list[pickle.PickleBuffer]()  # of the first rank of a machine
 
-        def run_and_describe() -> tuple[T, list[int], list[tuple[str, tuple[int, ...]]]]:
+        def run_and_pickle() -> tuple[bytes, list[int]]:
             own.append(action())
-            result, arrays = own[0]
-            distinct = _distinct(arrays)
-            order = [next(number for number, each in enumerate(distinct) if each is array) for array in arrays]
-            return result, order, [(array.dtype.str, array.shape) for array in distinct]
+            # Protocol 5 leaves the bytes of arrays out, and an array that is there twice stays one.
+            pickled = pickle.dumps(own[0], protocol=5, buffer_callback=buffers.append)
+            return pickled, [buffer.raw().nbytes for buffer in buffers]
 
-        result, order, layouts = self.first(run_and_describe)
-        sizes = [np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in layouts]
+        pickled, sizes = self.first(run_and_pickle)
         starts = [0, *accumulate(-(-size // ARRAY_ALIGNMENT) * ARRAY_ALIGNMENT for size in sizes)]
         memory = self.area(max(starts[-1], 1)).memory  # never of 0 bytes: `area` would skip its exchanges
-        shared = list[Array]()
+        parts = list[Array]()
         if memory is not None:
             parts = [memory.numpy()[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-            shared = [part.view(dtype).reshape(shape) for part, (dtype, shape) in zip(parts, layouts, strict=True)]
-            if own:  # the first rank
-                for target, array in zip(shared, _distinct(own[0][1]), strict=True):
-                    target[...] = array
+        for part, buffer in zip(parts, buffers, strict=False):
+            part[...] = np.asarray(buffer.raw())
         self.all_gather(None)  # until the first rank has written them
         if memory is None:
-            result, arrays = own[0] if own else action()
-            return result, [*arrays]
-        return result, [shared[number] for number in order]
+            return own[0] if own else action()
+        return pickle.loads(pickled, buffers=parts)  # type: ignore[no-any-return]
 
     def area(self, size: int) -> HostMemory:
         """`size` bytes of zeros, which all ranks of this machine share if they can. All ranks call it.
@@ -173,11 +167,6 @@ def _result_or_failure(action: Callable[[], T], machine: str | None) -> tuple[T 
         if machine is not None:
             arguments["found"] = f"{failure.found or failure.what} (on {machine})"
         return None, arguments
-
-
-def _distinct(arrays: Sequence[Array]) -> list[Array]:
-    """Each array once, also if it is listed several times."""
-    return [*{id(array): array for array in arrays}.values()]
 
 
 def _create_memory_file(size: int) -> int | None:

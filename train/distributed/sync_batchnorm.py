@@ -11,7 +11,7 @@ from entrypoint import ExitCode, Failure
 def convert_sync_batchnorm(net: nn.Module, world_size: int) -> nn.Module:
     """Replace every BatchNorm of `net` by torch's SyncBatchNorm. Parameters, buffers and their names stay.
 
-    A single rank changes nothing. `checks.refuse_cpu_sync_batchnorm` has refused several ranks on the CPU.
+    A single rank changes nothing. `checks.refuse_conflicts` has refused several ranks on the CPU.
 
     Raises:
         Failure: USAGE for a subclass of BatchNorm with its own forward, which the replacement would lose.

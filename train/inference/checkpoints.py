@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -18,11 +18,10 @@ from typing import Any, Final, Literal
 from entrypoint import ExitCode, Failure, has_variable, list_some, pluralize, shell_command
 from train import files, plugin
 from train.checkpoint import manifest, store
-from train.checkpoint.manifest import DamagedCheckpointError, Manifest
-from train.checkpoint.store import STATE_FILE
+from train.checkpoint.store import STATE_FILE, CommittedCheckpoint
 from train.config import load, resume_rules
 from train.config.models import EXPORT_FILE
-from train.config.schema import DataConfig, Rule, RunConfig, RunSection, one_of
+from train.config.schema import DataConfig, Rule, RunConfig, RunSection, key_patterns, one_of
 from train.data import class_folders, registry
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSource
@@ -34,15 +33,7 @@ from train.run.record import BEST_FILE
 from train.tasks import CLASSIFICATION, TASKS, TargetScale
 
 # The settings that an evaluation may change; all others come from the checkpoint.
-ALLOWED_SETTINGS: Final = (
-    "data.*",
-    "launch.*",
-    "eval.batch_size",
-    "eval.image_size",
-    "eval.flip",
-    "train.precision",
-    "train.tf32",
-)
+ALLOWED_SETTINGS: Final = key_patterns("in_evaluation")
 # These decide which images are evaluated, or affect only the training. They do not change the model's
 # input for an image.
 DATA_SETTINGS_UNSEEN_BY_MODEL: Final = (
@@ -65,18 +56,10 @@ DOWNLOAD_DEFAULTS: Final[Mapping[str, Any]] = {
     "data.download": DataConfig().download,
     "data.mirror": DataConfig().mirror,
 }
+NO_CHECKPOINT_FIX: Final = "measure another run: nothing can be read back from these"
 OTHER_CHECKPOINT_FIX: Final = (
     "name another checkpoint, or the run's folder: its best undamaged checkpoint is taken, otherwise the newest"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenCheckpoint:
-    """A checkpoint and its manifest. notes: lines for the log about the choice."""
-
-    path: Path
-    contents: Manifest
-    notes: tuple[str, ...] = ()
 
 
 def split_arguments(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -92,7 +75,7 @@ def split_arguments(words: Sequence[str]) -> tuple[str, list[str]]:
     return words[0], list(words[1:])
 
 
-def choose_checkpoint(name: str) -> ChosenCheckpoint:
+def choose_checkpoint(name: str) -> CommittedCheckpoint:
     """The checkpoint `name`, or the best checkpoint of the run folder `name`.
 
     If the best is damaged or there is none, the newest undamaged one.
@@ -104,10 +87,9 @@ def choose_checkpoint(name: str) -> ChosenCheckpoint:
     path = Path(name).resolve()
     if not path.is_dir():
         raise _no_checkpoint_failure(name, "it is a file" if path.exists() else "it does not exist")
-    if store.STEP_FOLDER_PATTERN.fullmatch(path.name) or os.path.exists(
-        path / manifest.FILE_NAME
-    ):  # Path.exists raises if the folder is not readable
-        return _verify_chosen(path)
+    # Path.exists raises if the folder is not readable.
+    if store.STEP_FOLDER_PATTERN.fullmatch(path.name) or os.path.exists(path / manifest.FILE_NAME):
+        return store.open_checkpoint(path, store.verify_hashes, OTHER_CHECKPOINT_FIX)
     folder = path / "checkpoints" if os.path.exists(path / "checkpoints") else path
     committed = store.list_checkpoints(folder)
     if os.path.exists(path / EXPORT_FILE):
@@ -115,21 +97,12 @@ def choose_checkpoint(name: str) -> ChosenCheckpoint:
     if not committed:
         raise _no_checkpoint_failure(name, "a folder without checkpoints")
     order = [*_best_checkpoint(path, committed), *reversed(committed.values())]
-    return _first_undamaged(list(dict.fromkeys(order)), folder)
+    return store.first_undamaged(dict.fromkeys(order), folder, NO_CHECKPOINT_FIX, OTHER_CHECKPOINT_FIX)
 
 
-def reopen_checkpoint(path: Path) -> ChosenCheckpoint:
-    """Open the checkpoint that `choose_checkpoint` chose in another process.
-
-    Its files are hashed as they are read. Raises as `choose_checkpoint`.
-    """
-    try:
-        return ChosenCheckpoint(path=path, contents=store.read_manifest(path))
-    except DamagedCheckpointError as reason:
-        raise _damaged_failure(path, str(reason)) from reason
-
-
-def load_config(chosen: ChosenCheckpoint, file: str | None, words: Sequence[str]) -> tuple[RunConfig, tuple[str, ...]]:
+def load_config(
+    chosen: CommittedCheckpoint, file: str | None, words: Sequence[str]
+) -> tuple[RunConfig, tuple[str, ...]]:
     """The checkpoint's configuration with the user's settings for the evaluation, and notes about it.
 
     A checkpoint may come from another person: its factories are not imported, and its `data.download`
@@ -160,7 +133,9 @@ def load_config(chosen: ChosenCheckpoint, file: str | None, words: Sequence[str]
     factories = {"model.name": config.model.name, "data.name": config.data.name}
     typed = load.overridden_keys(words, (*factories, *DOWNLOAD_DEFAULTS))
     plugin.refuse_recorded_factory(factories, _writer_folder(chosen), config=file, typed=typed, args=config.model.args)
-    notes = _data_change_notes(own, config)
+    # `evaluation_caveats` compares the splits, once the data is open.
+    listed = [change for change in input_changes(own, config) if change.startswith("data.")]
+    notes = (f"the data is not as in the training: {'; '.join(listed)}",) if listed else ()
     if not file:
         defaults = {
             key.removeprefix("data."): default for key, default in DOWNLOAD_DEFAULTS.items() if key not in typed
@@ -169,20 +144,20 @@ def load_config(chosen: ChosenCheckpoint, file: str | None, words: Sequence[str]
     return config, notes
 
 
-def _writer_folder(chosen: ChosenCheckpoint) -> Path:
+def _writer_folder(chosen: CommittedCheckpoint) -> Path:
     """The folder that the checkpoint's author wrote: the run's folder, or the checkpoint's parent."""
     parent = chosen.path.parent
     return parent.parent if parent.name == "checkpoints" else parent
 
 
-def load_training_config(chosen: ChosenCheckpoint, words: Sequence[str] = ()) -> RunConfig:
+def load_training_config(chosen: CommittedCheckpoint, words: Sequence[str] = ()) -> RunConfig:
     """The checkpoint's configuration.
 
     Raises Failure: DATA for a state without one, and as `load.build_config`.
     """
-    saved = read_state(chosen).get("config")
+    saved = store.read_state(chosen).get("config")
     if not isinstance(saved, dict):
-        raise _damaged_failure(chosen.path, f"{STATE_FILE} has no configuration")
+        raise store.damaged_failure(chosen.path, f"{STATE_FILE} has no configuration", OTHER_CHECKPOINT_FIX)
     run = saved.get("run")
     if isinstance(run, dict) and has_variable(
         str(run.get("output_dir"))
@@ -191,24 +166,16 @@ def load_training_config(chosen: ChosenCheckpoint, words: Sequence[str] = ()) ->
     return load.build_config(load.YamlDocument(value=saved, lines={}), f"{STATE_FILE} of {chosen.path.name}", words)
 
 
-def read_state(chosen: ChosenCheckpoint) -> dict[str, Any]:
-    """The content of state.json, whose hash is checked again. Raises Failure (DATA)."""
-    try:
-        return dict(files.parse_json(store.read_verified(chosen.path, chosen.contents, STATE_FILE)))
-    except (DamagedCheckpointError, ValueError, TypeError) as reason:
-        raise _damaged_failure(chosen.path, f"{STATE_FILE}: {type(reason).__name__} {reason}") from reason
-
-
-def messages_about(chosen: ChosenCheckpoint, notes: Sequence[str]) -> list[str]:
+def messages_about(chosen: CommittedCheckpoint, notes: Sequence[str]) -> list[str]:
     """What a command that uses the checkpoint prints. notes: of `load_config`. Raises Failure (DATA)."""
     caution = record.describe_divergence(chosen.path)
     notes = (*chosen.notes, *notes, *describe_changed_code(chosen))
     return [*([f"WARNING: {caution}"] if caution else []), *(f"note: {text}" for text in notes)]
 
 
-def describe_changed_code(chosen: ChosenCheckpoint) -> tuple[str, ...]:
+def describe_changed_code(chosen: CommittedCheckpoint) -> tuple[str, ...]:
     """A note if the user's own code, which built the network, is not what trained it. Raises Failure (DATA)."""
-    return plugin.describe_changed_code(read_state(chosen).get("code") or {})
+    return plugin.describe_changed_code(store.read_state(chosen).get("code") or {})
 
 
 def describe_standing(path: Path) -> str | None:
@@ -246,24 +213,6 @@ def _best_checkpoint(run_folder: Path, committed: Mapping[int, Path]) -> list[Pa
     return []
 
 
-def _first_undamaged(order: Sequence[Path], folder: Path) -> ChosenCheckpoint:
-    skipped: list[str] = []
-    for path in order:
-        try:
-            return ChosenCheckpoint(path=path, contents=store.verify_hashes(path), notes=tuple(skipped))
-        except DamagedCheckpointError as reason:
-            skipped.append(f"skipped a damaged checkpoint: {path.name}: {reason}")
-    fix = "measure another run: nothing can be read back from these"
-    raise Failure(f"no checkpoint in {folder} is whole", found="; ".join(skipped), fix=fix, code=ExitCode.DATA)
-
-
-def _verify_chosen(path: Path) -> ChosenCheckpoint:
-    try:
-        return ChosenCheckpoint(path=path, contents=store.verify_hashes(path))
-    except DamagedCheckpointError as reason:
-        raise _damaged_failure(path, str(reason)) from reason
-
-
 def _config_differences(old: RunConfig, new: RunConfig, only: str | None = None) -> list[str]:
     """`section.key: old -> new` for each difference.
 
@@ -292,15 +241,6 @@ def _refuse_differences(differences: Sequence[str], why: str, file: str | None =
         )
 
 
-def _data_change_notes(own: RunConfig, config: RunConfig) -> tuple[str, ...]:
-    """A note about settings that change the model's input.
-
-    `evaluation_caveats` compares the splits, once the data is open.
-    """
-    listed = [change for change in input_changes(own, config) if change.startswith("data.")]
-    return (f"the data is not as in the training: {'; '.join(listed)}",) if listed else ()
-
-
 def input_changes(own: RunConfig, config: RunConfig) -> tuple[str, ...]:
     """`section.key: old -> new` for each setting that changes the model's input for an image."""
     changes = resume_rules.changed_keys(asdict(own), asdict(config))
@@ -309,10 +249,6 @@ def input_changes(own: RunConfig, config: RunConfig) -> tuple[str, ...]:
         for key, (old, new) in changes.items()
         if (key.startswith("data.") and key not in DATA_SETTINGS_UNSEEN_BY_MODEL) or key == "eval.image_size"
     )
-
-
-def _damaged_failure(path: Path, reason: str) -> Failure:
-    return Failure(f"the checkpoint {path} is damaged", found=reason, fix=OTHER_CHECKPOINT_FIX, code=ExitCode.DATA)
 
 
 def _no_checkpoint_failure(name: str, problem: str) -> Failure:
@@ -362,9 +298,15 @@ class DatasetFacts:
     target: TargetScale | None = None
 
     @property
+    def sizes(self) -> Mapping[str, int]:
+        """The images of each split, by its name in the digests."""
+        training, validation = resume_rules.SPLIT_NAMES
+        return {training: self.training, validation: self.validation, resume_rules.TEST_KEY: self.test}
+
+    @property
     def images(self) -> int:
         """The images of all splits."""
-        return self.training + self.validation + self.test
+        return sum(self.sizes.values())
 
     def measured(self, *, split: EvaluatedSplit) -> str:
         """The evaluated images in words."""
@@ -383,12 +325,12 @@ class DatasetFacts:
         return self.data.root if self.source.origin == "files" else self.data.name
 
 
-def training_dataset_facts(chosen: ChosenCheckpoint) -> DatasetFacts | None:
+def training_dataset_facts(chosen: CommittedCheckpoint) -> DatasetFacts | None:
     """The data that the checkpoint was trained on; None if it has no record of it.
 
     Raises Failure (DATA) for a damaged checkpoint.
     """
-    recorded, data = read_state(chosen).get("data") or {}, load_training_config(chosen).data
+    recorded, data = store.read_state(chosen).get("data") or {}, load_training_config(chosen).data
     try:
         training, validation = (int(recorded[key]) for key in resume_rules.SPLIT_NAMES)
         digests = {str(side): str(digest) for side, digest in recorded.get(resume_rules.DIGESTS_KEY, {}).items()}
@@ -521,14 +463,8 @@ def refuse_other_classes(trained: DatasetFacts, evaluated: DatasetFacts) -> None
 
 def evaluation_caveats(trained: DatasetFacts, evaluated: DatasetFacts, *, split: EvaluatedSplit) -> tuple[str, ...]:
     """Reasons why the metrics may mislead, a line each. split: which images are evaluated."""
-    caveats = (
-        _numbered_classes_caveat(trained, evaluated),
-        _missing_classes_caveat(trained, evaluated),
-        _test_images_caveat(trained, evaluated)
-        if split == "test"
-        else _seen_images_caveat(trained, evaluated, all_images=split == "all"),
-    )
-    return tuple(line for line in caveats if line is not None)
+    caveats = (_classes_caveat(trained, evaluated), _seen_images_caveat(trained, evaluated, split))
+    return tuple(filter(None, caveats))
 
 
 def _match_by_number(trained: DatasetFacts, evaluated: DatasetFacts) -> bool:
@@ -540,20 +476,17 @@ def _match_by_number(trained: DatasetFacts, evaluated: DatasetFacts) -> bool:
     return any(nameless) and len(trained.classes) == len(evaluated.classes)
 
 
-def _numbered_classes_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> str | None:
-    if trained.classes == evaluated.classes or not _match_by_number(trained, evaluated):
+def _classes_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> str | None:
+    """The caveat if classes are compared by number, or if the data has no image of some of the training's."""
+    if trained.classes == evaluated.classes:
         return None
-    return (
-        "classes are compared by number, without names on one side: "
-        f"{_join_class_names(evaluated.classes)} of the data are taken for "
-        f"{_join_class_names(trained.classes)} of the training"
-    )
-
-
-def _missing_classes_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> str | None:
-    """The caveat if the data has no folder for some of the training's classes."""
-    is_alike = trained.classes == evaluated.classes or _match_by_number(trained, evaluated)
-    if is_alike or not TASKS[trained.task].has_classes:
+    if _match_by_number(trained, evaluated):
+        return (
+            "classes are compared by number, without names on one side: "
+            f"{_join_class_names(evaluated.classes)} of the data are taken for "
+            f"{_join_class_names(trained.classes)} of the training"
+        )
+    if not TASKS[trained.task].has_classes:
         return None
     available = set(evaluated.classes)
     missed = [name for name in trained.classes if name not in available]
@@ -561,61 +494,43 @@ def _missing_classes_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> s
     return f"{count} are measured: there is no image of {_join_class_names(missed)} in {evaluated.location}"
 
 
-def _seen_images_caveat(trained: DatasetFacts, evaluated: DatasetFacts, *, all_images: bool) -> str | None:
+def _seen_images_caveat(trained: DatasetFacts, evaluated: DatasetFacts, split: EvaluatedSplit) -> str | None:
     """The caveat if the model was, or may have been, trained on evaluated images.
 
     A checkpoint records the number of its samples, and digests that tell whether they changed. It
     does not record which samples were in which split.
     """
-    if not all_images and _same_split(trained, evaluated):
+    is_same = {
+        part: size == evaluated.sizes[part] and not _digests_differ(trained, evaluated, part)
+        for part, size in trained.sizes.items()
+    }
+    if split == "test":
+        if is_same["training"] and is_same[resume_rules.TEST_KEY]:
+            return None
+        before = f"{trained.test:,} test images and {trained.training:,} training images"
+        return f"the splits are not the training's (it had {before}): some of these may have been trained on"
+    all_images = split == "all"
+    is_same_split = (
+        all(is_same[part] for part in resume_rules.SPLIT_NAMES) and trained.data.group == evaluated.data.group
+    )
+    # A separate validation folder may change if the training split is the same; only the disk tells of such a folder.
+    if not all_images and (is_same_split or (is_same["training"] and evaluated.source.has_validation(evaluated.data))):
         return None
     if _data_location(trained.data) != _data_location(evaluated.data) and not _are_same_files(trained, evaluated):
         return _other_location_caveat(trained, evaluated, all_images=all_images)
     if not all_images and evaluated.source.has_validation(evaluated.data):
         return _moved_images_caveat(trained, evaluated)
-    measured = evaluated.images if all_images else evaluated.validation
-    why = (
-        SEEN_IMAGES_CAVEAT
-        if all_images
-        else f"the split is not the training's ({_describe_split_change(trained, evaluated)})"
-    )
+    measured, why = evaluated.images, SEEN_IMAGES_CAVEAT
+    if not all_images:
+        change = f"it had {trained.validation:,} of {trained.images:,} images for validation"
+        if trained.images == evaluated.images and _files_changed(trained, evaluated):
+            change = "files were added, removed or renamed since"
+        measured, why = evaluated.validation, f"the split is not the training's ({change})"
     if (count := _count_seen_images(trained, evaluated, all_images=all_images)) is not None:
         return f"{count:,} of these {measured:,} images were trained on: {why}" if count else None
     # Only the author of other data knows how it is split.
     sure = "are" if evaluated.source.has_class_names else "may be"
     return f"images that the model was trained on {sure} among these {measured:,}: {why}"
-
-
-def _test_images_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> str | None:
-    """The caveat if the test split is not the training's: the model may have been trained on some of its images."""
-    same_training = trained.training == evaluated.training and not _digests_differ(trained, evaluated, "training")
-    same_test = trained.test == evaluated.test and not _digests_differ(trained, evaluated, resume_rules.TEST_KEY)
-    if same_training and same_test:
-        return None
-    before = f"{trained.test:,} test images and {trained.training:,} training images"
-    return f"the splits are not the training's (it had {before}): some of these may have been trained on"
-
-
-def _same_split(trained: DatasetFacts, evaluated: DatasetFacts) -> bool:
-    """Whether the validation split holds no image that was trained on.
-
-    A separate validation folder may change if the training split is the same.
-    """
-    same = {
-        side: sizes[0] == sizes[1] and not _digests_differ(trained, evaluated, side)
-        for side, sizes in _split_sizes(trained, evaluated)
-    }
-    return (all(same.values()) and trained.data.group == evaluated.data.group) or (
-        same["training"] and evaluated.source.has_validation(evaluated.data)
-    )
-
-
-def _split_sizes(trained: DatasetFacts, evaluated: DatasetFacts) -> Iterable[tuple[str, tuple[int, int]]]:
-    training, validation = resume_rules.SPLIT_NAMES
-    return (
-        (training, (trained.training, evaluated.training)),
-        (validation, (trained.validation, evaluated.validation)),
-    )
 
 
 def _digests_differ(trained: DatasetFacts, evaluated: DatasetFacts, part: str) -> bool:
@@ -646,12 +561,6 @@ def _files_changed(trained: DatasetFacts, evaluated: DatasetFacts) -> bool:
     return splits[0] == splits[1] and any(
         _digests_differ(trained, evaluated, side) for side in resume_rules.SPLIT_NAMES
     )
-
-
-def _describe_split_change(trained: DatasetFacts, evaluated: DatasetFacts) -> str:
-    if trained.images == evaluated.images and _files_changed(trained, evaluated):
-        return "files were added, removed or renamed since"
-    return f"it had {trained.validation:,} of {trained.images:,} images for validation"
 
 
 def _count_seen_images(trained: DatasetFacts, evaluated: DatasetFacts, *, all_images: bool) -> int | None:

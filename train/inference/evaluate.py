@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, Heartbeat, World, list_some, print_message, shell_command
 from train import files
-from train.checkpoint import format
-from train.checkpoint.format import CommittedCheckpoint
+from train.checkpoint import format, store
+from train.checkpoint.store import EMA_GROUP, MODEL_GROUP, CommittedCheckpoint
 from train.components import build_network
 from train.config import resume_rules
 from train.config.schema import RunConfig
@@ -44,8 +44,8 @@ from train.evaluation.validator import (
     refuse_flips,
 )
 from train.inference import checkpoints, csv_table, explanation
-from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, EvaluatedSplit, describe_standing
-from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, WEIGHTS_DESCRIPTIONS, EvaluationReport
+from train.inference.checkpoints import DatasetFacts, EvaluatedSplit, describe_standing
+from train.inference.evaluation_report import WEIGHTS_DESCRIPTIONS, EvaluationReport
 from train.inference.gallery import Explain, make_gallery
 from train.report import saved_evaluation
 from train.report.saved_evaluation import SavedEvaluation
@@ -100,7 +100,7 @@ class EvaluationData:
 
 def evaluate_on_rank(
     config: RunConfig,
-    chosen: ChosenCheckpoint,
+    chosen: CommittedCheckpoint,
     world: World,
     environ: MutableMapping[str, str],
     *,
@@ -145,7 +145,7 @@ def evaluate_on_rank(
             task=task,
             heartbeat=heartbeat,
         )
-        state = checkpoints.read_state(chosen)
+        state = store.read_state(chosen)
         evaluation = validator.measure(
             loader,
             num_images,
@@ -182,7 +182,7 @@ def encode_per_image(results: ImageResults, source: SampleSource) -> bytes:
 
 def open_evaluation_data(
     config: RunConfig,
-    chosen: ChosenCheckpoint,
+    chosen: CommittedCheckpoint,
     rank_runtime: Runtime,
     *,
     split: EvaluatedSplit,
@@ -229,16 +229,14 @@ def open_evaluation_data(
     return EvaluationData(sets=sets, words=facts.measured(split=split), split=split, notes=notes)
 
 
-def load_weights(chosen: ChosenCheckpoint) -> CheckpointWeights:
+def load_weights(chosen: CommittedCheckpoint) -> CheckpointWeights:
     """The EMA weights if the checkpoint has them, otherwise those of its step. Raises Failure (DATA)."""
-    committed = CommittedCheckpoint(path=chosen.path, step=chosen.contents.step, contents=chosen.contents)
-    tensors, _ = format.load_checkpoint(committed, (EMA_GROUP, MODEL_GROUP))
-    if MODEL_GROUP not in tensors:
+    tensors, averaged = format.load_model(chosen)
+    if not tensors:
         raise _model_mismatch_failure(
             chosen.path.name, f"no {MODEL_GROUP}{format.TENSORS_SUFFIX} in it", "the weights of a model"
         )
-    average = tensors.get(EMA_GROUP, {})
-    return CheckpointWeights(tensors={**tensors[MODEL_GROUP], **average}, averaged=bool(average))
+    return CheckpointWeights(tensors=tensors, averaged=averaged)
 
 
 def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights, rank_runtime: Runtime) -> nn.Module:
@@ -277,7 +275,7 @@ def open_validation_loader(
 
 def _build_report(
     config: RunConfig,
-    chosen: ChosenCheckpoint,
+    chosen: CommittedCheckpoint,
     part: EvaluationData,
     rank_runtime: Runtime,
     measured: Evaluation,
@@ -287,7 +285,7 @@ def _build_report(
 ) -> EvaluationReport:
     return EvaluationReport(
         checkpoint=str(chosen.path),
-        step=chosen.contents.step,
+        step=chosen.step,
         weights=EMA_GROUP if averaged else MODEL_GROUP,
         standing=describe_standing(chosen.path),
         measured=part.words,

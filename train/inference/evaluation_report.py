@@ -6,12 +6,12 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from entrypoint import join_lines, pluralize
+from train.checkpoint.store import EMA_GROUP, MODEL_GROUP
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
 from train.logging import progress
 from train.tasks import TASKS
 
-EMA_GROUP, MODEL_GROUP = "ema", "model"  # groups of tensors in a checkpoint
 WEIGHTS_DESCRIPTIONS: Final = {EMA_GROUP: "averaged (EMA)", MODEL_GROUP: "not averaged"}
 
 

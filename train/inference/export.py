@@ -27,6 +27,7 @@ from train import file_lock, files
 from train import files as file_io
 from train.checkpoint import manifest
 from train.checkpoint.manifest import DamagedCheckpointError, FileEntry
+from train.checkpoint.store import CommittedCheckpoint
 from train.components import build_network
 from train.config import schema
 from train.config.load import YamlDocument, build_config
@@ -37,7 +38,7 @@ from train.data.preprocessing import DEFAULT_PREPROCESSING, parse_preprocessing
 from train.data.shape import Shape
 from train.fields import TEXT, TEXTS, check_fields, whole_number
 from train.inference import file_formats, inputs, model_card, model_code
-from train.inference.checkpoints import ChosenCheckpoint, parse_thresholds, recorded_task
+from train.inference.checkpoints import parse_thresholds, recorded_task
 from train.inference.inputs import InputSpec
 from train.inference.model_card import ModelFacts
 from train.tasks import task_fact
@@ -265,7 +266,7 @@ FIX_BY_EXIT_CODE: Final = {
 
 
 def export_model(
-    config: RunConfig, chosen: ChosenCheckpoint, folder: Path, formats: Sequence[str] = ()
+    config: RunConfig, chosen: CommittedCheckpoint, folder: Path, formats: Sequence[str] = ()
 ) -> dict[str, int]:
     """Write the model into a new `folder`; return the size of each file in bytes.
 

@@ -1,7 +1,6 @@
 """This module writes a network as a torch.export file and as an ONNX file.
 
-Each written file is loaded again, and its outputs are compared with the network's. Importing this
-module does not import torch: the command line reads the names of the formats.
+Each written file is loaded again, and its outputs are compared with the network's.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+from torch import Tensor, nn
+
 from entrypoint import ExitCode, Failure
 from train import files
+from train.data.shape import Shape
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.export import ExportedProgram
-
-    from train.data.shape import Shape
+    from torch.export import ExportedProgram  # with torch's compiler
 
 INPUT_NAME, OUTPUT_NAME, BATCH_DIMENSION = "images", "logits", "batch"
 ONNX_OPSET: Final = 18  # the version that torch's ONNX functions are written for
@@ -37,7 +37,7 @@ TOLERANCE: Final = 1e-4
 MAX_REASON_CHARACTERS: Final = 300  # of an exporter's error
 WITHOUT_FORMAT_FIX: Final = "leave {name} out of --format; model.safetensors needs no exporter"
 
-RunsNetwork = Callable[["Tensor"], "Tensor"]
+RunsNetwork = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,22 +57,16 @@ class FileFormat:
 
 
 def _encode_torch(program: ExportedProgram, metadata: Mapping[str, str]) -> bytes:
-    import torch
-
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files=dict(metadata))
     return buffer.getvalue()
 
 
 def _load_torch(path: Path) -> RunsNetwork:
-    import torch
-
     return torch.export.load(path).module()
 
 
 def _encode_onnx(program: ExportedProgram, metadata: Mapping[str, str]) -> bytes:
-    import torch
-
     _refuse_large_network(program)
     written = torch.onnx.export(
         program,
@@ -90,7 +84,6 @@ def _encode_onnx(program: ExportedProgram, metadata: Mapping[str, str]) -> bytes
 
 def _load_onnx(path: Path) -> RunsNetwork:
     import onnxruntime
-    import torch
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
@@ -134,8 +127,6 @@ def encode_network(
     Raises:
         Failure: USAGE if an exporter refuses the network, with its reason.
     """
-    import torch
-
     texts = {name: json.dumps(value) for name, value in metadata.items()}
     encoded, program = dict[str, bytes](), None
     for name in formats:
@@ -205,8 +196,6 @@ def compare_files(network: nn.Module, shape: Shape, formats: Sequence[str], fold
     Raises:
         Failure: USAGE if the outputs differ by more than TOLERANCE, or if the file cannot be loaded or run.
     """
-    import torch
-
     facts = {}
     for name, file in ((name, FORMATS[name]) for name in formats):
         generator, differences = torch.Generator().manual_seed(0), list[float]()

@@ -16,15 +16,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
-from entrypoint import Failure, pluralize, redact_words
-from train.config import checks, resume_rules, schema
+from entrypoint import pluralize, redact_words
+from train.checkpoint import store
+from train.checkpoint.store import CommittedCheckpoint
+from train.config import resume_rules, schema
+from train.config.resolved import resolve_learning_rate
 from train.config.schema import RunConfig
 from train.data import decode, registry
 from train.data.preprocessing import Preprocessing
+from train.data_fit import describe_image_file_obstacle
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult, FinalScore, read_final_score
 from train.inference import checkpoints, evaluate, inputs
-from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.inputs import InputSpec
 from train.inference.model_code import ModelCode, path_literal
 from train.metrics import METRICS, metrics_of
@@ -81,9 +84,9 @@ class ModelFacts:
         return EvaluationResult.from_json(progress[name])
 
 
-def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFacts:
+def collect_model_facts(config: RunConfig, chosen: CommittedCheckpoint) -> ModelFacts:
     """Collect the facts. Raises Failure as `evaluate.load_weights` and `inputs.build_input_spec`."""
-    state, weights = checkpoints.read_state(chosen), evaluate.load_weights(chosen)
+    state, weights = store.read_state(chosen), evaluate.load_weights(chosen)
     trained = checkpoints.load_training_config(chosen)
     alone = replace(config, eval=replace(config.eval, flip=False))
     run = chosen.path.parents[1] if chosen.path.parent.name == "checkpoints" else None
@@ -92,7 +95,7 @@ def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFac
         config=replace(config, model=fit_stem_to(config.model, weights.tensors)),
         input_spec=inputs.build_input_spec(alone, state),
         path=chosen.path,
-        step=chosen.contents.step,
+        step=chosen.step,
         tensors=weights.tensors,
         averaged=weights.averaged,
         state=state,
@@ -125,7 +128,7 @@ def render_card(about: ModelFacts, folder: str, code: ModelCode, formats: Sequen
         if isinstance(data.get(key), int)
     }
     training = submapping(about.recorded, "training")
-    resolved = checks.resolve_learning_rate(config)  # earlier versions recorded `auto`
+    resolved = resolve_learning_rate(config)  # earlier versions recorded `auto`
     return render_text(
         "card.md",
         {
@@ -207,11 +210,7 @@ def _hub_metadata(about: ModelFacts) -> str:
 
 def takes_images(spec: InputSpec) -> bool:
     """Whether image files can become the network's input."""
-    try:
-        inputs.refuse_image_files(spec)
-    except Failure:
-        return False
-    return True
+    return describe_image_file_obstacle(spec.shape, bytes_=spec.bytes_) is None
 
 
 def loading_example(spec: InputSpec, folder: str, code: ModelCode | None = None) -> str:

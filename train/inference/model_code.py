@@ -29,7 +29,7 @@ from train.config import schema
 from train.config.models import BUILTIN_MODELS, TIMM_PREFIX
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
-from train.models import custom, registry
+from train.models import custom, registry, timm_models
 
 CODE_FILE: Final = "model.py"
 BUILD_FUNCTION: Final = "make_model"  # of CODE_FILE
@@ -171,16 +171,9 @@ def _torchvision_code(model: ModelConfig, classes: int, shape: Shape) -> ModelCo
 
 
 def _timm_code(model: ModelConfig, classes: int, shape: Shape) -> ModelCode:
-    """timm's own constructor takes the number of classes and channels, and the image size of networks built for one."""
-    from timm.models import get_pretrained_cfg
-
-    name = model.name.removeprefix(TIMM_PREFIX)
-    record = get_pretrained_cfg(name)
-    size = {"img_size": shape.size} if record is not None and record.fixed_input_size else {}
-    arguments = {"num_classes": classes, "in_chans": shape.channels, **size, **model.args}
-    return ModelCode(
-        imports=("import timm",), lines=(f"network = {_call('timm.create_model', arguments, first=repr(name))}",)
-    )
+    arguments = timm_models.constructor_arguments(model.name, classes, shape, model.args)
+    call = _call("timm.create_model", arguments, first=repr(model.name.removeprefix(TIMM_PREFIX)))
+    return ModelCode(imports=("import timm",), lines=(f"network = {call}",))
 
 
 def _layer_codes(build: Callable[[], nn.Module]) -> dict[str, str]:

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, World, num_usable_cores
+from train.checkpoint import store
+from train.checkpoint.store import CommittedCheckpoint
 from train.config.schema import RunConfig
 from train.distributed import runtime
 from train.distributed.device import allow_tf32, choose_device
 from train.evaluation.validator import average_outputs, explain_out_of_memory, max_batch_size
 from train.files import one_line
-from train.inference import checkpoints, csv_table, evaluate, export, inputs
-from train.inference.checkpoints import ChosenCheckpoint
+from train.inference import csv_table, evaluate, export, inputs
 from train.inference.inputs import InputSpec
 from train.tasks.base import Prediction
 from train.tasks.registry import open_task
@@ -64,7 +65,7 @@ class InferenceModel:
 
 
 def prepare_from_checkpoint(
-    config: RunConfig, chosen: ChosenCheckpoint, environ: MutableMapping[str, str], images: int
+    config: RunConfig, chosen: CommittedCheckpoint, environ: MutableMapping[str, str], images: int
 ) -> InferenceModel:
     """The model of a checkpoint, as `train eval` evaluates it.
 
@@ -75,7 +76,7 @@ def prepare_from_checkpoint(
         Failure: DATA for a damaged checkpoint, USAGE for a model that takes no image files, NODE
             without the GPU.
     """
-    spec = inputs.build_input_spec(config, checkpoints.read_state(chosen))
+    spec = inputs.build_input_spec(config, store.read_state(chosen))
     inputs.refuse_image_files(spec)
     weights = evaluate.load_weights(chosen)
     rank_runtime = runtime.start(config, SINGLE_PROCESS_WORLD, environ)

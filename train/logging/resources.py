@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from entrypoint import PrintableText, gauges, to_printable
+from entrypoint import PrintableText, ResourceMonitor, monitor, to_printable
 from train.distributed.device import gpu_uuid
 from train.distributed.runtime import Runtime
 from train.logging.metrics_logger import EventLabels, MetricsLogger
@@ -37,7 +37,7 @@ UsageEvent = tuple[str, EventLabels, dict[str, Any]]  # as MetricsLogger.write_e
 class RankUsage:
     """What one rank has consumed since training began.
 
-    process: by gauges.PROCESS_FIELDS and TORCH_MEMORY_KEYS. gpus: by gauges.GPU_FIELDS.
+    process: by monitor.PROCESS_FIELDS and TORCH_MEMORY_KEYS. gpus: by monitor.GPU_FIELDS.
     """
 
     number: int
@@ -48,7 +48,7 @@ class RankUsage:
 
 def values_per_rank(gpus: int) -> int:
     """The number of values of a rank with so many GPUs."""
-    return gauges.num_fields(gpus) + len(TORCH_MEMORY_KEYS)
+    return monitor.num_fields(gpus) + len(TORCH_MEMORY_KEYS)
 
 
 def place_among_ranks(values: Sequence[float], *, rank: int, ranks: int) -> list[float]:
@@ -65,16 +65,16 @@ def split_by_rank(everyone: Sequence[float], *, hosts: Sequence[str], gpus: int)
 
 
 def _parse_rank_usage(number: int, host: str, row: Sequence[float]) -> RankUsage:
-    process, torch = row[: len(gauges.PROCESS_FIELDS)], row[-len(TORCH_MEMORY_KEYS) :]
-    rest = row[len(gauges.PROCESS_FIELDS) : -len(TORCH_MEMORY_KEYS)]
-    size = len(gauges.GPU_FIELDS)
+    process, torch = row[: len(monitor.PROCESS_FIELDS)], row[-len(TORCH_MEMORY_KEYS) :]
+    rest = row[len(monitor.PROCESS_FIELDS) : -len(TORCH_MEMORY_KEYS)]
+    size = len(monitor.GPU_FIELDS)
     gpus = [rest[at : at + size] for at in range(0, len(rest), size)]
-    own = dict(zip(gauges.PROCESS_FIELDS, process, strict=True)) | dict(zip(TORCH_MEMORY_KEYS, torch, strict=True))
+    own = dict(zip(monitor.PROCESS_FIELDS, process, strict=True)) | dict(zip(TORCH_MEMORY_KEYS, torch, strict=True))
     return RankUsage(
         number=number,
         host=host,
         process=own,
-        gpus=tuple(dict(zip(gauges.GPU_FIELDS, gpu, strict=True)) for gpu in gpus),
+        gpus=tuple(dict(zip(monitor.GPU_FIELDS, gpu, strict=True)) for gpu in gpus),
     )
 
 
@@ -309,7 +309,7 @@ class UsageRecorder:
 
     def __init__(
         self,
-        page: gauges.ResourceReader | None = None,
+        resources: ResourceMonitor | None = None,
         *,
         rank: int = 0,
         hosts: Sequence[str] = (),
@@ -322,7 +322,7 @@ class UsageRecorder:
 
         trained_s: seconds that earlier starts have trained.
         """
-        self._page, self._rank, self._hosts = page or gauges.ResourceReader(), rank, hosts
+        self._resources, self._rank, self._hosts = resources, rank, hosts
         self._devices, self._clock = devices, clock
         self._rarity = max(1.0, len(hosts) / MAX_RANKS_AT_FULL_RATE)
         self._look_s, self._logged_at = every_s, clock()
@@ -337,7 +337,8 @@ class UsageRecorder:
         allocated = [torch.cuda.max_memory_allocated(device) for device in self._devices]
         reserved = [torch.cuda.max_memory_reserved(device) for device in self._devices]
         own = [float(max(most)) if most else math.nan for most in (allocated, reserved)]
-        values = (*self._page.read(len(self._devices)), *own)
+        measured = self._resources.read() if self._resources else [math.nan] * monitor.num_fields(len(self._devices))
+        values = (*measured, *own)
         return place_among_ranks(values, rank=self._rank, ranks=len(self._hosts))
 
     def receive(self, everyone: Sequence[float], *, trained: bool = True) -> None:
@@ -353,6 +354,8 @@ class UsageRecorder:
 
     def finish(self, metrics: MetricsLogger, step: int, images: int) -> None:
         """Write the last lines, and the totals. images: that this start has trained on."""
+        if self._resources:
+            self._resources.stop()
         if self._rank == 0 and self._newest:
             self._log(metrics, step)
             if totals := usage_totals(self._logged, images, self._look_s):
@@ -376,21 +379,18 @@ NO_USAGE_RECORDER: Final = UsageRecorder()
 
 
 def start_usage_recorder(
-    runtime: Runtime, page: gauges.ResourceReader | None, every_s: float | None, *, trained_s: float = 0.0
+    runtime: Runtime, resources: ResourceMonitor | None, every_s: float | None, *, trained_s: float = 0.0
 ) -> UsageRecorder:
-    """Let this rank's parent process measure from now on. All ranks call it.
-
-    page: what the parent measures. Without a page or a time nothing is measured.
-    """
-    if page is None or every_s is None:
+    """Measure this rank from now on. All ranks call it. Without a monitor or a time nothing is measured."""
+    if resources is None or every_s is None:
         return NO_USAGE_RECORDER
     devices = compute_devices(runtime)
     for device in devices:
         torch.cuda.reset_peak_memory_stats(device)  # the search for a micro batch may have used all memory
-    page.ask([gpu_uuid(device) for device in devices])
+    resources.start([gpu_uuid(device) for device in devices], every_s)
     hosts = runtime.all_gather(socket.gethostname().split(".")[0])
     return UsageRecorder(
-        page, rank=runtime.world.rank, hosts=hosts, devices=devices, every_s=every_s, trained_s=trained_s
+        resources, rank=runtime.world.rank, hosts=hosts, devices=devices, every_s=every_s, trained_s=trained_s
     )
 
 
@@ -398,5 +398,5 @@ def compute_devices(runtime: Runtime) -> tuple[torch.device, ...]:
     """The GPUs that this rank computes on. With DataParallel, a single rank uses all that it sees."""
     if runtime.device.type == "cpu":
         return ()
-    several = range(min(torch.cuda.device_count(), gauges.MAX_GPUS)) if runtime.parallel == "dp" else ()
+    several = range(torch.cuda.device_count()) if runtime.parallel == "dp" else ()
     return tuple(torch.device("cuda", index) for index in several) or (runtime.device,)

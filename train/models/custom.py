@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -33,51 +34,36 @@ MAX_COMPUTED_NUMEL: Final = 8192  # numbers in a sample: 52 x 52 pixels with thr
 def forward_error(net: nn.Module, shape: Shape, classes: int, samples: int = TRIAL_BATCH_SIZE) -> str | None:
     """What is wrong with the output for a batch in training mode, or None. Parameters and buffers stay unchanged.
 
-    Small samples are really computed. `meta_forward_error` computes shapes only, but it first loads
-    torch's compiler and sympy, which takes 1.7 s.
+    Small samples are really computed: computing shapes only first loads torch's compiler and sympy, which takes 1.7 s.
 
     Raises:
         RuntimeError and others, if the network does not accept samples of this shape.
     """
-    if math.prod(shape.input) > MAX_COMPUTED_NUMEL:
-        return meta_forward_error(net, shape, classes, samples)
-    copies = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    images = torch.zeros(samples, *shape.input, device="meta" if math.prod(shape.input) > MAX_COMPUTED_NUMEL else None)
+    if images.is_meta:
+        named = chain(net.named_parameters(), net.named_buffers())
+        tensors = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}
+    else:
+        tensors = {name: buffer.clone() for name, buffer in net.named_buffers()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        output = functional_call(net, copies, (torch.zeros(samples, *shape.input),))
-        return output_error(output, classes, samples)
+        return output_error(functional_call(net, tensors, (images,)), classes, samples)
 
 
-def meta_forward_error(net: nn.Module, shape: Shape, classes: int, samples: int = TRIAL_BATCH_SIZE) -> str | None:
-    """What is wrong with the output in training mode, or None. Only shapes are computed.
-
-    Raises:
-        RuntimeError and others, if the network does not accept samples of this shape.
-    """
-    named = chain(net.named_parameters(), net.named_buffers())
-    meta_tensors = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        output = functional_call(net, meta_tensors, (torch.zeros(samples, *shape.input, device="meta"),))
-        return output_error(output, classes, samples)
+# The trials of a user's own network. They compute with it as it is: not every network can be copied.
 
 
-def eval_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
+def eval_forward_error(net: nn.Module, shape: Shape, classes: int, samples: int = TRIAL_BATCH_SIZE) -> str | None:
     """What is wrong with the output for zeros in evaluation mode, or None.
 
-    It is also wrong if it does not depend on all weights. Generators, buffers, gradients and modes
-    stay unchanged. Lazy layers get their sizes here.
+    For several samples it is also wrong if it does not depend on all weights. Generators, buffers, gradients and modes
+    stay unchanged; layers that get their sizes from their first batch keep these.
 
     Raises:
         Exception: what the network raises.
     """
-    with torch.random.fork_rng(devices=[]), _eval_mode(net):
-        output = net(torch.zeros(TRIAL_BATCH_SIZE, *shape.input))
-        return output_error(output, classes) or _unused_weights_error(net, output)
-
-
-def single_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
-    """What is wrong with the output for one sample alone in evaluation mode, or None; as `eval_forward_error`."""
-    with torch.random.fork_rng(devices=[]), _eval_mode(net), torch.no_grad():
-        return output_error(net(torch.zeros(1, *shape.input)), classes, 1)
+    with _unchanged(net, attributes=False):
+        output = net.eval()(torch.zeros(samples, *shape.input))
+        return output_error(output, classes, samples) or (_unused_weights_error(net, output) if samples > 1 else None)
 
 
 def train_forward_error(net: nn.Module, shape: Shape, classes: int, samples: int | None = None) -> str | None:
@@ -89,17 +75,14 @@ def train_forward_error(net: nn.Module, shape: Shape, classes: int, samples: int
     Raises:
         Exception: what the network raises.
     """
+    count = samples or TRIAL_BATCH_SIZE
     try:
-        with _restore_state_after(net):
-            count = samples or TRIAL_BATCH_SIZE
+        with _unchanged(net, attributes=True):
             return output_error(net(torch.zeros(count, *shape.input)), classes, count)
     except Exception:
-        if samples is not None:
-            raise
-        with suppress(Exception), _restore_state_after(net):
-            return output_error(
-                net(torch.zeros(LARGER_TRIAL_BATCH_SIZE, *shape.input)), classes, LARGER_TRIAL_BATCH_SIZE
-            )
+        if samples is None:
+            with suppress(Exception):
+                return train_forward_error(net, shape, classes, LARGER_TRIAL_BATCH_SIZE)
         raise
 
 
@@ -127,63 +110,36 @@ def _unused_weights_error(net: nn.Module, output: Tensor) -> str | None:
 
 
 @contextmanager
-def _eval_mode(net: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode; afterwards restore each module's mode and each buffer."""
-    modes = {module: module.training for module in net.modules()}
-    initialized = [
-        (owner, key, tensor) for module in net.modules() for owner, key, tensor in _initialized_buffers(module)
-    ]
-    buffers = [(buffer, buffer.clone()) for buffer in net.buffers() if not torch.nn.parameter.is_lazy(buffer)]
-    net.eval()
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        for owner, key, tensor in initialized:  # a forward pass may have replaced the tensor
-            owner[key] = tensor
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+def _unchanged(net: nn.Module, *, attributes: bool) -> Iterator[None]:
+    """Afterwards restore the generators, each module's mode, and each buffer that the network had.
 
-
-def _initialized_buffers(module: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]:
-    """(the module's dict of buffers, name, buffer) for each buffer that has its size already."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return []
-    buffers = [(key, buffer) for key, buffer in module._buffers.items() if buffer is not None]
-    return [(module._buffers, key, buffer) for key, buffer in buffers if not torch.nn.parameter.is_lazy(buffer)]
-
-
-@contextmanager
-def _restore_state_after(net: nn.Module) -> Iterator[None]:
-    """Afterwards restore every module: its attributes, its tensors and its parts.
-
-    A forward pass may replace tensors, or create attributes from its first batch.
+    A forward pass may replace a tensor. attributes: restore parameters, parts and all other attributes too: in training
+    mode a network may create some from its first batch. In evaluation mode this is where layers get their sizes.
     """
     modules = [module for module in net.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    kept = [(vars(module), dict(vars(module)), _module_contents(module)) for module in modules]
-    values = [(tensor, tensor.detach().clone()) for tensor in chain(net.parameters(), net.buffers())]
+    modes = [(module, module.training) for module in net.modules()]
+    dicts: list[dict[str, Any]] = [module._buffers for module in modules]
+    if attributes:
+        dicts += [each for module in modules for each in (vars(module), module._parameters, module._modules)]
+    contents = [
+        (each, {key: value for key, value in each.items() if attributes or value is not None}) for each in dicts
+    ]
+    tensors = chain(net.parameters(), net.buffers()) if attributes else net.buffers()
+    numbers = [(tensor, tensor.detach().clone()) for tensor in tensors if not torch.nn.parameter.is_lazy(tensor)]
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             yield
     finally:
-        for attributes, saved, contents in kept:
-            attributes.clear()
-            attributes.update(saved)
-            for members, saved_members in contents:
-                members.clear()
-                members.update(saved_members)
+        for module, mode in modes:
+            module.training = mode
+        for each, before in contents:
+            if attributes:
+                each.clear()
+            each.update(before)
         with torch.no_grad():
-            for tensor, numbers in values:
-                if not torch.equal(tensor, numbers):
-                    tensor.copy_(numbers)
-
-
-def _module_contents(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The module's dicts of parameters, buffers and submodules, each with a copy of its content."""
-    return [(members, dict(members)) for members in (module._parameters, module._buffers, module._modules)]
+            for tensor, before_ in numbers:
+                if not torch.equal(tensor, before_):
+                    tensor.copy_(before_)
 
 
 MODEL_NAME_KEY = "model.name"
@@ -192,7 +148,9 @@ MODE_DEPENDENT_LAYERS: Final = (_NormBase, _DropoutNd, nn.MultiheadAttention, nn
 TrialFunction = Callable[[nn.Module, Shape, int], str | None]
 TRIALS: Final[Mapping[TrialFunction, str]] = {
     eval_forward_error: "",
-    single_forward_error: ", if there is one alone, as in `train predict` and in the last batch of an evaluation",
+    partial(
+        eval_forward_error, samples=1
+    ): ", if there is one alone, as in `train predict` and in the last batch of an evaluation",
     train_forward_error: " while it trains",
 }
 
@@ -271,8 +229,8 @@ SOFTMAX_TOLERANCE: Final = 1e-4
 
 def softmax_notes(model: ModelConfig, net: nn.Module, shape: Shape) -> tuple[str, ...]:
     """A note if the outputs are probabilities: the loss takes a softmax of them once more, and hardly learns."""
-    with torch.random.fork_rng(devices=[]), _eval_mode(net), torch.no_grad():
-        output = net(torch.zeros(TRIAL_BATCH_SIZE, *shape.input))
+    with _unchanged(net, attributes=False), torch.no_grad():
+        output = net.eval()(torch.zeros(TRIAL_BATCH_SIZE, *shape.input))
     if output.shape[1] < 2 or bool((output < 0).any()):
         return ()
     if float((output.sum(dim=1) - 1).abs().max()) > SOFTMAX_TOLERANCE:

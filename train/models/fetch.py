@@ -9,13 +9,13 @@ import tempfile
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import safetensors.torch
 
 from entrypoint import ExitCode, Failure, file_writer, shell_command
 from train import files
-from train.data.download import DownloadError, StatusLine, open_url, read_chunk
+from train.data.download import DownloadError, StatusLine, open_url, receive_file
 from train.models import weights
 from train.models.pretrained import HASH_IN_NAME, PublishedWeights, WeightsRecord, read_record
 
@@ -108,37 +108,12 @@ def _download_file(address: str, file: Path, progress: Callable[[str], None]) ->
         DownloadError: if the address does not give the published file.
         OSError: from the disk.
     """
-    redirect = _RememberHash()
-    digest = hashlib.sha256()
+    redirect, digest, in_name = _RememberHash(), hashlib.sha256(), HASH_IN_NAME.search(address)
     with open_url(address, redirect) as response, file.open("wb") as stream:
-        promised = getattr(response, "length", None) or 0
-        received = _copy(response, stream, digest, lambda count: progress(f"{file.name}: {count / 1e6:.1f} MB"))
-    if received < promised:
-        raise DownloadError(f"the connection ended after {received} of {promised} bytes")
-    in_name = HASH_IN_NAME.search(address)
-    expected = redirect.sha256 or (in_name[1] if in_name else None)
-    if expected is not None and not digest.hexdigest().startswith(expected):
-        with file.open("rb") as stream:
-            is_page = stream.read(64).lstrip().startswith(b"<")
-        page = " (a web page: of a proxy, or of a login?)" if is_page else ""
-        raise DownloadError(
-            f"not the published file: {received} bytes with sha256 {digest.hexdigest()}, not {expected}{page}",
-            wrong=True,
-        )
+        expected = redirect.sha256 or (in_name[1] if in_name else None)
+        report = lambda received: progress(f"{file.name}: {received / 1e6:.1f} MB")  # noqa: E731
+        receive_file(response, stream, digest, expected, limit=MAX_BYTES, progress=report)
     return expected, digest.hexdigest()
-
-
-def _copy(response: Any, stream: IO[bytes], digest: Any, progress: Callable[[int], None]) -> int:
-    """Copy the answer; returns the bytes received."""
-    received = 0
-    while chunk := read_chunk(response, received):
-        stream.write(chunk)
-        digest.update(chunk)
-        received += len(chunk)
-        progress(received)
-        if received > MAX_BYTES:
-            raise DownloadError(f"more than {MAX_BYTES} bytes", wrong=True)
-    return received
 
 
 class _RememberHash(urllib.request.HTTPRedirectHandler):

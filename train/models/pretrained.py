@@ -74,11 +74,12 @@ class WeightsRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedWeights:
-    """Weights that can be fetched. addresses: the best first. command: makes `command_file` on another machine."""
+    """Weights that can be fetched."""
 
     record: WeightsRecord
-    addresses: tuple[str, ...]
-    command: str
+    addresses: tuple[str, ...]  # the best first
+    command: str  # makes a file with them on another machine
+    is_default: bool  # of their model
 
     @property
     def file_name(self) -> str:
@@ -93,11 +94,7 @@ def find_published(name: str) -> PublishedWeights:
         Failure: USAGE for a model or a tag that has none, with the names that there are.
     """
     model, _, tag = name.partition(".")
-    if model in TORCHVISION_MODELS:
-        published = list(_torchvision_weights(model, tag))
-    elif is_timm_model(model):
-        published = list(_timm_weights(model, tag))
-    else:
+    if model not in TORCHVISION_MODELS and not is_timm_model(model):
         close = suggest_model(name)
         raise Failure(
             f"{name} names no published weights",
@@ -105,15 +102,17 @@ def find_published(name: str) -> PublishedWeights:
             fix=f"write {close}" if close else "see the names of torchvision's and timm's models in docs/models.md",
             code=ExitCode.USAGE,
         )
-    if not published:
-        tags = ", ".join(entry.record.name for entry in _published_of(model))
-        raise Failure(
-            f"{name} names no published weights" if tag else f"there are no published weights for {model}",
-            expected=f"one of {tags}" if tags else None,
-            fix="write one of these" if tags else "leave model.weights out, or name a file",
-            code=ExitCode.USAGE,
-        )
-    return published[0]
+    published = [*_published_of(model)]
+    for entry in published:
+        if entry.record.name == name if tag else entry.is_default:
+            return entry
+    tags = ", ".join(entry.record.name for entry in published)
+    raise Failure(
+        f"{name} names no published weights" if tag else f"there are no published weights for {model}",
+        expected=f"one of {tags}" if tags else None,
+        fix="write one of these" if tags else "leave model.weights out, or name a file",
+        code=ExitCode.USAGE,
+    )
 
 
 def read_record(path: Path, model_name: str, configured: Collection[str] = ()) -> WeightsRecord | None:
@@ -204,7 +203,7 @@ def _record_of_other_model(path: Path) -> WeightsRecord | None:
     """The record of torchvision's file for any of its models, so that an error can name that model."""
     if not HASH_IN_NAME.search(path.name):
         return None
-    entries = (entry for model in TORCHVISION_MODELS for entry in _torchvision_weights(model, None))
+    entries = (entry for model in TORCHVISION_MODELS for entry in _torchvision_weights(model))
     return next((entry.record for entry in entries if _is_named_like(path, entry)), None)
 
 
@@ -237,19 +236,16 @@ def _record_of_export(path: Path, configured: Collection[str]) -> WeightsRecord 
 
 def _published_of(model: str) -> Iterator[PublishedWeights]:
     if model in TORCHVISION_MODELS:
-        yield from _torchvision_weights(model, None)
+        yield from _torchvision_weights(model)
     elif is_timm_model(model):
-        yield from _timm_weights(model, None)
+        yield from _timm_weights(model)
 
 
-def _torchvision_weights(model: str, tag: str | None) -> Iterator[PublishedWeights]:
-    """torchvision's weights for `model`. tag: only these; empty: the default; None: all."""
+def _torchvision_weights(model: str) -> Iterator[PublishedWeights]:
+    """torchvision's weights for `model`."""
     from torchvision.models import get_model_weights  # importing it takes a second
 
     for weights in get_model_weights(model):
-        is_default = weights is get_model_weights(model)["DEFAULT"]
-        if tag not in (None, weights.name) and not (tag == "" and is_default):
-            continue
         transform: Any = weights.transforms()
         (crop,), (resize,) = transform.crop_size, transform.resize_size
         record = WeightsRecord(
@@ -268,11 +264,16 @@ def _torchvision_weights(model: str, tag: str | None) -> Iterator[PublishedWeigh
             f"import torch, torchvision; torch.save(torchvision.models.get_model({model!r}, weights={weights.name!r})"
             f".state_dict(), '{weights_file_stem(record.name)}.pth')"
         )
-        yield PublishedWeights(record=record, addresses=(weights.url,), command=_python_command(command))
+        yield PublishedWeights(
+            record=record,
+            addresses=(weights.url,),
+            command=_python_command(command),
+            is_default=weights is get_model_weights(model)["DEFAULT"],
+        )
 
 
-def _timm_weights(model: str, tag: str | None) -> Iterator[PublishedWeights]:
-    """timm's weights for `model`, as `_torchvision_weights`. The default comes first."""
+def _timm_weights(model: str) -> Iterator[PublishedWeights]:
+    """timm's weights for `model` that lie on the hub, or at an address with a file that can be read."""
     import huggingface_hub
     from timm.models import get_arch_pretrained_cfgs, get_pretrained_cfg
 
@@ -280,9 +281,6 @@ def _timm_weights(model: str, tag: str | None) -> Iterator[PublishedWeights]:
     configs: Mapping[str, Any] = get_arch_pretrained_cfgs(architecture)
     default = get_pretrained_cfg(architecture)
     for config in configs.values():
-        is_default = default is not None and config.tag == default.tag
-        if tag not in (None, config.tag) and not (tag == "" and is_default):
-            continue
         files = (config.hf_hub_filename,) if config.hf_hub_filename else HUB_FILES
         hub = [huggingface_hub.hf_hub_url(config.hf_hub_id, file) for file in files if config.hf_hub_id]
         direct = [config.url] if config.url and config.url.endswith(READABLE_SUFFIXES) else []
@@ -294,7 +292,12 @@ def _timm_weights(model: str, tag: str | None) -> Iterator[PublishedWeights]:
             f"import timm, torch; torch.save(timm.create_model({name.removeprefix(TIMM_PREFIX)!r}, pretrained=True)"
             f".state_dict(), '{weights_file_stem(name)}.pth')"
         )
-        yield PublishedWeights(record=record, addresses=(*hub, *direct), command=_python_command(command))
+        yield PublishedWeights(
+            record=record,
+            addresses=(*hub, *direct),
+            command=_python_command(command),
+            is_default=default is not None and config.tag == default.tag,
+        )
 
 
 def _timm_record(name: str, config: Mapping[str, Any], configured: Collection[str] = ()) -> WeightsRecord:

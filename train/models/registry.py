@@ -25,13 +25,14 @@ from train.config.models import (
     FORBIDDEN_ARGUMENTS,
     RESNET_PREFIXES,
     TIMM_PREFIX,
-    refuse_forbidden_arguments,
 )
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
 from train.models import custom, timm_models
+from train.names import nearest_name
 
 SMALL_STEM_MAX_PIXELS: Final = 64  # ResNet's stem is for 224 pixels, and shrinks smaller images too much
+DATA_ARGUMENTS: Final = ("classes", "shape")  # of the builders of our models
 TORCHVISION_CHANNELS: Final = 3  # torchvision's models expect RGB
 
 
@@ -48,7 +49,6 @@ def build_torchvision_model(
     """
     from torchvision.models import ResNet, get_model_builder  # importing it takes a second; other models do not need it
 
-    refuse_forbidden_arguments(args)
     net: nn.Module = get_model_builder(name)(num_classes=classes, **(_default_arguments(name, shape) | args))
     small = _uses_small_stem(small_stem, shape)
     if isinstance(net, ResNet):
@@ -204,11 +204,9 @@ def _library_of(name: str) -> ModelLibrary:
 
 def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.Module:
     """Build a model of this project, of torchvision or of timm."""
+    checks.refuse_forbidden_arguments(model)  # of a checkpoint, too: some would download weights
     checks.refuse_dimension_mismatch(model.name, len(shape.size), f"samples of {shape}")
-    if model.name in BUILTIN_MODELS and (
-        unknown := [name for name in model.args if name not in _allowed_arguments(model.name)]
-    ):
-        raise _bad_arguments_failure(model, f"unknown: {', '.join(unknown)}")
+    refuse_unknown_arguments(model)
     build = model_builder(model.name)
     try:
         net = build(classes=classes, shape=shape, **model.args)
@@ -221,6 +219,18 @@ def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.
     if wrong := find_problem(trial, shape, classes):
         raise _bad_samples_failure(model, wrong, classes, shape)
     return net
+
+
+def refuse_unknown_arguments(model: ModelConfig) -> None:
+    """Refuse arguments that a model of this project does not take. Of others only building them shows all.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if model.name in BUILTIN_MODELS:
+        allowed = _allowed_arguments(model.name)
+        if unknown := [name for name in model.args if name not in allowed]:
+            raise _bad_arguments_failure(model, f"unknown: {', '.join(unknown)}")
 
 
 def find_problem(
@@ -239,17 +249,24 @@ def find_problem(
 
 def _allowed_arguments(name: str) -> Sequence[str]:
     """The arguments that model.args may set."""
-    entry = BUILTIN_MODELS.get(name)
-    return entry.arguments if entry else _library_of(name).arguments(name)
+    if name not in BUILTIN_MODELS:
+        return _library_of(name).arguments(name)
+    return [
+        argument for argument in inspect.signature(model_builder(name)).parameters if argument not in DATA_ARGUMENTS
+    ]
 
 
 def _bad_arguments_failure(model: ModelConfig, problem: str) -> Failure:
-    allowed = ", ".join(_allowed_arguments(model.name)) or f"its constructor in {_library_of(model.name).title}"
+    allowed = _allowed_arguments(model.name)
+    unknown = next((name for name in model.args if name not in allowed), "")
+    close = nearest_name(unknown, allowed, 0.75)
     return Failure(
         f"model.args do not fit {model.name}",
         found=f"{model.args}: {problem}",
-        expected=f"values for: {allowed}",
-        fix="correct model.args, or leave it out",
+        expected=f"values for: {', '.join(allowed) or f'its constructor in {_library_of(model.name).title}'}",
+        fix=f"write model.args.{close} instead of model.args.{unknown}"
+        if close
+        else "correct model.args, or leave it out",
         code=ExitCode.USAGE,
     )
 
@@ -292,7 +309,7 @@ def _accepts_image_size(model: ModelConfig, classes: int, shape: Shape, side: in
     larger = Shape(channels=shape.channels, size=(*shape.size[:-2], side, side))
     build = model_builder(model.name)
     with suppress(*BUILD_ERRORS), torch.device("meta"):
-        return custom.meta_forward_error(build(classes=classes, shape=larger, **model.args), larger, classes) is None
+        return custom.forward_error(build(classes=classes, shape=larger, **model.args), larger, classes) is None
     return False
 
 

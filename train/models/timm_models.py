@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from train.config.models import FORBIDDEN_ARGUMENTS, TIMM_PREFIX, refuse_forbidden_arguments
+from train.config.models import FORBIDDEN_ARGUMENTS, TIMM_PREFIX
 from train.data.shape import Shape
 
 # Arguments that timm passes on where a constructor does not list them.
@@ -28,13 +28,18 @@ def build_timm_model(name: str, *, classes: int, shape: Shape, **args: Any) -> n
     """
     import timm  # importing it takes seconds; other models do not need it
 
-    refuse_forbidden_arguments(args)
-    plain_name = name.removeprefix(TIMM_PREFIX)
-    options: dict[str, Any] = {"num_classes": classes, "in_chans": shape.channels}
-    if _is_built_for_one_size(plain_name):
-        options["img_size"] = shape.size
-    net: nn.Module = timm.create_model(plain_name, pretrained=False, **(options | args))
+    options = constructor_arguments(name, classes, shape, args)
+    net: nn.Module = timm.create_model(name.removeprefix(TIMM_PREFIX), pretrained=False, **options)
     return net
+
+
+def constructor_arguments(name: str, classes: int, shape: Shape, args: Mapping[str, Any]) -> dict[str, Any]:
+    """What timm's constructor gets: a model that is recorded as one for images of one size also gets that size."""
+    from timm.models import get_pretrained_cfg
+
+    record = get_pretrained_cfg(name.removeprefix(TIMM_PREFIX))
+    size = {"img_size": shape.size} if record is not None and record.fixed_input_size else {}
+    return {"num_classes": classes, "in_chans": shape.channels, **size, **args}
 
 
 def timm_arguments(name: str) -> list[str]:
@@ -75,11 +80,3 @@ def convert_weights(net: nn.Module, tensors: Mapping[str, Tensor], own: Mapping[
     with suppress(Exception):  # for tensors of another model it may raise anything; the caller names what does not fit
         return {name: tensor for name, tensor in convert(dict(tensors), net).items() if isinstance(tensor, Tensor)}
     return tensors
-
-
-def _is_built_for_one_size(name: str) -> bool:
-    """Whether timm records that the model takes images of one size, given as img_size to its constructor."""
-    from timm.models import get_pretrained_cfg
-
-    config = get_pretrained_cfg(name)
-    return config is not None and config.fixed_input_size

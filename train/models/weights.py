@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from entrypoint import ExitCode, Failure, list_some
 from train import files
 from train.checkpoint import format, manifest, store
-from train.checkpoint.format import CommittedCheckpoint
 from train.checkpoint.manifest import DamagedCheckpointError
+from train.checkpoint.store import CommittedCheckpoint
 from train.config.models import RESNET_PREFIXES, TIMM_PREFIX, weights_path
 from train.config.schema import DataConfig, ModelConfig, RunConfig
 from train.data.preprocessing import FIELDS, keep_preprocessing, set_preprocessing
@@ -66,7 +66,7 @@ def read_weights(path: Path) -> LoadedWeights:
     if reader is None:
         ending, fix = (
             f"a name that ends in {path.suffix or 'nothing'}",
-            f"name a file that ends in {_readable_suffixes()}",
+            f"name a file that ends in {', '.join(READERS)}",
         )
         raise _weights_failure(f"{WEIGHTS_KEY} {path} is of no known kind", ending, fix, ExitCode.USAGE)
     try:
@@ -85,22 +85,21 @@ def _read_checkpoint(folder: Path) -> LoadedWeights:
     """
     try:
         checkpoint = _find_checkpoint(folder)
-        groups, _ = format.load_checkpoint(checkpoint) if checkpoint else ({}, None)
+        tensors, averaged = format.load_model(checkpoint) if checkpoint else ({}, False)
     except Failure as failure:
-        fix = f"name another checkpoint in {WEIGHTS_KEY}"
-        raise _weights_failure(failure.what, failure.found, fix, failure.code, failure.expected) from failure
-    if checkpoint is None or "model" not in groups:
+        failure.fix = f"name another checkpoint in {WEIGHTS_KEY}"
+        raise
+    if checkpoint is None or not tensors:
         fix = "name a run's folder, or one checkpoints/step-... in it"
         raise _weights_failure(f"{WEIGHTS_KEY} {folder} holds no checkpoint", None, fix, ExitCode.NO_INPUT)
-    description = "averaged weights" if "ema" in groups else "weights"
-    return LoadedWeights(tensors=groups["model"] | groups.get("ema", {}), origin=f"{checkpoint.path} ({description})")
+    return LoadedWeights(tensors=tensors, origin=f"{checkpoint.path} ({'averaged weights' if averaged else 'weights'})")
 
 
 def _find_checkpoint(folder: Path) -> CommittedCheckpoint | None:
     if (folder / manifest.FILE_NAME).is_file() and (named := store.STEP_FOLDER_PATTERN.fullmatch(folder.name)):
-        return format.checkpoint_at_step(folder.parent, int(named[1]))
+        return store.checkpoint_at_step(folder.parent, int(named[1]))
     inside = folder / "checkpoints"
-    return format.newest_checkpoint(inside if inside.is_dir() else folder)
+    return store.newest_checkpoint(inside if inside.is_dir() else folder)
 
 
 def _read_safetensors(path: Path) -> Any:
@@ -143,10 +142,6 @@ READERS: Final[Mapping[str, Callable[[Path], Any]]] = {
 }
 
 
-def _readable_suffixes() -> str:
-    return ", ".join(READERS)
-
-
 def _extract_state_dict(path: Path, loaded: Any) -> LoadedWeights:
     """The state dict in the content of a file. Its own tensors, or those under one of its keys."""
     content = loaded if isinstance(loaded, Mapping) else {}
@@ -171,25 +166,19 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, Mapping) and bool(value) and all(isinstance(tensor, Tensor) for tensor in value.values())
 
 
-def _shared_prefixes(names: Collection[str]) -> list[str]:
-    """What all names begin with, the shortest first: "", then `module.`, then `module.net.` and so on."""
-    wrapped = [name for name in names if name != AVERAGED_COUNTER] or [""]
-    beginnings = ["", *(wrapped[0][: end + 1] for end, letter in enumerate(wrapped[0]) if letter == ".")]
-    return [prefix for prefix in beginnings if all(name.startswith(prefix) for name in wrapped)]
-
-
 def _without_prefix(tensors: Mapping[str, Tensor], own: Collection[str]) -> tuple[dict[str, Tensor], str]:
     """The tensors under the names of a network, and what was removed from all names: the prefixes of wrappers.
 
-    DataParallel writes `module.`, torch.compile `_orig_mod.`, Lightning often `model.`, and others `backbone.`.
+    DataParallel writes `module.`, torch.compile `_orig_mod.`, Lightning often `model.`, and others `backbone.`. The
+    shortest prefix counts under which the network has one of the names.
     """
-    for prefix in _shared_prefixes(tensors):
-        if any(name.removeprefix(prefix) in own for name in tensors):
-            return {
-                name.removeprefix(prefix): tensor
-                for name, tensor in tensors.items()
-                if not prefix or name != AVERAGED_COUNTER
-            }, prefix
+    wrapped = [name for name in tensors if name != AVERAGED_COUNTER] or [""]
+    prefixes = ["", *(wrapped[0][: end + 1] for end, letter in enumerate(wrapped[0]) if letter == ".")]
+    for prefix in prefixes:
+        is_shared = all(name.startswith(prefix) for name in wrapped)
+        if is_shared and any(name.removeprefix(prefix) in own for name in tensors):
+            kept = tensors if not prefix else wrapped
+            return {name.removeprefix(prefix): tensors[name] for name in kept}, prefix
     return dict(tensors), ""
 
 
@@ -205,10 +194,8 @@ def _damaged_file_failure(path: Path, error: BaseException) -> Failure:
     )
 
 
-def _weights_failure(
-    what: str, problem: str | None, fix: str, code: ExitCode = ExitCode.DATA, expected: str | None = None
-) -> Failure:
-    return Failure(what, found=problem, expected=expected, fix=fix, code=code)
+def _weights_failure(what: str, problem: str | None, fix: str, code: ExitCode = ExitCode.DATA) -> Failure:
+    return Failure(what, found=problem, fix=fix, code=code)
 
 
 STATE_FILES: Final = tuple(f"{above}{store.STATE_FILE}" for above in ("checkpoints/step-*/", "step-*/", ""))
@@ -402,38 +389,22 @@ def fit_stem(model: ModelConfig, checkpoints: Path | None = None) -> ModelConfig
     if not model.weights or not _has_auto_stem(model):
         return model
     files = [*sorted(checkpoints.glob("step-*/model.safetensors"), reverse=True)] if checkpoints else []
-    with suppress(Failure):
-        kernel = next((size for file in files if (size := _read_stem_kernel(file))), None)
-        return _with_stem(model, kernel or _read_stem_kernel(weights_path(model.weights)))
+    for path in (*files, weights_path(model.weights)):
+        with suppress(Failure):
+            fitted = fit_stem_to(model, read_weights(path).tensors)
+            if fitted is not model:
+                return fitted
     return model
 
 
 def fit_stem_to(model: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelConfig:
     """The model's config with small_stem set as these tensors of a trained model have it, where it is auto."""
-    return _with_stem(model, _stem_kernel(tensors)) if _has_auto_stem(model) else model
-
-
-def _has_auto_stem(model: ModelConfig) -> bool:
-    return model.name.startswith(RESNET_PREFIXES) and model.args.get("small_stem", "auto") == "auto"
-
-
-def _with_stem(model: ModelConfig, kernel: tuple[int, ...] | None) -> ModelConfig:
-    if kernel not in STEM_KERNELS:
+    unwrapped, _ = _without_prefix(tensors, [STEM_WEIGHT])
+    kernel = tuple(unwrapped[STEM_WEIGHT].shape[2:]) if STEM_WEIGHT in unwrapped else None
+    if kernel not in STEM_KERNELS or not _has_auto_stem(model):
         return model
     return replace(model, args={**model.args, "small_stem": STEM_KERNELS[kernel]})
 
 
-def _stem_kernel(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    unwrapped, _ = _without_prefix(tensors, [STEM_WEIGHT])
-    return tuple(unwrapped[STEM_WEIGHT].shape[2:]) if STEM_WEIGHT in unwrapped else None
-
-
-def _read_stem_kernel(path: Path) -> tuple[int, ...] | None:
-    """The size of the first convolution's kernel in the weights at `path`. Raises Failure as `read_weights`."""
-    if path.suffix == ".safetensors":
-        with suppress(OSError, SafetensorError), pretrained.open_safetensors(path) as file:
-            names = [*file.keys()]
-            prefix = next((prefix for prefix in _shared_prefixes(names) if prefix + STEM_WEIGHT in names), "")
-            return tuple(file.get_slice(prefix + STEM_WEIGHT).get_shape()[2:])
-        return None
-    return _stem_kernel(read_weights(path).tensors)
+def _has_auto_stem(model: ModelConfig) -> bool:
+    return model.name.startswith(RESNET_PREFIXES) and model.args.get("small_stem", "auto") == "auto"

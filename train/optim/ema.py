@@ -1,30 +1,32 @@
-"""Keeps an exponential moving average of the weights, and swaps it into the model temporarily.
+"""Keeps an average of the weights, which is evaluated and exported in their place.
 
-The average is updated after each optimizer step, or after every so many.
+Another kind of average is a class with the attributes and methods of `EMA` that have no underscore, and a line in each
+function here: nothing else knows which kind it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from train.checkpoint.store import EMA_GROUP
 from train.config.schema import TrainConfig
 
 
 class EMA:
     """An exponential moving average of a network's weights and buffers.
 
-    tensors: the average of each floating point tensor of the network's state, by name, on its device.
-
-    every: the optimizer steps between two updates.
+    `tensors` has the average of each floating point tensor of the network's state, by name, on its device; `group` is
+    their group in a checkpoint. `every` optimizer steps lie between two updates.
 
     In the first updates the decay is smaller than `decay`; otherwise the initial weights would stay in
     the average for long (TensorFlow's ExponentialMovingAverage does the same with num_updates).
     """
+
+    group: Final = EMA_GROUP
 
     def __init__(self, network: nn.Module, decay: float, *, every: int = 1) -> None:
         self._weights, self._buffers = _floating_point_state(network)
@@ -46,16 +48,6 @@ class EMA:
         for name, tensor in self.tensors.items():
             tensor.copy_(saved[name])
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Swap the averaged weights into the network; afterwards restore its own."""
-        own = [tensor.detach().clone() for tensor in self._own()]
-        self._put(self.tensors.values())
-        try:
-            yield
-        finally:
-            self._put(own)
-
     def _own(self) -> list[Tensor]:
         """The network's own tensors, in the order of `tensors`.
 
@@ -64,15 +56,20 @@ class EMA:
         """
         return [*self._weights.values(), *[module_buffers[key] for module_buffers, key in self._buffers.values()]]
 
-    @torch.no_grad()
-    def _put(self, values: Iterable[Tensor]) -> None:
-        for tensor, value in zip(self._own(), values, strict=True):
-            tensor.copy_(value)
-
 
 def build_average(train: TrainConfig, network: nn.Module) -> EMA | None:
     """The average that train.ema_decay asks for. network: where it is trained, since the average lies beside it."""
     return None if train.ema_decay is None else EMA(network, train.ema_decay, every=train.ema_every_steps)
+
+
+def num_copies(train: TrainConfig) -> int:
+    """How many times the size of the weights the average takes, in memory and in a checkpoint."""
+    return 0 if train.ema_decay is None else 1
+
+
+def memory_key(train: TrainConfig) -> Any:
+    """What distinguishes the average from others whose trials found another micro batch."""
+    return train.ema_decay
 
 
 BufferSlot = tuple[Mapping[str, Any], str]  # a module's dict of buffers, and the name of a buffer in it

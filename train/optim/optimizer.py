@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,9 +18,11 @@ from torch.optim import optimizer as base
 from entrypoint import ExitCode, Failure
 from train import plugin
 from train.checkpoint.format import pack_state, unpack_state
-from train.config.optimizers import OPTIMIZERS
+from train.config.optimizers import OPTIMIZERS, find_optimizer
 from train.config.schema import OptimConfig
+from train.fields import is_number
 from train.models.depth import layer_numbers
+from train.names import nearest_name
 
 OPTIMIZER_KEY: Final = "optim.name"
 # Arguments with which a user chooses the kernel.
@@ -59,12 +61,9 @@ def build_optimizer(optim: OptimConfig, net: nn.Module, device: torch.device = C
         Failure: USAGE for a class that is no optimizer, for arguments that it does not take, and for
             a class outside torch.optim that fails in its trial.
     """
-    optimizer_type = optimizer_class(optim.name)
-    parameters = list(inspect.signature(optimizer_type).parameters.values())[1:]  # the first takes the weights
-    taken = {parameter.name: parameter for parameter in parameters}
-    from_config = {name: value for name, value in _config_arguments(optim).items() if name in taken}
-    _refuse_arguments(optim, taken, reserved=from_config)
-    options = from_config | _lists_to_tuples(optim.args)
+    assert optim.lr != "auto"  # `resolve` has replaced it
+    optimizer_type, from_config, settable = check_arguments(optim)
+    options = {name: getattr(optim, name) for name in from_config} | _lists_to_tuples(optim.args)
     groups = param_groups(net, optim)
     if optim.name not in OPTIMIZERS:
         return _build_custom(optim, optimizer_type, groups, options, device)
@@ -74,9 +73,7 @@ def build_optimizer(optim: OptimConfig, net: nn.Module, device: torch.device = C
         kernels = {"fused": True} if fused and _supports_fused(light_type, options, device, groups) else {}
         optimizer = light_type(groups, **options, **kernels)  # type: ignore[arg-type]
     except BUILD_ERRORS as error:
-        raise _bad_arguments_failure(
-            optim, str(error) or type(error).__name__, _settable_arguments(taken, from_config)
-        ) from error
+        raise _bad_arguments_failure(optim, str(error) or type(error).__name__, settable) from error
     if kernels and optimizer_type is SGD:
         _init_momentum(optimizer)
         optimizer.register_load_state_dict_post_hook(_init_momentum)
@@ -221,30 +218,68 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
             group["lr"] = scaled
 
 
-def _config_arguments(optim: OptimConfig) -> dict[str, float]:
-    """The arguments that other keys of the section `optim` set, if the class takes them."""
-    assert optim.lr != "auto"  # `resolve` has replaced it
-    arguments = {"lr": optim.lr, "weight_decay": optim.weight_decay}
-    if optim.name not in OPTIMIZERS or OPTIMIZERS[optim.name].takes_momentum:
-        arguments["momentum"] = optim.momentum
-    return arguments
+def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load the state dict of another start's optimizer.
+
+    The optimizer's kernels (fused, foreach) stay: they suit this start's device. What it got is checked, since a hash
+    detects damage, and no edited values; only its author knows what a class outside torch.optim keeps.
+
+    Raises:
+        ValueError: the parameters are in other groups, in which a version has put them that decayed others; or the
+            optimizer cannot step with one of its settings or moments.
+    """
+    own = [dict(group) for group in optimizer.param_groups]
+    sizes, own_sizes = ([len(group["params"]) for group in groups] for groups in (saved["param_groups"], own))
+    if sizes != own_sizes:
+        raise ValueError(f"its optimizer has groups of {sizes} parameters, and here these are {own_sizes}")
+    for group, before in zip(saved["param_groups"], own, strict=True):
+        group.update({name: before[name] for name in ("fused", "foreach") if name in before})
+    optimizer.load_state_dict(dict(saved))
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return
+    for before, after in zip(own, optimizer.param_groups, strict=True):
+        for name in before.keys() - {"params"}:
+            if name not in after or not _is_alike(before[name], after[name]):
+                raise ValueError(f"optimizer {name} is {after.get(name)!r:.60}")
+    for moments in optimizer.state.values():
+        if not isinstance(moments, dict):
+            raise ValueError(f"optimizer state is {moments!r:.60}")
+        for name, value in moments.items():
+            if not (value is None or isinstance(value, torch.Tensor) or is_number(value)):
+                raise ValueError(f"optimizer {name} is {value!r:.60}")
 
 
-def _refuse_arguments(optim: OptimConfig, taken: Mapping[str, inspect.Parameter], *, reserved: Collection[str]) -> None:
-    """Refuse `optim.args` that the class does not take, that other keys set, or with text for a bool."""
-    settable = _settable_arguments(taken, reserved)
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
-    if unknown := [name for name in optim.args if name not in settable and (name in reserved or not takes_any)]:
-        raise _bad_arguments_failure(optim, f"unknown: {', '.join(unknown)}", settable)
+def _is_alike(before: Any, after: Any) -> bool:
+    """Whether a setting has a type that may take the other's place. torch's versions write None or a bool for some."""
+    if isinstance(before, tuple):
+        return isinstance(after, tuple) and len(after) == len(before) and all(map(_is_alike, before, after))
+    if is_number(before):
+        return is_number(after) or isinstance(after, torch.Tensor)
+    if isinstance(before, str | list | dict):
+        return isinstance(after, type(before))
+    return not isinstance(after, str | list | dict)
+
+
+def check_arguments(optim: OptimConfig) -> tuple[type[Optimizer], list[str], list[str]]:
+    """The class of `optim.name`, its arguments that other keys of the section set, and those that `optim.args` may set.
+
+    Raises:
+        Failure: USAGE, as `optimizer_class`; for `optim.args` that the class does not take or that other keys set, or
+            with text for a bool.
+    """
+    optimizer_type, variable = optimizer_class(optim.name), inspect.Parameter.VAR_KEYWORD
+    taken = dict([*inspect.signature(optimizer_type).parameters.items()][1:])  # the first takes the weights
+    ours = ["lr", "weight_decay", *(["momentum"] if find_optimizer(optim.name).takes_momentum else [])]
+    from_config = [name for name in ours if name in taken]
+    fixed = [name for name in taken if taken[name].kind not in (variable, inspect.Parameter.VAR_POSITIONAL)]
+    settable = [name for name in fixed if name not in from_config]
+    takes_any = any(parameter.kind is variable for parameter in taken.values())
+    if unknown := [name for name in optim.args if name not in settable and (name in from_config or not takes_any)]:
+        raise _bad_arguments_failure(optim, f"unknown: {', '.join(unknown)}", settable, unknown[0])
     for name, value in optim.args.items():
         if name in settable and _is_bool_argument(taken[name]) and not _is_bool_or_none(value):
             raise _bad_arguments_failure(optim, f"{name} is true or false, not {value!r}", settable)
-
-
-def _settable_arguments(taken: Mapping[str, inspect.Parameter], reserved: Collection[str]) -> list[str]:
-    """The arguments that `optim.args` may set."""
-    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return [name for name, parameter in taken.items() if name not in reserved and parameter.kind not in variable]
+    return optimizer_type, from_config, settable
 
 
 def _is_bool_argument(parameter: inspect.Parameter) -> bool:
@@ -299,11 +334,14 @@ def _lists_to_tuples(args: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
 
 
-def _bad_arguments_failure(optim: OptimConfig, problem: str, settable: list[str]) -> Failure:
+def _bad_arguments_failure(optim: OptimConfig, problem: str, settable: list[str], unknown: str = "") -> Failure:
+    close = nearest_name(unknown, settable, 0.75)
     return Failure(
         f"optim.args do not fit {optim.name}",
         found=f"{optim.args}: {problem}",
         expected=f"values for: {', '.join(settable)}",
-        fix="correct optim.args, or leave it out",
+        fix=f"write optim.args.{close} instead of optim.args.{unknown}"
+        if close
+        else "correct optim.args, or leave it out",
         code=ExitCode.USAGE,
     )

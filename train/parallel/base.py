@@ -6,18 +6,24 @@ and does not know how many ranks share a step, nor how their gradients meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from train.checkpoint import format
+from train.checkpoint.store import MODEL_GROUP, OPTIMIZER_GROUP
 from train.config.batches import BatchSizes
 from train.distributed.runtime import Runtime
+from train.optim.ema import EMA
+from train.optim.optimizer import restore_optimizer
 from train.tasks.base import StepLoss
+
+TensorGroups = Mapping[str, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,3 +139,38 @@ class Parallel:
 
     def parameters_changed(self) -> None:
         """Call it after other parameters than before require gradients."""
+
+    # What a checkpoint holds of the model and the optimizer. All ranks call these methods, since a strategy that
+    # divides the tensors among the ranks has to gather them, or to take its part of them.
+
+    def snapshot(self, average: EMA | None) -> tuple[TensorGroups, dict[str, Any]]:
+        """The live tensors by group, of which rank 0 saves a copy, and the JSON values that complete them."""
+        moments, optimizer = format.pack_state(self.optimizer.state_dict())
+        groups = {MODEL_GROUP: dict(self.network.state_dict()), OPTIMIZER_GROUP: moments}
+        if average is not None:
+            groups[average.group] = average.tensors
+        scaler = self._accelerator.scaler
+        return groups, {"optimizer": optimizer, "scaler": scaler.state_dict() if scaler else None}
+
+    def restore(self, groups: TensorGroups, values: Mapping[str, Any], average: EMA | None) -> None:
+        """Load what `snapshot` returned.
+
+        Raises:
+            KeyError, RuntimeError, TypeError, ValueError: it belongs to another model or optimizer.
+        """
+        self.network.load_state_dict(dict(groups[MODEL_GROUP]))
+        restore_optimizer(self.optimizer, format.unpack_state(groups[OPTIMIZER_GROUP], values["optimizer"]))
+        if average is not None:
+            average.restore(groups[average.group])
+        if self._accelerator.scaler and values["scaler"]:
+            self._accelerator.scaler.load_state_dict(values["scaler"])
+
+    @contextmanager
+    def replaced_weights(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the network has these tensors, by the names of its state; afterwards it has its own again."""
+        own = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items() if name in tensors}
+        self.network.load_state_dict(dict(tensors), strict=False)
+        try:
+            yield
+        finally:
+            self.network.load_state_dict(own, strict=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.parallel import DataParallel
 from entrypoint import ExitCode, Failure, list_some
 from train.config import checks
 from train.config.schema import TrainConfig
+from train.config.strategies import STRATEGIES
 from train.parallel.base import Parallel
 from train.parallel.bitwise import Bitwise
 
@@ -91,7 +93,11 @@ class DP(Parallel):
 
 
 def strategy_class(train: TrainConfig, world_size: int) -> type[Parallel]:
-    """The strategy of a run. One rank has nobody to exchange gradients with, and needs no DDP."""
+    """The strategy of a run. A single rank of those that may be several has nobody to exchange gradients with."""
+    strategy = STRATEGIES[train.parallel]
     if checks.is_bitwise(train):
         return Bitwise
-    return {"none": Parallel, "ddp": DDP if world_size > 1 else Parallel, "dp": DP}[train.parallel]
+    if world_size == 1 and not strategy.is_single_process:
+        return Parallel
+    module, name = strategy.class_name.split(":")
+    return getattr(import_module(f"train.parallel.{module}"), name)  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from entrypoint import list_some
 from train.config import resume_rules
-from train.config.schema import RunConfig
+from train.config.schema import RunConfig, key_says
 from train.data import registry
 from train.report import plots, read
 from train.report.document import Block, Paragraph, Section, Table, fold_cautions, table_of_columns
@@ -69,9 +69,6 @@ STEP_KEYS: Final = (
 CONFIG_DEFAULTS: Final = resume_rules.flatten_config(asdict(RunConfig()))
 # They differ between any two runs and mean nothing.
 IGNORED_KEYS: Final = ("run.name", "run.output_dir")
-# They say where and how a run is computed, not what it learns.
-ENVIRONMENT_KEYS: Final = ("data.workers", "data.loader", "data.cache", "data.stage", "data.download")
-ENVIRONMENT_SECTIONS: Final = ("launch.", "log.", "checkpoint.", "profile.")
 NO_EFFECT: Final = "no effect"
 CPU_LABEL: Final = "CPU"
 CPU_DEVICE_PATTERN: Final = re.compile(r"CPU, (\d+) threads? per rank")
@@ -157,11 +154,7 @@ def difference_tables(runs: Sequence[RecordedRun]) -> Sequence[Block]:
 def differing_settings(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
     """The settings that have an effect and differ: key -> its value in each run. Without where and how it ran."""
     differ = _differing([_effective_settings(run) for run in runs])
-    return {
-        key: values
-        for key, values in differ.items()
-        if key not in ENVIRONMENT_KEYS and not key.startswith(ENVIRONMENT_SECTIONS)
-    }
+    return {key: values for key, values in differ.items() if not key_says(key, "is_environment")}
 
 
 def _differing(facts: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:

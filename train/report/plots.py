@@ -10,11 +10,12 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Any, Concatenate, Final, Literal, ParamSpec
 
 import matplotlib
 import numpy as np
@@ -49,6 +50,7 @@ DASHES: Final = ("-", "--", "-.", (0, (3, 1, 1, 1)), (0, (5, 3)), (0, (1, 1)), "
 GRAY: Final = "#6B7280"
 PANEL_WIDTH, PANEL_HEIGHT = 5.2, 3.4  # inches of one panel
 MAX_NAME_LETTERS: Final = 40  # of a name in a picture
+Arguments = ParamSpec("Arguments")
 
 # Any: matplotlib types each key of its settings as a literal.
 RC_PARAMS: Final[Any] = {
@@ -86,21 +88,29 @@ def plot_style() -> Iterator[None]:
         yield
 
 
-def make_figure(*, width: float = PANEL_WIDTH, height: float = PANEL_HEIGHT, **grid: Any) -> tuple[Figure, Any]:
-    """A figure of `width` x `height` inches, and its axes. Use it inside `plot_style`.
+def plot(draw: Callable[Concatenate[Figure, Arguments], None]) -> Callable[Arguments, bytes]:
+    """Turn a function that draws on a figure into one that returns a PNG: the same bytes for the same arguments."""
+
+    @wraps(draw)
+    def render(*args: Arguments.args, **kwargs: Arguments.kwargs) -> bytes:
+        out = io.BytesIO()
+        with plot_style():
+            figure = Figure(dpi=DPI, layout="constrained")
+            FigureCanvasAgg(figure)
+            draw(figure, *args, **kwargs)
+            figure.savefig(out, format="png", metadata={"Software": None})
+        return out.getvalue()
+
+    return render
+
+
+def make_axes(figure: Figure, *, width: float = PANEL_WIDTH, height: float = PANEL_HEIGHT, **grid: Any) -> Any:
+    """The axes of a figure that gets a size in inches.
 
     grid: arguments of `Figure.subplots`, which returns an array for several axes.
     """
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(**grid)
-
-
-def encode_png(figure: Figure) -> bytes:
-    """The figure as PNG, the same bytes for the same numbers. Use it inside `plot_style`."""
-    out = io.BytesIO()
-    figure.savefig(out, format="png", metadata={"Software": None})
-    return out.getvalue()
+    figure.set_size_inches(width, height)
+    return figure.subplots(**grid)
 
 
 def shorten_middle(name: str, max_letters: int = MAX_NAME_LETTERS) -> str:
@@ -115,7 +125,8 @@ MAX_HORIZONTAL_LETTERS: Final = 26  # of all names together; longer ones are rot
 MAX_LABELED_CLASSES: Final = 50  # with more classes, axes show no names
 
 
-def draw_confusion_matrix(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> bytes:
+@plot
+def draw_confusion_matrix(figure: Figure, matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> None:
     """Draw a PNG. matrix [classes, classes]: row by label, column by prediction.
 
     An empty row stays white.
@@ -123,24 +134,22 @@ def draw_confusion_matrix(matrix: Sequence[Sequence[int]], classes: Sequence[str
     size = len(matrix)
     side = min(10.0, max(4.2, 2.4 + 0.36 * size))
     shares = [[cell / total if (total := sum(row)) else 0.0 for cell in row] for row in matrix]
-    with plot_style():
-        figure, axes = make_figure(width=side + 0.8, height=side)
-        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-        axes.set_xlabel("predicted")
-        axes.set_ylabel("true")
-        axes.grid(visible=False)
-        if size <= MAX_LABELED_CLASSES:
-            names = [shorten_middle(name, 18) for name in classes]
-            side_by_side = size * max(map(len, names)) <= MAX_HORIZONTAL_LETTERS
-            axes.set_xticks(range(size), names, rotation=0 if side_by_side else 90, fontsize=8)
-            axes.set_yticks(range(size), names, fontsize=8)
-        if size <= MAX_NUMBERED_CLASSES:
-            for row, cells in enumerate(matrix):
-                for column, count in enumerate(cells):
-                    text_color = "white" if shares[row][column] > 0.55 else "#111827" if count else "#9CA3AF"
-                    axes.text(column, row, f"{count}", ha="center", va="center", fontsize=7, color=text_color)
-        figure.colorbar(image, ax=axes, shrink=0.8, label="share of the row")
-        return encode_png(figure)
+    axes = make_axes(figure, width=side + 0.8, height=side)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    axes.grid(visible=False)
+    if size <= MAX_LABELED_CLASSES:
+        names = [shorten_middle(name, 18) for name in classes]
+        side_by_side = size * max(map(len, names)) <= MAX_HORIZONTAL_LETTERS
+        axes.set_xticks(range(size), names, rotation=0 if side_by_side else 90, fontsize=8)
+        axes.set_yticks(range(size), names, fontsize=8)
+    if size <= MAX_NUMBERED_CLASSES:
+        for row, cells in enumerate(matrix):
+            for column, count in enumerate(cells):
+                text_color = "white" if shares[row][column] > 0.55 else "#111827" if count else "#9CA3AF"
+                axes.text(column, row, f"{count}", ha="center", va="center", fontsize=7, color=text_color)
+    figure.colorbar(image, ax=axes, shrink=0.8, label="share of the row")
 
 
 # Four columns, so that names can be read on a phone, which shows the picture at less than half of its size.
@@ -150,7 +159,8 @@ SAMPLE_NAME_LETTERS: Final = 16  # of a name above an image
 NOTE_LETTERS: Final = 76  # of a line of the note
 
 
-def draw_samples(samples: Sequence[tuple[npt.NDArray[np.uint8], str]], note: str) -> bytes:
+@plot
+def draw_samples(figure: Figure, samples: Sequence[tuple[npt.NDArray[np.uint8], str]], note: str) -> None:
     """Draw a PNG of small images [height, width] or [height, width, 3] with a name above each.
 
     note: a text inside the picture, so that it is not lost when the picture is copied.
@@ -159,78 +169,75 @@ def draw_samples(samples: Sequence[tuple[npt.NDArray[np.uint8], str]], note: str
     height, width = samples[0][0].shape[:2] if samples else (1, 1)
     cell_width, cell_height = (SAMPLE_INCHES * side / max(height, width) for side in (width, height))
     lines = textwrap.wrap(shorten_middle(note, 4 * NOTE_LETTERS), NOTE_LETTERS)
-    with plot_style():
-        figure, grid = make_figure(
-            width=SAMPLE_COLUMNS * max(cell_width, SAMPLE_INCHES) + 0.2,
-            height=rows * (cell_height + 0.3) + 0.16 * len(lines),
-            nrows=rows,
-            ncols=SAMPLE_COLUMNS,
-            squeeze=False,
-        )
-        for axes in grid.flat:
-            axes.set_axis_off()
-        for axes, (image, name) in zip(figure.axes, samples, strict=False):
-            axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-            label = shorten_middle(name, SAMPLE_NAME_LETTERS)
-            axes.set_title(label, fontsize=10, fontweight="normal", loc="center", pad=2)
-        figure.suptitle("\n".join(lines), fontsize=8, color=GRAY, x=0.01, ha="left")
-        return encode_png(figure)
+    grid = make_axes(
+        figure,
+        width=SAMPLE_COLUMNS * max(cell_width, SAMPLE_INCHES) + 0.2,
+        height=rows * (cell_height + 0.3) + 0.16 * len(lines),
+        nrows=rows,
+        ncols=SAMPLE_COLUMNS,
+        squeeze=False,
+    )
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, (image, name) in zip(figure.axes, samples, strict=False):
+        axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        label = shorten_middle(name, SAMPLE_NAME_LETTERS)
+        axes.set_title(label, fontsize=10, fontweight="normal", loc="center", pad=2)
+    figure.suptitle("\n".join(lines), fontsize=8, color=GRAY, x=0.01, ha="left")
 
 
 GAP_COLOR, GAP_FILL = "#D55E00", "#F7D3BD"
 
 
-def draw_calibration(calibration: Calibration) -> bytes:
+@plot
+def draw_calibration(figure: Figure, calibration: Calibration) -> None:
     """Draw a PNG: a reliability diagram, and below it how many images each bin has."""
     bins = calibration.bins
     width = 1 / len(bins)
-    with plot_style():
-        figure, (upper, lower) = make_figure(height=PANEL_HEIGHT * 1.35, nrows=2, sharex=True, height_ratios=(3, 1))
-        upper.set_title(f"Calibration, ECE {calibration.error:.3f}")
-        upper.plot([0, 1], [0, 1], label="ideal", **SERIES_STYLES["ideal"])
-        filled = [(number * width, each) for number, each in enumerate(bins) if each.images]
-        left, accuracy = [x for x, _ in filled], [each.accuracy for _, each in filled]
-        gaps = [each.confidence - each.accuracy for _, each in filled]
-        upper.bar(left, accuracy, width, align="edge", color=COLORS[0], edgecolor="white", alpha=0.55)
-        gap = {"facecolor": GAP_FILL, "edgecolor": GAP_COLOR, "hatch": "///", "linewidth": 0.6}
-        upper.bar(left, gaps, width, accuracy, align="edge", label="gap to the mean confidence", **gap)
-        upper.hlines(accuracy, left, [x + width for x in left], color="#111827", linewidth=2.2, label="accuracy")
-        upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
-        _draw_legend(upper)
-        lower.bar(
-            [number * width for number in range(len(bins))],
-            [each.images for each in bins],
-            width,
-            align="edge",
-            color=GRAY,
-            edgecolor="white",
-        )
-        lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-        lower.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        lower.set(xlabel="confidence", ylabel="images")
-        return encode_png(figure)
+    (upper, lower) = make_axes(figure, height=PANEL_HEIGHT * 1.35, nrows=2, sharex=True, height_ratios=(3, 1))
+    upper.set_title(f"Calibration, ECE {calibration.error:.3f}")
+    upper.plot([0, 1], [0, 1], label="ideal", **SERIES_STYLES["ideal"])
+    filled = [(number * width, each) for number, each in enumerate(bins) if each.images]
+    left, accuracy = [x for x, _ in filled], [each.accuracy for _, each in filled]
+    gaps = [each.confidence - each.accuracy for _, each in filled]
+    upper.bar(left, accuracy, width, align="edge", color=COLORS[0], edgecolor="white", alpha=0.55)
+    gap = {"facecolor": GAP_FILL, "edgecolor": GAP_COLOR, "hatch": "///", "linewidth": 0.6}
+    upper.bar(left, gaps, width, accuracy, align="edge", label="gap to the mean confidence", **gap)
+    upper.hlines(accuracy, left, [x + width for x in left], color="#111827", linewidth=2.2, label="accuracy")
+    upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
+    _draw_legend(upper)
+    lower.bar(
+        [number * width for number in range(len(bins))],
+        [each.images for each in bins],
+        width,
+        align="edge",
+        color=GRAY,
+        edgecolor="white",
+    )
+    lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    lower.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    lower.set(xlabel="confidence", ylabel="images")
 
 
-def draw_numbers(numbers: NumberPairs, *, residuals: bool) -> bytes:
+@plot
+def draw_numbers(figure: Figure, numbers: NumberPairs, *, residuals: bool) -> None:
     """Draw a PNG: the predicted number of each image over the true one, or its error and the mean error of all."""
     alpha = 0.75 if len(numbers.true) <= 200 else 0.35  # many points faintly, so that one sees where most are
     points = {"color": COLORS[0], "alpha": alpha, "markersize": 3.5, "markeredgewidth": 0}
-    with plot_style():
-        figure, axes = make_figure()
-        if residuals:
-            axes.axhline(0, **SERIES_STYLES["ideal"])
-            axes.plot(numbers.true, np.subtract(numbers.predicted, numbers.true), "o", **points)
-            mean = f"mean error {numbers.mean_error:+.3g}"
-            axes.axhline(numbers.mean_error, color=COLORS[1], linewidth=1.2, label=mean)
-            axes.set(xlabel="true", ylabel="error", title="Residuals: predicted - true")
-        else:
-            ends = [limit(*numbers.true, *numbers.predicted) for limit in (min, max)]
-            axes.plot(ends, ends, label="right", **SERIES_STYLES["ideal"])
-            axes.plot(numbers.true, numbers.predicted, "o", **points)
-            title = shorten_middle(f"{numbers.name}: predicted over true", 60)
-            axes.set(xlabel="true", ylabel="predicted", title=title)
-        _draw_legend(axes)
-        return encode_png(figure)
+    axes = make_axes(figure)
+    if residuals:
+        axes.axhline(0, **SERIES_STYLES["ideal"])
+        axes.plot(numbers.true, np.subtract(numbers.predicted, numbers.true), "o", **points)
+        mean = f"mean error {numbers.mean_error:+.3g}"
+        axes.axhline(numbers.mean_error, color=COLORS[1], linewidth=1.2, label=mean)
+        axes.set(xlabel="true", ylabel="error", title="Residuals: predicted - true")
+    else:
+        ends = [limit(*numbers.true, *numbers.predicted) for limit in (min, max)]
+        axes.plot(ends, ends, label="right", **SERIES_STYLES["ideal"])
+        axes.plot(numbers.true, numbers.predicted, "o", **points)
+        title = shorten_middle(f"{numbers.name}: predicted over true", 60)
+        axes.set(xlabel="true", ylabel="predicted", title=title)
+    _draw_legend(axes)
 
 
 SeriesStyle = Literal["line", "points", "ideal", "limit", "faint"]
@@ -280,20 +287,17 @@ class Panel:
     top: float | None = None
 
 
-def draw_panel(panel: Panel, *, note: str | None = None) -> bytes:
+@plot
+def draw_panel(figure: Figure, panel: Panel, *, note: str | None = None) -> None:
     """Draw a PNG.
 
     note: a text inside the picture, so that it is not lost when the picture is copied.
     """
-    with plot_style():
-        figure, axes = make_figure()
-        _draw_axes(axes, panel)
-        if note:
-            lines = textwrap.wrap(
-                shorten_middle(note, 400), 85
-            )  # matplotlib's own wrapping treats a `$` as mathematics
-            figure.suptitle("\n".join(lines), fontsize=9, color="#B91C1C")
-        return encode_png(figure)
+    axes = make_axes(figure)
+    _draw_axes(axes, panel)
+    if note:
+        lines = textwrap.wrap(shorten_middle(note, 400), 85)  # matplotlib's own wrapping treats a `$` as mathematics
+        figure.suptitle("\n".join(lines), fontsize=9, color="#B91C1C")
 
 
 def _draw_axes(axes: Axes, panel: Panel) -> None:
@@ -383,52 +387,6 @@ def _set_scales(axes: Axes, panel: Panel) -> None:
     if panel.ticks:
         axes.xaxis.set_major_locator(FixedLocator(list(panel.ticks)))
         axes.xaxis.set_minor_locator(NullLocator())
-
-
-MIN_VALUE: Final = 1e-3  # in any unit: a logarithmic axis cannot show 0
-MET_COLOR, MISSED_COLOR = "#009E73", "#D55E00"
-RATIOS_WIDTH, RATIO_ROW_HEIGHT = 7.2, 0.42  # inches: width of the picture, height of one row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetRatio:
-    """A measured value as a share of its target; above 1 is better. low, high: its spread.
-
-    met: as the bench decided, for some rows by their median, for others by a bound of their spread.
-    """
-
-    name: str
-    share: float
-    low: float
-    high: float
-    met: bool
-
-
-def share_of_target(value: float, target: float, *, at_least: bool) -> float:
-    """The value relative to the target, so that above 1 is better. Only 0 reaches a target of 0.
-
-    at_least: whether more is better.
-    """
-    measured, target = max(value, MIN_VALUE), max(target, MIN_VALUE)
-    return measured / target if at_least else target / measured
-
-
-def draw_ratios(title: str, rows: Sequence[TargetRatio]) -> bytes:
-    """Draw a PNG with a dot for each row, right of 1 if the value is better than the target."""
-    with plot_style():
-        figure, axes = make_figure(width=RATIOS_WIDTH, height=1.1 + RATIO_ROW_HEIGHT * max(1, len(rows)))
-        axes.set_title(shorten_middle(title, 90))
-        axes.set_xscale("log")
-        axes.axvline(1.0, color=GRAY, linewidth=1.2)
-        for y, row in enumerate(rows):
-            colour = MET_COLOR if row.met else MISSED_COLOR
-            axes.plot([row.low, row.high], [y, y], color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt")
-            axes.plot([row.share], [y], color=colour, marker="o" if row.met else "X", linestyle="")
-        axes.set_yticks(range(len(rows)), [shorten_middle(row.name, 60) for row in rows])
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xlabel("times the target (right of the line: reached)")
-        axes.xaxis.set_major_formatter("{x:g}")
-        return encode_png(figure)
 
 
 def render_panels(name: str, panels: Sequence[Panel], *, of: str, note: str | None = None) -> list[Picture]:

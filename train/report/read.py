@@ -24,7 +24,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, ExitRecord, Failure, RunErrors, redact, redact_words, shell_command
 from train import files
 from train.checkpoint import store
-from train.config import checks, load
+from train.config import load
 from train.data import registry
 from train.logging import metrics_logger, progress
 from train.metrics import DEFAULT_METRIC, NOT_MEASURED, Metric, find_metric, metrics_of
@@ -221,7 +221,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any] | None, frozenset[str]]:
         tables = [(name, keys) for name, keys in sections if isinstance(keys, dict)]
         config = {f"{name}.{key}": value for name, keys in tables for key, value in keys.items()}
         parsed = load.build_config(document, record.CONFIG_FILE)
-        unused_keys = checks.unused_keys(parsed) | registry.unused_keys(parsed.data)
+        unused_keys = frozenset(registry.unused_keys(parsed))
     return config, unused_keys if config else frozenset()
 
 

@@ -11,12 +11,14 @@ import os
 import shlex
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, Plan, is_ephemeral_path, unmounted_path_failure
+from entrypoint import ExitCode, Failure, Plan, engines, is_ephemeral_path, unmounted_path_failure
 from train import files
+from train.checkpoint import store
 from train.config.schema import RunConfig, RunSection
 from train.run import lock, record
 
@@ -35,6 +37,13 @@ class RunLocation:
 def run_folder(config: RunConfig) -> Path:
     """`output_dir/name`, from the working directory."""
     return Path(config.run.output_dir) / config.run.name
+
+
+def newest_checkpoint(run_folder: Path) -> str | None:
+    """The path of the newest committed checkpoint, with which the next start goes on; None without one."""
+    with suppress(Failure):
+        return next((str(path) for path in reversed(store.list_checkpoints(run_folder / "checkpoints").values())), None)
+    return None
 
 
 def choose_writable_folder(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> RunLocation:
@@ -95,7 +104,7 @@ def _mount_fix(output: Path) -> str:
     """Advice to mount the output folder; the working folder, if it holds it: that shows config and data too."""
     working_folder, folder = Path.cwd(), output.absolute()
     target = working_folder if working_folder in folder.parents else folder
-    return f"mount a folder there (docker run -v DIR:{target}, apptainer --bind DIR)"
+    return f"mount a folder there ({engines.fix('bind', ', ', target=target)})"
 
 
 def make_temporary_folder(environ: Mapping[str, str]) -> Path:
@@ -126,8 +135,8 @@ def _refuse_dangling_link(folder: Path) -> None:
     raise unmounted_path_failure("run.output_dir", link, code=ExitCode.OUTPUT) or Failure(
         f"{link} is a symbolic link to what is not there: the run cannot be kept where it says",
         found=f"{link} -> {os.readlink(link)}",
-        fix=f"mkdir -p {shlex.quote(target)}, if nothing else is missing; or mount it (docker run -v DIR:{target}); or "
-        "remove the link",
+        fix=f"mkdir -p {shlex.quote(target)}, if nothing else is missing; or mount it "
+        f"({engines.fix('bind', ', ', target=target)}); or remove the link",
         code=ExitCode.OUTPUT,
     )
 

@@ -16,10 +16,11 @@ from train import files, plugin
 from train.checkpoint import format, store
 from train.config import checks, resume_rules
 from train.config.batches import StepCounts
-from train.config.schema import RunConfig
+from train.config.schema import RunConfig, TrainConfig
 from train.distributed.device import describe_arithmetic
 from train.distributed.runtime import Runtime
 from train.evaluation import early_stopping
+from train.optim import ema
 from train.run import record
 from train.state import TrainState
 
@@ -52,7 +53,7 @@ def find_resume_point(
         Failure: DATA for a changed configuration, a run past its end, or if no checkpoint is undamaged; OUTPUT, IO for
             the folder.
     """
-    bytes_needed = 2 * checkpoint_bytes(config, network, optimizer)
+    bytes_needed = 2 * checkpoint_bytes(config.train, network, optimizer)
     step, notes = runtime.run_on_rank_zero(lambda: _choose_step(config, folder, bytes_needed, steps, record_start))
     return ResumePoint(step=step, notes=tuple(notes))
 
@@ -96,7 +97,7 @@ def restore(
     plugin.own_code()  # remembers it as it is loaded now, for the checkpoints to come
     if resume_point.step is None:
         return resume_point.notes
-    checkpoint = format.checkpoint_at_step(folder, resume_point.step)
+    checkpoint = store.checkpoint_at_step(folder, resume_point.step)
     tensors, metadata = format.load_checkpoint(checkpoint)
     with _refuse_malformed(checkpoint.path):
         resume_rules.refuse_data_changes(metadata.get("data"), data_fingerprint, folder.parent)
@@ -121,12 +122,12 @@ def describe_shorter_plan(saved: Mapping[str, Any], config: RunConfig) -> tuple[
 
 
 def checkpoint_metadata(
-    config: RunConfig, runtime: Runtime, data_fingerprint: Mapping[str, Any], state: TrainState
+    config: RunConfig, runtime: Runtime, data_fingerprint: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """state.json of a checkpoint: the state's numbers, and what a resumed run is compared with."""
+    """state.json of a checkpoint: the state's values, and what a resumed run is compared with."""
     code = plugin.own_code()
     return ({"code": code} if code else {}) | {
-        "state": state.to_json(),
+        "state": values,
         "config": asdict(config),
         "data": dict(data_fingerprint),
         "world_size": runtime.world.world_size,
@@ -134,15 +135,11 @@ def checkpoint_metadata(
     }
 
 
-def checkpoint_bytes(config: RunConfig, network: nn.Module, optimizer: Optimizer) -> int:
-    """About how many bytes a checkpoint has."""
+def checkpoint_bytes(train: TrainConfig, network: nn.Module, optimizer: Optimizer) -> int:
+    """About how many bytes a checkpoint has: the weights, one or two moments of each, and their average."""
     weights: int = sum(tensor.nbytes for tensor in network.state_dict().values())
-    return weights * copies_of_weights(optimizer, ema=config.train.ema_decay is not None)
-
-
-def copies_of_weights(optimizer: Optimizer, *, ema: bool) -> int:
-    """How many times the size of the weights a checkpoint has: the weights, one or two moments, their average."""
-    return 1 + (1 if isinstance(optimizer, SGD) else 2) + ema
+    num_moments = 1 if isinstance(optimizer, SGD) else 2
+    return weights * (1 + num_moments + ema.num_copies(train))
 
 
 def machine_notes(config: RunConfig, metadata: Mapping[str, Any], runtime: Runtime) -> list[str]:
@@ -176,12 +173,12 @@ def _choose_step(
     notes = [f"removed {name}, which an interrupted save left" for name in removed]
     if config.checkpoint.resume == NEVER:
         return None, notes
-    checkpoint = format.newest_checkpoint(folder)
+    checkpoint = store.newest_checkpoint(folder)
     if checkpoint is None:
         record_start(0)
         return None, notes
-    notes += [f"skipped a damaged checkpoint: {reason}" for reason in checkpoint.skipped]
-    _, metadata = format.load_checkpoint(checkpoint, groups=())
+    notes += checkpoint.notes
+    metadata = store.read_state(checkpoint)
     with _refuse_malformed(checkpoint.path):
         resume_rules.refuse_config_changes(metadata["config"], asdict(config), folder.parent)
         early_stopping.refuse_run_past_end(metadata, config, steps)

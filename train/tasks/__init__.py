@@ -6,23 +6,29 @@ What is known of a task without torch is offered here; `train.tasks.registry` op
 from train.tasks.table import (
     AUTO,
     CLASSIFICATION,
+    MAX_NUMBER,
     MULTI_LABEL,
     REGRESSION,
     TASKS,
     UNSUPPORTED_TASKS,
     TargetScale,
     TaskEntry,
+    configured_task,
+    parse_number,
     task_fact,
 )
 
 __all__ = [
     "AUTO",
     "CLASSIFICATION",
+    "MAX_NUMBER",
     "MULTI_LABEL",
     "REGRESSION",
     "TASKS",
     "UNSUPPORTED_TASKS",
     "TargetScale",
     "TaskEntry",
+    "configured_task",
+    "parse_number",
     "task_fact",
 ]

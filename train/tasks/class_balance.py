@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 import torch
@@ -127,33 +126,32 @@ def configured_weights(weights: ClassWeights, classes: Sequence[str]) -> Sequenc
     return weights if isinstance(weights, list) and len(weights) == len(classes) else [None] * len(classes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BalanceRow:
-    """The samples of one class or label, and the class's weight."""
+def format_balance_table(
+    names: Sequence[str],
+    training: Iterable[int],
+    validation: Iterable[int],
+    weights: Sequence[float | None] | None = None,
+    class_weights: ClassWeights | None = None,
+) -> list[str]:
+    """A table of the samples of each class or label, the largest first; of many only the first and the last.
 
-    name: str
-    training: int
-    validation: int
-    weight: float | None = None
-
-
-def format_balance_table(rows: Sequence[BalanceRow], class_weights: ClassWeights | None) -> list[str]:
-    """A table of these rows; of many only the first and the last. class_weights: None if classes have no weights."""
+    weights: of each class. class_weights: optim.class_weights; None, as of weights, for labels, which have none.
+    """
     heading = {"none": "weight, if optim.class_weights=balanced", "balanced": "weight (balanced)", None: ""}
     title = "weight (given)" if isinstance(class_weights, list | dict) else heading[class_weights]
-    listed = (
-        list(rows) if len(rows) <= MAX_TABLE_CLASSES else [*rows[:NUM_EXTREME_CLASSES], *rows[-NUM_EXTREME_CLASSES:]]
+    rows = sorted(
+        zip(map(one_line, names), training, validation, weights or [None] * len(names), strict=True),
+        key=lambda row: -row[1],
     )
-    width = max(len("class"), *(min(len(row.name), 40) for row in listed))
+    listed = rows if len(rows) <= MAX_TABLE_CLASSES else [*rows[:NUM_EXTREME_CLASSES], *rows[-NUM_EXTREME_CLASSES:]]
+    width = max(len("class"), *(min(len(name), 40) for name, *_ in listed))
     table = [f"  {'class':<{width}} {'training':>10} {'validation':>10}  {title}"]
-    table += [_format_row(row, width) for row in listed]
+    table += [
+        f"  {name[:40]:<{width}} {count:>10,} {of_validation:>10,}  {'-' if weight is None else f'{weight:.4g}'}"
+        for name, count, of_validation, weight in listed
+    ]
     if class_weights is None:
         table = [line.removesuffix("-").rstrip() for line in table]
     if len(listed) < len(rows):
         table.insert(1 + NUM_EXTREME_CLASSES, f"  ... and {len(rows) - len(listed):,} classes between these")
     return table
-
-
-def _format_row(row: BalanceRow, width: int) -> str:
-    weight = "-" if row.weight is None else f"{row.weight:.4g}"
-    return f"  {row.name[:40]:<{width}} {row.training:>10,} {row.validation:>10,}  {weight}"

@@ -42,7 +42,6 @@ from train.tasks.base import (
     mixed,
 )
 from train.tasks.class_balance import (
-    BalanceRow,
     ClassWeights,
     balanced_class_weights,
     class_weights,
@@ -287,14 +286,10 @@ class Classification(Task):
         weights = configured_weights(class_weights, self.classes)
         if isinstance(class_weights, str) and least:
             weights = balanced_class_weights(counts[0])
-        rows = [
-            BalanceRow(name=one_line(name), training=int(count), validation=int(num_validation), weight=weight)
-            for name, count, num_validation, weight in zip(self.classes, *counts, weights, strict=True)
-        ]
-        rows.sort(key=lambda row: -row.training)
         empty, imbalance = "some classes have no training sample", "the largest is {:.3g} times the smallest"
         first += f"; {imbalance.format(most / least) if least else empty}"
-        return [first, *format_balance_table(rows, class_weights)]
+        samples = counts[0].tolist(), counts[1].tolist()
+        return [first, *format_balance_table(self.classes, *samples, weights, class_weights)]
 
 
 def _format_range(counts: ClassCounts) -> str:

@@ -35,7 +35,7 @@ from train.tasks.base import (
     Task,
     Threshold,
 )
-from train.tasks.class_balance import BalanceRow, ClassWeights, format_balance_table
+from train.tasks.class_balance import ClassWeights, format_balance_table
 from train.tasks.table import MULTI_LABEL
 
 LABEL_SEPARATOR: Final = "|"  # between the labels of one image, which a table of labels may have too
@@ -241,15 +241,10 @@ class MultiLabel(Task):
 
     def describe_balance(self, training: Tensor, validation: Tensor, class_weights: ClassWeights) -> list[str]:
         """A table of how many samples have each label, the most frequent first."""
-        have, have_validation = (self.count_images(labels) for labels in (training, validation))
-        rows = [
-            BalanceRow(name=one_line(name), training=count, validation=have_validation[name])
-            for name, count in have.items()
-        ]
-        rows.sort(key=lambda row: -row.training)
+        counts = (labels.sum(dim=0).long().tolist() for labels in (training, validation))
         none = int((training.sum(dim=1) == 0).sum())
         first = f"{'labels':<14} {training.sum(dim=1).mean().item():.3g} for each training image, none for {none:,}"
-        return [first, *format_balance_table(rows, None)]
+        return [first, *format_balance_table(self.classes, *counts)]
 
 
 def probabilities_of(logits: Tensor) -> Tensor:

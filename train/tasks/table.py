@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from train.config.schema import DataConfig
 
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
 AUTO: Final = "auto"
+MAX_NUMBER: Final = (2 - 2**-23) * 2.0**127  # of float32, in which numbers are learnt
 # What users ask for and is not here -> what they may do.
 UNSUPPORTED_TASKS: Final[Mapping[str, str]] = {
     "segmentation": "train on one label per image, or use a program for masks of pixels",
@@ -62,6 +66,20 @@ class TaskEntry:
     def describe_outputs(self, classes: tuple[str, ...] | list[str]) -> str:
         """3 classes; 3 labels, each image has any of them; one number (age)."""
         return self.outputs.format(count=f"{len(classes):,}", name=", ".join(classes[:1]))
+
+
+def configured_task(data: DataConfig) -> str:
+    """data.task where labels do not tell it: arrays and items have classes unless the config says otherwise."""
+    return CLASSIFICATION if data.task == AUTO else data.task
+
+
+def parse_number(text: str) -> float | None:
+    """The number in a text; None if there is none, or none that 32 bits hold."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if abs(number) <= MAX_NUMBER else None
 
 
 def task_fact(task: str) -> dict[str, str]:

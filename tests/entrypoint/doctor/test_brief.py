@@ -14,8 +14,9 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 from machines import captured, fake_gpus, machine
 
+from entrypoint.accelerators import nvidia
 from entrypoint.doctor import gpu as gpus
-from entrypoint.doctor import nvml, preflight
+from entrypoint.doctor import preflight
 from entrypoint.doctor.context import CheckContext, Finding, fail, ok, warn
 from entrypoint.doctor.preflight import run_preflight
 from entrypoint.errors import ExitCode, Failure
@@ -140,8 +141,7 @@ def test_gpus_are_looked_at_only_where_there_are_some() -> None:
 def with_gpus(monkeypatch: pytest.MonkeyPatch, *made_up: FakeGpu, ranks: int, cuda: int = 13_020) -> tuple[str, ...]:
     """What is said on a machine with these made-up GPUs, and a torch for CUDA 13.2."""
     fake = FakeNvml(*made_up, cuda=cuda, apart=True)
-    monkeypatch.setattr(gpus, "read_nvml", lambda: nvml.read_nvml(fake))
-    monkeypatch.setattr(gpus, "nvml_gpus", lambda root: tuple((gpu.uuid, ()) for gpu in made_up))
+    monkeypatch.setattr(nvidia, "import_pynvml", lambda: fake)
     monkeypatch.setattr(gpus.images, "installed_torch_versions", lambda: ("2.15.0", "13.2"))
     monkeypatch.setattr(preflight, "run_checks", lambda checks, scene, limit_s, late: [*checks["gpus"](scene)])
     here, options = machine(gpus=fake_gpus(len(made_up))), LaunchOptions(procs_per_node=ranks)
@@ -159,7 +159,7 @@ def test_a_gpu_that_another_program_uses_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_that_a_neighbour_task_may_have_taken_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up = nvml.read_nvml(FakeNvml(FakeGpu(used=40 * 2**30, programs=1)))
+    made_up = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(used=40 * 2**30, programs=1)))
     monkeypatch.setattr(gpus, "check", lambda scene: gpus.gpu_findings(made_up, made_up.gpus) if made_up else [])
     shared = replace(alone(), device="cuda", world=replace(alone().world, local_world_size=2, world_size=2))
     found = [finding.name for finding in gpus.preflight(CheckContext(environ={}, plan=shared))]

@@ -10,12 +10,13 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 from processes import python
 
-from entrypoint.doctor import gpu, nvml
+from entrypoint.accelerators import nvidia
+from entrypoint.doctor import gpu
 from entrypoint.doctor.context import Finding
 
 
 def findings(cuda: int, torch: tuple[str, str | None] | None, capability: tuple[int, int] = (9, 0)) -> list[Finding]:
-    snapshot = nvml.read_nvml(FakeNvml(FakeGpu(name="GPU", capability=capability), cuda=cuda))
+    snapshot = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(name="GPU", capability=capability), cuda=cuda))
     assert snapshot is not None
     return gpu.torch_findings(snapshot, snapshot.gpus, torch)
 

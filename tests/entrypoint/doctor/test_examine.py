@@ -19,7 +19,7 @@ def test_the_plan_comes_first_and_all_subjects_follow(tmp_path: Path) -> None:
     subjects = list(dict.fromkeys(finding.name for finding in found))
     assert subjects[:2] == ["plan", "gpus"]
     assert {"shared memory", "memory", "open files", "threads", "cores", "home", "user", "output"} <= set(subjects)
-    assert subjects[-5:] == ["clock", "network", "fabric", "host python", "variables"]
+    assert subjects[-4:] == ["network", "fabric", "host python", "variables"]
 
 
 def test_a_start_that_would_be_refused_is_a_failure_and_the_rest_is_looked_at() -> None:

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 from machines import machine
 
-from entrypoint.doctor import fabric, reading
+from entrypoint import fabrics
+from entrypoint.doctor import fabric
 from entrypoint.doctor.context import CheckContext, Finding, fail
 from entrypoint.launchers import detect_allocation
 from entrypoint.options import LaunchOptions
 from entrypoint.plan import plan_allocation
 
-MLX5 = reading.FabricDevice(name="mlx5_0", active=True, device_class="infiniband")
-EFA = reading.FabricDevice(name="rdmap16s27", active=True, device_class="infiniband", driver="efa")
-CXI = reading.FabricDevice(name="cxi0", active=True, device_class="cxi")
+MLX5 = fabrics.FabricDevice(name="mlx5_0")
+EFA = fabrics.FabricDevice(name="rdmap16s27", driver="efa")
+CXI = fabrics.FabricDevice(name="cxi0", driver="cxi")
 LITTLE = 65_536  # bytes
 
 
@@ -45,11 +46,9 @@ def with_device(root: Path, name: str, file: str | None = None, driver: str = ""
     return root
 
 
-def told(root: Path, device: reading.FabricDevice, has: Sequence[str] = (), nodes: int = 2, **environ: str) -> Finding:
+def told(root: Path, device: fabrics.FabricDevice, has: Sequence[str] = (), nodes: int = 2, **environ: str) -> Finding:
     """What is said of this device where these libraries are installed."""
-    return fabric.fabric_finding(
-        fabric.FABRICS[fabric._fabric_key(device)], [device], scene(root, nodes, **environ), can_load=has.__contains__
-    )
+    return fabric.fabric_finding([device], scene(root, nodes, **environ), can_load=has.__contains__)
 
 
 @pytest.fixture
@@ -81,8 +80,8 @@ def test_a_device_without_its_file_names_the_option(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", [MLX5, EFA, CXI], ids=lambda device: device.name)
-def test_a_missing_library_is_named(files: Path, device: reading.FabricDevice) -> None:
-    found, kind = told(files, device), fabric.FABRICS[fabric._fabric_key(device)]
+def test_a_missing_library_is_named(files: Path, device: fabrics.FabricDevice) -> None:
+    found, kind = told(files, device), device.fabric
     assert found.state == "fail"
     assert all(library in found.text for library in kind.libraries)
     assert ("libnccl-net.so" in found.text) is kind.plugin
@@ -109,8 +108,8 @@ def test_a_device_is_known_by_its_driver_whatever_its_name_is(
     tmp_path: Path, name: str, driver: str, library: str
 ) -> None:
     with_device(tmp_path, name, driver=driver)
-    (device,) = reading.list_fabric_devices(tmp_path)
-    assert library in fabric.FABRICS[fabric._fabric_key(device)].libraries
+    (device,) = fabrics.list_active_devices(tmp_path)
+    assert library in device.fabric.libraries
 
 
 def test_on_one_node_an_unusable_fabric_is_only_a_warning(tmp_path: Path) -> None:
@@ -136,7 +135,7 @@ def test_a_card_that_may_be_a_plain_network_card_is_only_a_warning(tmp_path: Pat
     ],
 )
 def test_where_tcp_was_chosen_a_fast_network_is_not_missed(
-    tmp_path: Path, device: reading.FabricDevice, name: str, value: str, state: str
+    tmp_path: Path, device: fabrics.FabricDevice, name: str, value: str, state: str
 ) -> None:
     found = told(tmp_path, device, **{name: value})
     assert (found.state, f"{name}={value}" in found.text) == (state, state == "ok")
@@ -155,7 +154,7 @@ def test_where_tcp_was_chosen_a_fast_network_is_not_missed(
 )
 def test_the_plugin_is_the_file_that_nccl_would_take(files: Path, value: str, file: str, state: str) -> None:
     for device in (EFA, CXI):
-        has = (file, *fabric.FABRICS[fabric._fabric_key(device)].libraries)
+        has = (file, *device.fabric.libraries)
         assert told(files, device, has, NCCL_NET_PLUGIN=value).state == state
 
 
@@ -187,3 +186,15 @@ def test_with_files_libraries_and_locked_memory_all_is_well(tmp_path: Path) -> N
 def test_a_library_that_is_not_there_does_not_load() -> None:
     assert fabric.can_load_library("libno-such-thing.so.1") is False
     assert fabric.can_load_library("libc.so.6") is True
+
+
+def test_each_fabric_has_its_profile_and_each_profile_its_fabric() -> None:
+    files = {path.name for path in (Path(__file__).parents[3] / fabrics.PROFILES).iterdir()}
+    assert {fabric.profile for fabric in fabrics.FABRICS} | {fabrics.ETHERNET_PROFILE} == files
+
+
+@pytest.mark.parametrize("device", [EFA, CXI], ids=lambda device: device.name)
+def test_a_plugin_that_is_missing_leads_to_the_settings_of_its_network(
+    files: Path, device: fabrics.FabricDevice
+) -> None:
+    assert f"{fabrics.PROFILES}/{device.fabric.profile}" in told(files, device).fix

@@ -6,14 +6,14 @@ import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
+from entrypoint.accelerators import nvidia
 from entrypoint.doctor import gpu as gpus
-from entrypoint.doctor import nvml
 from entrypoint.doctor.context import CheckContext, Finding
 from entrypoint.options import LaunchOptions
 
 
 def told(*made_up: FakeGpu, apart: bool = False) -> dict[str, Finding]:
-    found = nvml.read_nvml(FakeNvml(*made_up, apart=apart))
+    found = nvidia.read_snapshot(nvml=FakeNvml(*made_up, apart=apart))
     assert found is not None
     return {finding.name: finding for finding in gpus.gpu_findings(found, found.gpus)}
 
@@ -68,27 +68,26 @@ def test_direct_copies_that_do_not_work_are_found_before_nccl_hangs(
     name: str, count: int, driver: str, environ: dict[str, str], names: list[str]
 ) -> None:
     made_up = [FakeGpu(uuid=f"GPU-{index}", name=name) for index in range(count)]
-    snapshot = nvml.read_nvml(FakeNvml(*made_up, driver=driver))
+    snapshot = nvidia.read_snapshot(nvml=FakeNvml(*made_up, driver=driver))
     assert snapshot is not None
     assert [finding.name for finding in gpus.rtx_40_findings(snapshot, snapshot.gpus, environ)] == names
 
 
 def test_only_visible_gpus_are_looked_at() -> None:
-    found = nvml.read_nvml(FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
+    found = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
     assert found is not None
-    pairs = (("GPU-a", ()), ("GPU-b", ()))
-    assert [gpu.uuid for gpu in gpus.select_used_gpus(found, pairs, "1")] == ["GPU-b"]
+    assert [gpu.uuid for gpu in gpus.select_used_gpus(found, "1")] == ["GPU-b"]
 
 
 def test_an_instance_has_the_trouble_of_its_gpu() -> None:
-    found = nvml.read_nvml(FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
+    parts = (FakeGpu(uuid="MIG-1"), FakeGpu(uuid="MIG-2"))
+    found = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b", parts=parts)))
     assert found is not None
-    pairs = (("GPU-a", ()), ("GPU-b", ("MIG-1", "MIG-2")))
-    assert [gpu.uuid for gpu in gpus.select_used_gpus(found, pairs, "MIG-2")] == ["GPU-b"]
+    assert [gpu.uuid for gpu in gpus.select_used_gpus(found, "MIG-2")] == ["GPU-b"]
 
 
 def test_gpus_that_are_all_hidden_are_a_warning() -> None:
-    found = nvml.read_nvml(FakeNvml(FakeGpu()))
+    found = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu()))
     assert found is not None
     (finding,) = gpus.gpu_findings(found, ())
     assert (finding.state, "CUDA_VISIBLE_DEVICES" in finding.fix) == ("warn", True)

@@ -25,7 +25,11 @@ def under(limit: int, soft: int, code: str) -> str:
     def lower() -> None:
         resource.setrlimit(limit, (soft, resource.getrlimit(limit)[1]))
 
-    command = [sys.executable, "-c", f"from entrypoint.doctor import host; {code}"]
+    command = [
+        sys.executable,
+        "-c",
+        f"from entrypoint.doctor import host; from entrypoint.doctor.context import CheckContext; {code}",
+    ]
     done = subprocess.run(command, preexec_fn=lower, capture_output=True, text=True, timeout=60, check=True, cwd="/")
     return done.stdout.strip()
 
@@ -74,28 +78,17 @@ def test_a_low_limit_on_open_files_is_seen(soft: int, state: str) -> None:
     assert under(resource.RLIMIT_NOFILE, soft, "print(host.check_open_files().state)") == state
 
 
-def test_threads_that_cannot_be_started_are_counted() -> None:
-    found = host.check_threads(CheckContext(environ={}), start=lambda wanted: 5)
-    assert (found.state, "only 5 more" in found.text, "ulimit -u" in found.fix) == ("fail", True, True)
-
-
-def test_not_more_threads_are_tried_than_tell() -> None:
-    found = host.check_threads(
-        CheckContext(environ={}, options=LaunchOptions(procs_per_node=64)), start=lambda wanted: wanted
-    )
-    assert (found.state, found.text.startswith("512 started")) == ("ok", True)
-
-
 def test_a_real_limit_on_threads_is_met() -> None:
     if os.geteuid() != 0:
         pytest.skip("machine: another user needs root")
     # The user is changed late: another one may not be able to read this Python.
-    code = "import os; os.setuid(54_321); print(host.count_startable_threads(200) < 200)"
-    assert under(resource.RLIMIT_NPROC, 20, code) == "True"
+    code = "import os; os.setuid(54_321); found = host.check_threads(CheckContext(environ={})); "
+    code += "print(found.state, 'fewer than 32' in found.text, 'ulimit -u' in found.fix)"
+    assert under(resource.RLIMIT_NPROC, 20, code) == "fail True True"
 
 
 def test_here_the_threads_of_a_rank_can_be_started() -> None:
-    assert host.count_startable_threads(host.THREADS_PER_RANK) == host.THREADS_PER_RANK
+    assert host.check_threads(CheckContext(environ={})).state == "ok"
 
 
 def on(device: str, ranks: int = 1, workers: int | None = None) -> CheckContext:

@@ -100,7 +100,7 @@ def test_an_output_folder_that_ends_with_the_container_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, state: str
 ) -> None:
     monkeypatch.setattr(paths, "is_ephemeral_path", lambda place, root: place == tmp_path)
-    monkeypatch.setattr(paths, "read_free_space", lambda place: paths.FreeSpace(free_mib=free_mib, inodes=None))
+    monkeypatch.setattr(paths, "read_free_space", lambda place: (free_mib, None))
     (found,) = paths.check_output(CheckContext(environ={}, output=tmp_path / "runs"))
     assert (found.state, "in the container" in found.text, "mount" in found.fix) == (state, True, True)
 
@@ -134,7 +134,7 @@ def test_a_rename_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch, tmp_p
     [(50, 10**6, "fail"), (2048, 10**6, "warn"), (10**5, 7, "fail"), (10**5, None, "ok")],
 )
 def test_space_and_files_left_are_judged(tmp_path: Path, free_mib: int, inodes: int | None, state: str) -> None:
-    found = paths.free_space_finding(tmp_path, paths.FreeSpace(free_mib=free_mib, inodes=inodes), "nfs4")
+    found = paths.free_space_finding(tmp_path, free_mib, inodes, "nfs4")
     assert (found.state, "nfs4" in found.text) == (state, True)
 
 
@@ -149,4 +149,4 @@ def test_a_full_file_system_is_seen_for_real(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if "unshare" in done.stderr:
         pytest.skip(f"machine: {done.stderr.strip()}")
-    assert done.stdout.strip() == "FreeSpace(free_mib=1, inodes=19)"
+    assert done.stdout.strip() == "(1, 19)"

@@ -13,7 +13,7 @@ from sick import PLACES
 
 ROOT = Path(__file__).parents[3]
 DOCTOR, TESTS = ROOT / "entrypoint/doctor", ROOT / "tests"
-MAKERS = r"(warn|fail|failure_finding|make_finding)$|^\(?fail if"
+MAKERS = r"(warn|fail|graded|failure_finding|make_finding)$|^\(?fail if"
 HERE = "entrypoint/doctor/"
 # What NVML, NCCL and the kernel's lists of fast networks tell is made up: none of it is in this machine.
 MADE_UP = {
@@ -34,16 +34,16 @@ MADE_UP = {
         "test_gpus.py::test_direct_copies_that_do_not_work_are_found_before_nccl_hangs",
     ),
     "gpu.gpu_findings warn gpus": ("test_gpus.py::test_gpus_that_are_all_hidden_are_a_warning",),
-    "gpu._check_ecc fail ecc: a broken row of its memory could not be replaced": (
+    "gpu._gpu_problems fail ecc: a broken row of its memory could not be replaced": (
         "test_gpus.py::test_each_trouble_is_named_with_its_gpu",
     ),
-    "gpu._check_ecc fail ecc: uncorrected memory errors": ("test_gpus.py::test_each_trouble_is_named_with_its_gpu",),
-    "gpu._check_ecc warn ecc: broken memory is replaced only at the next reset": (
+    "gpu._gpu_problems fail ecc: uncorrected memory errors": ("test_gpus.py::test_each_trouble_is_named_with_its_gpu",),
+    "gpu._gpu_problems warn ecc: broken memory is replaced only at the next reset": (
         "test_gpus.py::test_each_trouble_is_named_with_its_gpu",
     ),
-    "gpu._check_throttling warn throttling": ("test_gpus.py::test_each_trouble_is_named_with_its_gpu",),
-    "gpu._check_used_memory warn gpu memory: programs": ("test_gpus.py::test_each_trouble_is_named_with_its_gpu",),
-    "gpu._check_compute_mode fail compute mode: refuses compute programs (mode PROHIBITED": (
+    "gpu._gpu_problems warn throttling": ("test_gpus.py::test_each_trouble_is_named_with_its_gpu",),
+    "gpu._gpu_problems warn gpu memory: programs": ("test_gpus.py::test_each_trouble_is_named_with_its_gpu",),
+    "gpu._gpu_problems fail compute mode: refuses compute programs (mode PROHIBITED": (
         "test_gpus.py::test_each_trouble_is_named_with_its_gpu",
     ),
     "gpu._check_mixed_models warn gpu kinds": ("test_gpus.py::test_gpus_that_differ_are_named",),
@@ -64,8 +64,6 @@ MADE_UP = {
 }
 # The others really happen: in a place of tests/support/sick.py, or in the test that is named.
 FOR_REAL = {
-    "host.clock_finding warn clock: certificates and tokens are refused": ("a clock that begins anew",),
-    "host.clock_finding warn clock: times in logs and of files do not compare": ("a clock that is ahead",),
     "host.cores_finding warn cores: no core of its own for": ("one core",),
     "host.cores_finding warn cores: a program that counts cores starts threads that are throttled": (
         "half a core's time",
@@ -79,12 +77,9 @@ FOR_REAL = {
         "test_full.py::test_a_node_that_does_not_come_is_named_for_real",
     ),
     "host.check_shared_memory fail shared memory: cannot be used": ("no /dev/shm",),
-    "host.shared_memory_finding fail shared memory: not one batch of images for each": ("a tiny /dev/shm",),
-    "host.shared_memory_finding warn shared memory: large batches will not fit": ("docker's /dev/shm",),
-    "host.check_memory fail memory: torch alone takes about": ("too little memory",),
-    "host.check_memory warn memory: little is left for data": ("little memory",),
-    "host.check_open_files fail open files: not enough for data workers": ("very few open files",),
-    "host.check_open_files warn open files: may run out with many data workers": ("few open files",),
+    "host.shared_memory_finding graded shared memory": ("a tiny /dev/shm", "docker's /dev/shm"),
+    "host.check_memory graded memory": ("too little memory", "little memory"),
+    "host.check_open_files graded open files": ("very few open files", "few open files"),
     "host.check_threads fail threads: more threads could be started": ("few threads",),
     "network.check_own_name warn own name: does not resolve on this host itself": ("a host without its name",),
     "network.check_interface_variable fail interface": ("an interface that is not here",),
@@ -108,8 +103,7 @@ FOR_REAL = {
     "paths.check_home warn home": ("no home", "no TMPDIR"),
     "paths.check_caches warn caches: cannot be written": ("a cache out of reach",),
     "paths.free_space_finding fail output: has room for only": ("no more files",),
-    "paths.free_space_finding fail output: not enough for a checkpoint": ("almost no space",),
-    "paths.free_space_finding warn output: enough for small models only": ("little space",),
+    "paths.free_space_finding graded output": ("almost no space", "little space"),
     "paths._unwritable_output_finding fail output": (
         "a read-only output folder",
         "another user's output folder",
@@ -152,7 +146,8 @@ def made() -> Iterator[str]:
                 maker = ast.unparse(call.func)
                 if re.search(MAKERS, maker) and path.stem != "context":
                     maker = "make_finding" if " if " in maker else maker
-                    yield f"{path.stem}.{function.name} {maker} {_said(call, constants(tree))}"
+                    said = ast.unparse(call.args[0]).strip("'") if maker == "graded" else _said(call, constants(tree))
+                    yield from [f"{path.stem}.{function.name} {maker} {said}"] * (2 if maker == "graded" else 1)
 
 
 def constants(tree: ast.Module) -> dict[str, str]:

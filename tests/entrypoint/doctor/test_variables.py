@@ -29,11 +29,15 @@ def test_what_does_harm_is_a_warning_with_its_effect(pattern: str) -> None:
     assert f"unset {name}" in found.fix
 
 
-@pytest.mark.parametrize("pattern", variables.REPORTED_VARIABLES)
-def test_what_was_chosen_is_told_with_its_effect(pattern: str) -> None:
+@pytest.mark.parametrize("pattern", variables.SHOWN_VARIABLES)
+def test_what_was_chosen_is_shown(pattern: str) -> None:
     name = pattern.replace("*", "SOMETHING")
-    assert told(name, "1").text == f"{name}=1: {variables.REPORTED_VARIABLES[pattern]}"
-    assert told(name, "1").state == "ok"
+    assert (told(name, "1").state, told(name, "1").text) == ("ok", f"set, and used: {name}=1")
+
+
+def test_all_that_was_chosen_is_one_finding() -> None:
+    (found,) = variables.variable_findings({"NCCL_NET": "IB", "HF_HOME": "/data/hub", "NCCL_DEBUG": "INFO"})
+    assert found.text == "set, and used: HF_HOME=/data/hub, NCCL_DEBUG=INFO, NCCL_NET=IB"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 from bad.case import Case, standing_in, through_entrypoint, through_train
 from machines import fake_gpus
 
-from entrypoint import mounts
+from entrypoint import engines
 from train.run import folder
 
 check = partial(Case, door=through_train)
@@ -325,7 +325,7 @@ def file_named(name: str) -> Any:
     return lambda folder: (folder / name).write_text("")
 
 
-def apptainer() -> str:
+def apptainer(root: object = "/") -> str:
     return "apptainer"
 
 
@@ -378,7 +378,7 @@ CASES = [
         check(
             id=f"unseen-{name}",
             line=line,
-            door=standing_in(through_train, mounts, "container_engine", apptainer),
+            door=standing_in(through_train, engines, "detect", apptainer),
             code=code,
             says=(said, "not visible inside the container"),
             fix="--bind",

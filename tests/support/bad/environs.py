@@ -10,7 +10,8 @@ from unittest.mock import patch
 from bad.case import Case, through, through_entrypoint
 from machines import captured, fake_gpus
 
-from entrypoint import machine
+from entrypoint import Handover
+from entrypoint.accelerators import nvidia
 
 show = partial(Case, door=through_entrypoint, line=("show", "--device", "cpu"), code=76)
 TASK, NODE = captured("per-gpu/task-3@node02"), captured("per-node/task-1@node02")
@@ -101,7 +102,7 @@ ROWS: dict[str, Row] = {
     "rank-of-another-job": (
         "34",
         TASK,
-        {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "ENTRYPOINT_JOB": "slurm:6.0.0"},
+        {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", **Handover(job="slurm:6.0.0").to_environ()},
         ("a rank of another launch", "RANK=0 WORLD_SIZE=1 of slurm:6.0.0"),
         "unset RANK",
     ),
@@ -231,7 +232,7 @@ def _changed(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> d
 
 def _without_pynvml(folder: Path) -> None:
     with patch.dict("sys.modules", pynvml=None):
-        machine.nvml_gpus()
+        nvidia.list_gpus()
 
 
 CASES = [

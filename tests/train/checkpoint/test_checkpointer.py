@@ -81,7 +81,7 @@ def test_what_a_resumed_run_measures_at_its_first_step_is_kept(tmp_path: Path) -
 
 def test_a_checkpoint_holds_what_a_start_needs_and_what_it_belongs_to(tmp_path: Path) -> None:
     trained(tmp_path)
-    found = format.newest_checkpoint(tmp_path / "checkpoints")
+    found = store.newest_checkpoint(tmp_path / "checkpoints")
     assert found is not None
     tensors, facts = format.load_checkpoint(found)
     assert set(tensors) == {"model", "optimizer"}
@@ -131,7 +131,7 @@ def test_moments_do_not_change_before_the_writer_has_its_copy(tmp_path: Path, mo
         monkeypatch.setattr(Snapshot, "finish", slow)
         trainer.fit()
     both = [
-        format.load_checkpoint(format.checkpoint_at_step(tmp_path / name / "checkpoints", 2))[0]
+        format.load_checkpoint(store.checkpoint_at_step(tmp_path / name / "checkpoints", 2))[0]
         for name in ("quick", "slow")
     ]
     assert both[0]["optimizer"]
@@ -183,7 +183,7 @@ def test_training_that_fails_still_commits_what_is_being_written_and_names_it(
     with pytest.raises(Failure, match="a rank is gone") as told:
         trained(tmp_path, "checkpoint.every_steps=2")
     assert told.value.kept == str(tmp_path / "checkpoints" / "step-00000002")
-    assert format.newest_checkpoint(tmp_path / "checkpoints")
+    assert store.newest_checkpoint(tmp_path / "checkpoints")
 
 
 def test_the_wait_for_it_counts_as_a_save_and_not_as_a_step_that_hangs(

@@ -16,7 +16,7 @@ from disks import mounted
 from torch import nn
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import format, manifest
+from train.checkpoint import format, manifest, store
 
 TENSORS = {
     "fp32": torch.tensor([1.0, -0.0, 1e-45]),
@@ -33,7 +33,7 @@ TENSORS = {
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS.keys())
 def test_a_tensor_comes_back_with_its_bits_type_and_shape(tmp_path: Path, tensor: torch.Tensor) -> None:
     format.save_checkpoint(tmp_path, step=1, tensors={"model": {"layer.w": tensor}}, metadata={}, keep=1)
-    committed = format.newest_checkpoint(tmp_path)
+    committed = store.newest_checkpoint(tmp_path)
     assert committed
     back = format.load_checkpoint(committed)[0]["model"]["layer.w"]
     assert torch.equal(back, tensor)
@@ -43,7 +43,7 @@ def test_a_tensor_comes_back_with_its_bits_type_and_shape(tmp_path: Path, tensor
 def test_state_comes_back_as_it_was(tmp_path: Path) -> None:
     state = {"epoch": 3, "lr": 0.1 + 0.2, "best": float("-inf"), "name": "Zoë", "none": None, "list": [1, [2]]}
     format.save_checkpoint(tmp_path, step=1, tensors={}, metadata=state, keep=1)
-    committed = format.newest_checkpoint(tmp_path)
+    committed = store.newest_checkpoint(tmp_path)
     assert committed
     assert format.load_checkpoint(committed) == ({}, state)
 
@@ -51,7 +51,7 @@ def test_state_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_tied_weights_are_kept(tmp_path: Path) -> None:
     tied = torch.rand(3)
     format.save_checkpoint(tmp_path, step=1, tensors={"model": {"a": tied, "b": tied}}, metadata={}, keep=1)
-    assert format.load_checkpoint(format.checkpoint_at_step(tmp_path, 1))[0]["model"].keys() == {"a", "b"}
+    assert format.load_checkpoint(store.checkpoint_at_step(tmp_path, 1))[0]["model"].keys() == {"a", "b"}
 
 
 def test_what_is_saved_does_not_change_with_the_model_afterwards(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_what_is_saved_does_not_change_with_the_model_afterwards(tmp_path: Path)
 
 
 def test_there_is_nothing_to_resume_from_in_a_new_folder(tmp_path: Path) -> None:
-    assert format.newest_checkpoint(tmp_path / "checkpoints") is None
+    assert store.newest_checkpoint(tmp_path / "checkpoints") is None
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
@@ -94,17 +94,18 @@ def test_any_damage_to_a_checkpoint_is_noticed(tmp_path: Path, damage: Callable[
     """The search passes over it and gives the reason. Elsewhere one damage shows that a reader of checkpoints asks."""
     saved(tmp_path, 20, 30)
     damage(tmp_path / "step-00000030")
-    committed = format.newest_checkpoint(tmp_path)
+    committed = store.newest_checkpoint(tmp_path)
     assert committed
     assert committed.step == 20
-    assert [text.split(":")[0] for text in committed.skipped] in (["step-00000030"], ["step-00000031"])
+    skipped = [text.removeprefix("skipped a damaged checkpoint: ").split(":")[0] for text in committed.notes]
+    assert skipped in (["step-00000030"], ["step-00000031"])
 
 
 def test_when_all_are_damaged_the_reasons_are_told(tmp_path: Path) -> None:
     for step in (20, 30):
         flip(saved(tmp_path, step) / "model.safetensors")
     with pytest.raises(Failure, match="no checkpoint") as caught:
-        format.newest_checkpoint(tmp_path)
+        store.newest_checkpoint(tmp_path)
     assert caught.value.code == ExitCode.DATA
     assert str(caught.value.found).count("model.safetensors does not match its hash") == 2
 
@@ -113,7 +114,7 @@ def test_a_newer_version_s_checkpoint_is_not_passed_over(tmp_path: Path) -> None
     saved(tmp_path, 20, 30)
     reseal(tmp_path / "step-00000030", format=2)
     with pytest.raises(Failure, match="newer version"):
-        format.newest_checkpoint(tmp_path)
+        store.newest_checkpoint(tmp_path)
 
 
 def test_a_link_in_a_checkpoint_ends_the_start(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_link_in_a_checkpoint_ends_the_start(tmp_path: Path) -> None:
     (path / "model.safetensors").rename(tmp_path / "elsewhere")
     (path / "model.safetensors").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Failure, match="symbolic link") as caught:
-        format.newest_checkpoint(tmp_path)
+        store.newest_checkpoint(tmp_path)
     assert caught.value.code == ExitCode.SECURITY
 
 
@@ -147,13 +148,13 @@ class Bomb:
 def test_a_crafted_pickle_for_weights_is_refused_and_not_executed(tmp_path: Path) -> None:
     plant(saved(tmp_path, 30), "model.safetensors", pickle.dumps(Bomb(tmp_path / "boom")))
     with pytest.raises(Failure, match="damaged"):
-        format.load_checkpoint(format.checkpoint_at_step(tmp_path, 30))
+        format.load_checkpoint(store.checkpoint_at_step(tmp_path, 30))
     assert not (tmp_path / "boom").exists()
 
 
 def test_a_crafted_pickle_beside_the_weights_is_not_looked_at(tmp_path: Path) -> None:
     plant(saved(tmp_path, 30), "optimizer.pt", pickle.dumps(Bomb(tmp_path / "boom")))
-    assert format.load_checkpoint(format.checkpoint_at_step(tmp_path, 30))[0].keys() == {"model"}
+    assert format.load_checkpoint(store.checkpoint_at_step(tmp_path, 30))[0].keys() == {"model"}
     assert not (tmp_path / "boom").exists()
 
 
@@ -161,12 +162,12 @@ def test_a_crafted_pickle_beside_the_weights_is_not_looked_at(tmp_path: Path) ->
 def test_a_crafted_state_is_refused(tmp_path: Path, state: bytes) -> None:
     plant(saved(tmp_path, 30), "state.json", state)
     with pytest.raises(Failure, match="damaged"):
-        format.load_checkpoint(format.checkpoint_at_step(tmp_path, 30))
+        format.load_checkpoint(store.checkpoint_at_step(tmp_path, 30))
 
 
 def test_damage_after_the_search_is_noticed_while_loading(tmp_path: Path) -> None:
     path = saved(tmp_path, 30)
-    committed = format.newest_checkpoint(tmp_path)
+    committed = store.newest_checkpoint(tmp_path)
     assert committed
     flip(path / "model.safetensors")
     with pytest.raises(Failure, match=r"step-00000030 is damaged") as caught:
@@ -176,29 +177,29 @@ def test_damage_after_the_search_is_noticed_while_loading(tmp_path: Path) -> Non
 
 def test_a_rank_that_is_told_the_step_finds_the_same_checkpoint(tmp_path: Path) -> None:
     saved(tmp_path, 20, 30)
-    assert format.checkpoint_at_step(tmp_path, 20).path.name == "step-00000020"
+    assert store.checkpoint_at_step(tmp_path, 20).path.name == "step-00000020"
 
 
 def test_a_rank_that_is_told_the_step_reads_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path, 20)
     opened, read = manifest.open_file, list[str]()
     monkeypatch.setattr(manifest, "open_file", lambda folder, name: (read.append(name), opened(folder, name))[1])
-    format.load_checkpoint(format.checkpoint_at_step(tmp_path, 20))
+    format.load_checkpoint(store.checkpoint_at_step(tmp_path, 20))
     assert sorted(read) == ["manifest.json", "model.safetensors", "state.json"]
 
 
 def test_a_rank_that_is_told_a_missing_step_says_so(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"step-00000020 is damaged"):
-        format.checkpoint_at_step(tmp_path, 20)
+        store.checkpoint_at_step(tmp_path, 20)
 
 
 IMPORTS = """
 import sys, pathlib, torch
-from train.checkpoint import format
+from train.checkpoint import format, store
 before = set(sys.modules)
 folder = pathlib.Path(sys.argv[1])
 format.save_checkpoint(folder, step=1, tensors={"model": {"w": torch.ones(2)}}, metadata={}, keep=1)
-format.load_checkpoint(format.newest_checkpoint(folder))
+format.load_checkpoint(store.newest_checkpoint(folder))
 print(*(set(sys.modules) - before))
 """
 

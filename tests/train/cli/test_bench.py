@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from processes import python, unmeasured
 
+from bench import comm, scaling
+from bench.__main__ import CHECKOUT_BENCHES
+from bench.estimates import exact
+from bench.measurements import Measurement, Row, Target, failed_row, reported_row
+from bench.processes import BenchOptions
 from entrypoint import ExitCode, Failure
-from train.bench import comm, scaling
-from train.bench.estimates import exact
-from train.bench.measurements import Measurement, Row, Target, failed_row, reported_row
-from train.bench.processes import BenchOptions
 from train.cli import bench, launch
 
 REPOSITORY = Path(__file__).parents[3]
@@ -132,8 +133,9 @@ def test_files_are_kept_where_on_cpu(tmp_path: Path) -> None:
 
 
 def test_what_needs_no_peers_is_measured_by_the_packages_alone(tmp_path: Path) -> None:
-    for package in ("entrypoint", "train"):
-        shutil.copytree(REPOSITORY / package, tmp_path / "site" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("entrypoint", "train", "bench"):
+        left_out = shutil.ignore_patterns("__pycache__", "peers")
+        shutil.copytree(REPOSITORY / package, tmp_path / "site" / package, ignore=left_out)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     small = ("--sizes", "1000", "--micro", "8", "--processes", "1", "train.global_batch_size=8", "data.samples=80")
@@ -144,7 +146,7 @@ def test_what_needs_no_peers_is_measured_by_the_packages_alone(tmp_path: Path) -
     assert rows >= {"all-reduce alpha", "14", "recommended"}
 
 
-@pytest.mark.parametrize("name", [*bench.CHECKOUT_BENCHES, "comm,step"])
+@pytest.mark.parametrize("name", [*CHECKOUT_BENCHES, "comm,step"])
 def test_a_comparison_with_other_programs_is_refused_and_its_command_named(name: str) -> None:
     with pytest.raises(Failure, match="compares with other programs") as caught:
         bench.handle([name, "--device", "cpu"], {})

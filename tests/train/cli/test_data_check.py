@@ -37,18 +37,18 @@ def root(tmp_path: Path) -> Path:
 
 def test_all_samples_of_both_sides_are_read_and_told() -> None:
     found, told = checked("data.samples=50", "data.image_size=8")
-    assert (found.training.samples, found.validation.samples, found.failure) == (40, 10, None)
+    assert ([split.samples for split in found.splits], found.failure) == ([40, 10], None)
     assert told[-1] == "50 of 50 samples read"
 
 
 def test_clips_are_read_too() -> None:
     found, _ = checked("data.samples=20", "data.image_size=8", "data.frames=3", "data.classes=4")
-    assert list(found.training.sizes) == [(8, 8, 3)]
+    assert list(found.splits[0].sizes) == [(8, 8, 3)]
 
 
 def test_a_folder_is_looked_at_file_by_file(root: Path) -> None:
     found = folder(root)
-    assert (found.training.samples, found.validation.samples) == (10, 4)
+    assert [split.samples for split in found.splits] == [10, 4]
     assert f"folder ({root}): 2 classes" in found.as_text()
     assert json.loads(found.as_json())["training"]["per_class"] == {"ant": 6, "bee": 4}
 
@@ -77,9 +77,9 @@ def test_a_test_image_in_the_validation_split_is_leakage(root: Path) -> None:
     shutil.copy(root / "val/ant/001.png", root / "test/ant/new.png")
     (root / "test/bee/000.png").write_bytes(b"no image")
     found = folder(root)
-    assert found.test is not None
-    assert (found.test.samples, found.test.read) == (6, 5)
-    leaked = [(found.test.name_of(leak.sample), leak.other.name) for leak in found.test.leaked]
+    *_, test = found.splits
+    assert (test.name, test.samples, test.read) == ("test", 6, 5)
+    leaked = [(test.name_of(leak.sample), leak.other.name) for leak in test.leaked]
     assert (f"{root}/test/ant/new.png", "validation") in leaked
     assert found.failure is not None
     assert json.loads(found.as_json())["test"]["per_class"] == {"ant": 4, "bee": 2}
@@ -89,11 +89,11 @@ def test_the_split_s_own_copies_are_found(tmp_path: Path) -> None:
     write_classes(tmp_path, ant=5, bee=5)
     for number in range(20):
         shutil.copy(tmp_path / "ant/000.png", tmp_path / f"ant/copy{number}.png")
-    assert folder(tmp_path).validation.leaked
+    assert folder(tmp_path).splits[1].leaked
 
 
 def test_small_images_are_counted_against_image_size(root: Path) -> None:
-    assert len(folder(root, "data.image_size=9").training.problems["small"]) == 10
+    assert len(folder(root, "data.image_size=9").splits[0].problems["small"]) == 10
 
 
 def test_notes_of_the_split_and_unequal_classes_are_shown(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def findings(training: list[InspectedSample], validation: list[InspectedSample] 
     one = side("train", *training)
     other = side("val", *(validation or []), others=[one])
     return DataFindings(
-        title="folder: 2 classes", training=one, validation=other, classes=["classes 4"], per_class=({"a": 4}, {"b": 1})
+        title="folder: 2 classes", splits=[one, other], classes=["classes 4"], per_class=({"a": 4}, {"b": 1})
     )
 
 
@@ -111,16 +111,14 @@ def test_a_copy_on_the_same_side_is_said_and_no_failure() -> None:
 
 
 def test_an_image_that_is_twice_in_the_validation_split_leaks_twice() -> None:
-    leaked = findings(FINE, [look(0, "a"), look(1, "a")]).validation.leaked
+    leaked = findings(FINE, [look(0, "a"), look(1, "a")]).splits[1].leaked
     assert [(leak.sample, leak.same_as) for leak in leaked] == [(0, 0), (1, 0)]
 
 
 def test_a_test_image_in_either_other_split_is_leakage() -> None:
     training, validation = side("train", *FINE), side("val", look(0, "d"))
     test = side("test", look(0, "a"), look(4, "d"), look(5, "e"), bad(6), others=[training, validation])
-    found = DataFindings(
-        title="t", training=training, validation=validation, test=test, classes=[], per_class=({}, {}, {})
-    )
+    found = DataFindings(title="t", splits=[training, validation, test], classes=[], per_class=({}, {}, {}))
     failure = found.failure
     assert failure is not None
     assert failure.what == (
@@ -137,7 +135,7 @@ def test_a_test_image_in_either_other_split_is_leakage() -> None:
 
 def test_broken_samples_are_never_duplicates() -> None:
     found = findings([bad(0), bad(1)], [bad(2)])
-    assert (found.training.duplicates, found.validation.leaked) == ([], [])
+    assert (found.splits[0].duplicates, found.splits[1].leaked) == ([], [])
 
 
 def test_a_reason_that_begins_with_the_path_is_not_said_twice() -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import TINY
+from processes import python
 
-from entrypoint import ExitCode, Failure, SupervisionPolicy
+from entrypoint import ExitCode, Failure, Plan, SupervisionPolicy
 from entrypoint.run_errors import ExitRecord, RunError, RunErrors
 from train import __main__ as front
 from train.cli import launch
@@ -167,3 +169,68 @@ def test_a_start_that_has_lost_the_folder_leaves_the_other_starts_ending_alone(
     monkeypatch.setattr(launch, "run_plan", taken_over)
     assert front.run_command(CPU, {}) == ExitCode.OUTPUT
     assert RunErrors.in_run(RUN).read_exit() is None
+
+
+def refuse_as_ranks(plan: Plan, *_: object, log_dir: Path, care: SupervisionPolicy, **__: object) -> int:
+    """Ranks that refuse a setting before the first step, with what they and their parent write until then."""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    (log_dir / "rank-0000.log").write_text("ERROR[64] optim.args do not fit sgd\n")
+    failure = Failure("optim.args do not fit sgd", fix="correct optim.args", code=ExitCode.USAGE)
+    care.errors.write_cause(RunError(failure=failure, rank=0, host=plan.hostname))
+    return ExitCode.USAGE
+
+
+@pytest.fixture
+def _refusing_ranks(launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "run_plan", refuse_as_ranks)
+
+
+@pytest.mark.usefixtures("_refusing_ranks")
+def test_a_new_folder_goes_when_the_ranks_refuse_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert front.run_command([*CPU, "run.output_dir=new/runs"], {}) == ExitCode.USAGE
+    assert list(Path().iterdir()) == []
+    assert "note: new/runs/quickstart was removed" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_refusing_ranks")
+def test_the_folder_of_other_runs_stays_when_the_ranks_refuse_a_setting() -> None:
+    Path("runs/other").mkdir(parents=True)
+    assert front.run_command(CPU, {}) == ExitCode.USAGE
+    assert list(Path("runs").iterdir()) == [Path("runs/other")]
+
+
+@pytest.mark.usefixtures("_refusing_ranks")
+def test_a_folder_that_was_there_before_stays_with_the_refusal_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    (RUN / "checkpoints" / "step-00000008").mkdir(parents=True)
+    assert front.run_command(CPU, {}) == ExitCode.USAGE
+    assert (RUN / "checkpoints" / "step-00000008").is_dir()
+    assert RunErrors.in_run(RUN).read_exit() == ExitRecord(code=64, step=None, cause="optim.args do not fit sgd")
+    assert [start["ended"]["code"] for start in record.read_starts(RUN)] == [ExitCode.USAGE]
+    assert "was removed" not in capsys.readouterr().err
+
+
+def test_a_new_folder_that_holds_more_than_a_beginning_stays(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_more(*given: Any, **options: Any) -> int:
+        RUN.joinpath("mine.txt").write_text("of the user's own dataset")
+        return refuse_as_ranks(*given, **options)
+
+    monkeypatch.setattr(launch, "run_plan", write_more)
+    assert front.run_command(CPU, {}) == ExitCode.USAGE
+    assert {"mine.txt", "errors", "logs", "run.json"} == {path.name for path in RUN.iterdir()}
+
+
+@pytest.mark.usefixtures("_refusing_ranks")
+def test_the_folder_of_two_nodes_stays_for_the_other_one_and_for_the_job_script() -> None:
+    nodes = ("--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--procs-per-node", "1")
+    assert front.run_command([*CPU, *nodes], {}) == ExitCode.USAGE
+    assert RunErrors.in_run(RUN).read_exit() == ExitRecord(code=64, step=None, cause="optim.args do not fit sgd")
+
+
+@pytest.mark.timeout(120)
+def test_wrong_arguments_leave_nothing_but_their_refusal(tmp_path: Path) -> None:
+    ended = python("-m", "train", "--device", "cpu", *TINY, "optim.args.nestrov=true", cwd=tmp_path)
+    assert ended.returncode == ExitCode.USAGE
+    assert "fix: write optim.args.nesterov instead of optim.args.nestrov" in ended.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -174,9 +174,9 @@ def test_text_that_looks_like_something_else_is_quoted(text: str) -> None:
     assert yaml.safe_load(dumped) == [text]
 
 
-@pytest.mark.parametrize(("asked", "there"), [("cfg.yml", "cfg.yaml"), ("cfg.yaml", "cfg.yml"), ("cfg", "cfg.yaml")])
+@pytest.mark.parametrize(("asked", "there"), [("cfg.yml", "cfg.yaml"), ("cfg.yaml", "cfg.yml")])
 def test_a_file_of_the_other_ending_is_offered(asked: str, there: str, tmp_path: Path) -> None:
     (tmp_path / there).touch()
     with pytest.raises(Failure, match="does not exist") as caught:
         load.read_yaml_file(tmp_path / asked)
-    assert caught.value.fix == f"write --config {tmp_path / there}"
+    assert caught.value.fix.startswith(f"write {tmp_path / there}; or ")

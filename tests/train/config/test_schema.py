@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from entrypoint import ExitCode, Failure
 from train.config import load, schema
-from train.config.precisions import PRECISIONS
-from train.config.schema import RunConfig, TrainConfig
+from train.config.schema import RunConfig
 
 Write = Callable[[str], str]
 
@@ -305,7 +304,3 @@ def test_no_file_whatever_ends_in_anything_but_a_failure(
     path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
     with contextlib.suppress(Failure):
         load.load_config(str(path))
-
-
-def test_a_config_may_name_each_precision_of_the_table() -> None:
-    assert get_args(get_type_hints(TrainConfig)["precision"]) == ("auto", *PRECISIONS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from strange import ACTING, REMOVED
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, Handover
 from entrypoint.environment import THREAD_BINDING_VARIABLES
 from train.config import environment
 
@@ -84,7 +84,8 @@ def test_variables_with_one_reason_are_noted_on_one_line() -> None:
 
 
 def test_what_our_own_parent_set_is_no_choice_of_the_users() -> None:
-    ours = {"ENTRYPOINT_SET": "OMP_NUM_THREADS,GLOO_SOCKET_IFNAME", "PYTHONUTF8": "1", "ENTRYPOINT_DEVICE": "cpu"}
+    ours = Handover(added=("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")).to_environ()
+    ours |= {"PYTHONUTF8": "1", "ENTRYPOINT_DEVICE": "cpu"}
     result = found(**ours, OMP_NUM_THREADS="4", GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="eth0")
     assert result.describe() == "NCCL_SOCKET_IFNAME=eth0"
 

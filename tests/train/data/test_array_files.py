@@ -131,15 +131,15 @@ def test_arrays_that_are_not_one_pair_are_refused_by_name(keys: tuple[str, ...],
     assert all(key in str(caught.value.found) for key in keys)
 
 
-def summary(root: Path, kind: str = "npz") -> array_files.ArraySummary | None:
-    return array_files.read_array_summary(DataConfig(name=kind, root=str(root)))
+def shapes(root: Path, kind: str = "npz") -> dict[str, tuple[int, ...]] | None:
+    return array_files.read_image_shapes(DataConfig(name=kind, root=str(root)))
 
 
 def test_a_look_reads_no_array(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", images=np.zeros((50, 4, 4), np.uint8), labels=np.zeros(50, int))
-    assert summary(tmp_path) == array_files.ArraySummary(shape=(50, 4, 4))
+    assert shapes(tmp_path) == {"training": (50, 4, 4)}
     np.savez(tmp_path / "test.npz", images=np.zeros((5, 4, 4), np.uint8), labels=np.zeros(5, int))
-    assert summary(tmp_path) == array_files.ArraySummary(shape=(50, 4, 4), validation=5)
+    assert shapes(tmp_path) == {"training": (50, 4, 4), "validation": (5, 4, 4)}
 
 
 def test_all_splits_may_lie_in_one_file(tmp_path: Path) -> None:
@@ -147,8 +147,9 @@ def test_all_splits_may_lie_in_one_file(tmp_path: Path) -> None:
     splits = {f"x_{split}": np.zeros((size, 4, 4)) for split, size in sizes.items()}
     splits |= {f"y_{split}": np.zeros(size) for split, size in sizes.items()}
     np.savez(tmp_path / "a.npz", **splits)  # type: ignore[arg-type]
-    assert summary(tmp_path / "a.npz") == array_files.ArraySummary(shape=(9, 4, 4), validation=3, test=2)
+    expected = {"training": (9, 4, 4), "validation": (3, 4, 4), "test": (2, 4, 4)}
+    assert shapes(tmp_path / "a.npz") == expected
 
 
 def test_a_pickle_is_not_looked_into(tmp_path: Path) -> None:
-    assert summary(make(tmp_path, "train.pt"), "tensor") is None
+    assert shapes(make(tmp_path, "train.pt"), "tensor") is None

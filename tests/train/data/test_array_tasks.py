@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from entrypoint import Failure
 from train.config.schema import DataConfig
-from train.data import array_labels, custom, registry
+from train.data import custom, registry
 from train.data.arrays import ArraySource
 from train.data.shape import Shape
 from train.data.splits import DataSplits
@@ -214,8 +214,3 @@ def test_a_training_on_arrays_is_measured_image_by_image(
         names = [["0", "1", "2"][number] for number in range(3)]
         expected = ["|".join(np.array(names)[TAGS[int(row["sample"])]]) for row in rows]
         assert [row["labels"] for row in rows] == expected
-
-
-def test_every_task_has_a_format_of_its_labels() -> None:
-    for task in ("auto", "classification", "multi_label", "regression"):
-        assert array_labels.configured_format(DataConfig(task=task)).read is not None

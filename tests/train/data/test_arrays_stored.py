@@ -19,13 +19,13 @@ def test_samples_come_by_number() -> None:
 
 
 def test_a_part_counts_its_own_samples() -> None:
-    source = arrays.select_samples(arrays.array_source(BYTES, LABELS, "a.npz"), LABELS == 2)
+    source = arrays.array_source(BYTES, LABELS, "a.npz").select(LABELS == 2)
     assert source.labels.tolist() == [2, 2]
     assert torch.equal(source.read(np.array([1])), BYTES[[5]])
 
 
 def test_a_part_shares_the_array() -> None:
-    source = arrays.select_samples(arrays.array_source(BYTES, LABELS, "a.npz"), LABELS == 2)
+    source = arrays.array_source(BYTES, LABELS, "a.npz").select(LABELS == 2)
     assert source.pixels.data_ptr() == BYTES.data_ptr()
 
 
@@ -44,7 +44,7 @@ def test_floats_are_read_as_float32(kind: torch.dtype) -> None:
 def test_a_number_that_is_not_finite_is_refused_by_its_row(bad: float) -> None:
     pixels = BYTES.float()
     pixels[4, 0, 0, 0] = bad
-    source = arrays.select_samples(arrays.array_source(pixels, LABELS, "a.npz"), LABELS == 1)
+    source = arrays.array_source(pixels, LABELS, "a.npz").select(LABELS == 1)
     with pytest.raises(Failure, match="sample 4") as caught:
         source.read(np.array([0, 1]))
     assert caught.value.code == ExitCode.DATA

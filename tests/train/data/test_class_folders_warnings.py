@@ -25,11 +25,7 @@ def test_lost_images_are_to_be_moved() -> None:
 
 
 def test_nothing_beside_the_images_is_nothing_said() -> None:
-    assert (
-        class_folders.describe_unread_files({}),
-        class_folders.split_folder_warnings({}),
-        class_folders.missing_validation_warnings((), (), ()),
-    ) == (None, (), ())
+    assert (class_folders.describe_unread_files({}), class_folders.split_folder_warnings({})) == (None, ())
 
 
 def test_a_class_folder_of_classes_is_a_part_of_the_data() -> None:
@@ -76,14 +72,12 @@ def test_folders_below_the_classes_of_any_other_names_are_not_warned_of(inside: 
 def test_folders_that_are_no_split_are_named(validation: Path | None, measured: str) -> None:
     found = FolderLayout(training=Path("d/Train"), validation=validation, classes=("a", "b"), aside=tuple("uvwxyz"))
     told = f"not read, beside Train (training) and {measured} (validation): u, v, w, x, y and 1 more"
-    assert class_folders.describe_ignored_folders(found) == told
+    assert list(class_folders.layout_notes(found)) == [told]
 
 
 def test_nothing_beside_the_sides_is_nothing_said() -> None:
-    assert (
-        class_folders.describe_ignored_folders(FolderLayout(training=Path("d"), validation=None, classes=("a", "b")))
-        is None
-    )
+    layout = FolderLayout(training=Path("d"), validation=None, classes=("a", "b"))
+    assert list(class_folders.layout_notes(layout)) == []
 
 
 def test_a_validation_folder_among_the_classes_is_known_in_any_case() -> None:
@@ -106,18 +100,3 @@ def test_many_classes_are_not_all_named() -> None:
     (told,) = class_folders.split_folder_warnings({"more": names, **dict.fromkeys(names, ())})
     assert "(c0, c1, c2 and " in told
     assert told.endswith("fix: move it beside data.root")
-
-
-def test_a_class_too_small_to_be_measured_is_named() -> None:
-    (told,) = class_folders.missing_validation_warnings(["one", "two"], [1, 80], [0, 20])
-    assert (
-        told
-        == "class one has 1 image: none is used for validation. fix: more images of it, or a larger data.val_fraction"
-    )
-
-
-def test_of_several_the_first_three_are_named() -> None:
-    (told,) = class_folders.missing_validation_warnings([*"abcde", "f"], [1, 2, 1, 1, 1, 9], [0, 0, 0, 0, 0, 1])
-    assert told.startswith(
-        "of 5 classes no image is used for validation: a (1 image), b (2 images), c (1 image) and 2 more. fix:"
-    )

@@ -83,12 +83,12 @@ def test_of_a_picture_of_16_bits_the_upper_8_are_taken() -> None:
 
 def test_the_highest_values_of_pictures_of_16_bits_are_told() -> None:
     pictures = [Image.fromarray(np.full((6, 6), value, np.uint16)) for value in (0, 255, 4095)]
-    facts = custom.item_facts(opened(*pictures, Image.new("L", (6, 6))))
+    _, facts = custom.look_at_items(opened(*pictures, Image.new("L", (6, 6))))
     assert [each.highest for each in facts] == [0, 255, 4095, None]
 
 
 def test_arrays_have_no_depth_to_be_told() -> None:
-    assert custom.item_facts(opened(BYTES, BYTES)) == []
+    assert custom.look_at_items(opened(BYTES, BYTES)) == (None, [])
 
 
 def test_a_picture_that_was_taken_sideways_is_turned() -> None:
@@ -100,7 +100,7 @@ def test_a_picture_that_was_taken_sideways_is_turned() -> None:
 
 def test_a_part_reads_its_own_items() -> None:
     source = opened(*(np.full((4, 4), number, np.uint8) for number in range(6)))
-    part = custom.select_items(source, source.labels == 1)
+    part = source.select(source.labels == 1)
     assert part.read(np.arange(3))[:, 0, 0, 0].tolist() == [1, 3, 5]
 
 

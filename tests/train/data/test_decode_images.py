@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from entrypoint import Failure
-from train.data import decode, decode_crop
+from train.data import decode
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_photo_that_is_cut_at_random_is_opened_once_and_read_at_once(
     monkeypatch.setattr(decode.os, "read", count_read)
     monkeypatch.setattr(decode.os, "open", count_open)
     monkeypatch.setattr("builtins.open", lambda *_, **__: pytest.fail("opened again"))
-    decode_crop.decode_crop(photo, 32, 0, box)
+    decode.decode_crop(photo, 32, 0, box)
     assert calls == ["open", f"read {photo.stat().st_size}"]
 
 
@@ -54,7 +54,7 @@ def test_a_file_that_is_read_in_parts_is_read_to_its_end(photo: Path, monkeypatc
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     with pytest.raises(Failure, match="no regular file") as caught:
-        decode_crop.decode_crop(tmp_path / "pipe.jpg", 32, 0, box)
+        decode.decode_crop(tmp_path / "pipe.jpg", 32, 0, box)
     assert caught.value.code == 65
 
 
@@ -62,4 +62,4 @@ def test_a_file_that_is_gone_and_an_empty_one_are_said(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
     for name, reason in (("gone.jpg", "it is gone"), ("empty.jpg", "an empty file")):
         with pytest.raises(Failure, match=reason):
-            decode_crop.decode_crop(tmp_path / name, 32, 0, box)
+            decode.decode_crop(tmp_path / name, 32, 0, box)

@@ -17,7 +17,7 @@ from PIL import Image
 from entrypoint import Failure
 from train.cli import data_check
 from train.config.schema import DataConfig
-from train.data import custom, decode, decode_crop, registry
+from train.data import custom, decode, registry
 from train.data.preprocessing import Preprocessing
 from train.data.shards import packing
 
@@ -153,7 +153,7 @@ def test_the_colour_behind_packed_images_is_that_of_the_training(tmp_path: Path)
 
 def test_a_crop_and_a_picture_of_ones_own_show_the_same(tmp_path: Path) -> None:
     path = shape_in_alpha(tmp_path / "a.png", hidden=255)
-    cropped = decode_crop.decode_crop(path, 16, 0, lambda height, width: (0, 0, height, width))
+    cropped = decode.decode_crop(path, 16, 0, lambda height, width: (0, 0, height, width))
     own = custom.open_dataset_source([(Image.open(path), 0)] * 2, torch.zeros(2, dtype=torch.int64), 16, "own:make")
     expected = np.where(DISC, 0, GRAY)
     assert (cropped[..., 0] == expected).all()
@@ -205,7 +205,7 @@ def test_the_data_check_names_files_with_pages_and_without_a_visible_pixel(tmp_p
     for number, name in enumerate(("a.png", "b.tif")):
         split.add(data_check.inspect_file(tmp_path / name, number))
     validation = replace(split, name="validation")
-    found = data_check.DataFindings(title="t", training=split, validation=validation, classes=[], per_class=({}, {}))
+    found = data_check.DataFindings(title="t", splits=[split, validation], classes=[], per_class=({}, {}))
     assert "pages        1 hold several pages or frames, of which the first is read: b.tif" in found.as_text()
     assert "transparent  1 are transparent everywhere, and read as one colour: a.png" in found.as_text()
     training = json.loads(found.as_json())["training"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,7 +86,8 @@ def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path, left: str) -> 
 
 
 def test_too_little_room_is_known_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoded_cache, "_free_bytes", lambda folder: decoded_cache.cache_file_bytes(5, (4, 4, 3)) - 1)
+    free = decoded_cache.cache_file_bytes(5, (4, 4, 3)) - 1
+    monkeypatch.setattr(decoded_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
     with pytest.raises(OSError, match="MB are needed") as caught:
         write(tmp_path / "a.pixels")
     assert (caught.value.errno, list(tmp_path.iterdir())) == (errno.ENOSPC, [])

@@ -120,9 +120,9 @@ def test_what_came_out_is_said() -> None:
 )
 def test_a_group_on_both_sides_is_named(training: list[str], validation: list[str], said: str) -> None:
     with pytest.raises(Failure, match="in both splits") as caught:
-        partition.refuse_leak(training, validation)
+        partition.refuse_leaks({"training": training, "validation": validation})
     assert (caught.value.code, caught.value.found) == (ExitCode.DATA, said)
 
 
 def test_groups_on_one_side_each_are_fine() -> None:
-    partition.refuse_leak(["1", "2"], ["3"])
+    partition.refuse_leaks({"training": ["1", "2"], "validation": ["3"], "test": ["4"]})

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from entrypoint import ExitCode, Failure
-from train.config.schema import DataConfig
-from train.data import partition, split_checks
+from train.config import checks
+from train.config.schema import DataConfig, RunConfig
+from train.data import partition
 from train.data.partition import Partition
 
 LABELS = np.array([0] * 20 + [1] * 7 + [2] * 3)
@@ -131,5 +132,5 @@ CONTRADICTIONS = {
 @pytest.mark.parametrize(("data", "said"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
 def test_keys_that_contradict_each_other_are_refused(data: DataConfig, said: str) -> None:
     with pytest.raises(Failure, match=said) as caught:
-        split_checks.refuse_conflicting_keys(data)
+        checks.refuse_conflicts(RunConfig(data=data))
     assert caught.value.code == ExitCode.USAGE

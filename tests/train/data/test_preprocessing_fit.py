@@ -13,9 +13,10 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 
 from entrypoint import Failure, Heartbeat
-from train.config.schema import DataConfig, ModelConfig
+from train.config import checks
+from train.config.schema import DataConfig, ModelConfig, RunConfig
 from train.data import augment as augment_module
-from train.data import custom, decode, decode_crop, decoded_cache, loader, preprocessing, registry, shape
+from train.data import custom, decode, decoded_cache, loader, preprocessing, registry, shape
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.sampler import MicroBatch
 from train.data.shape import Shape
@@ -150,9 +151,9 @@ def test_an_image_that_is_kept_whole_loses_no_border(fit: Any) -> None:
     published = Preprocessing(crop_ratio=0.875, interpolation="bicubic")
     data = DataConfig(fit=fit)
     assert preprocessing.configured_preprocessing(data, published) == replace(published, crop_ratio=1.0, fit=fit)
-    registry.refuse_inapplicable_keys(preprocessing.set_preprocessing(data, published))
+    checks.refuse_conflicts(RunConfig(data=preprocessing.set_preprocessing(data, published)))
     with pytest.raises(Failure, match="keeps whole images") as caught:
-        registry.refuse_inapplicable_keys(DataConfig(fit=fit, crop_ratio=0.875))
+        checks.refuse_conflicts(RunConfig(data=DataConfig(fit=fit, crop_ratio=0.875)))
     assert caught.value.code == 64
 
 
@@ -283,7 +284,7 @@ def test_exact_decodes_whole_images_in_full(tmp_path: Path) -> None:
 def test_fast_decodes_random_crops_at_a_reduced_size(tmp_path: Path, orientation: int) -> None:
     path = photograph(tmp_path / "a.jpg", orientation)
     of = {
-        name: decode_crop.decode_crop(
+        name: decode.decode_crop(
             path, [24, 32], 0, lambda height, width: (50, 100, 200, 300), Preprocessing(decode=name)
         )
         for name in DECODERS
@@ -298,7 +299,7 @@ def test_what_cannot_be_reduced_is_decoded_alike(tmp_path: Path, name: str) -> N
     of = [
         (
             decode.decode_image(tmp_path / name, 24, 0, Preprocessing(decode=decoder)),
-            decode_crop.decode_crop(
+            decode.decode_crop(
                 tmp_path / name, 24, 0, lambda height, width: (2, 3, 25, 26), Preprocessing(decode=decoder)
             ),
         )
@@ -316,16 +317,16 @@ def test_random_crops_of_a_jpeg_with_a_flaw_that_pillow_reads_are_read(tmp_path:
     path.write_bytes(content[:middle] + b"\xff\xd0" + content[middle:])
     with pytest.raises(ValueError, match="Corrupt JPEG data"):
         simplejpeg.decode_jpeg(path.read_bytes())
-    read = decode_crop.decode_crop(path, 24, 0, lambda height, width: (0, 0, 400, 640))
+    read = decode.decode_crop(path, 24, 0, lambda height, width: (0, 0, 400, 640))
     with Image.open(path) as image:
-        assert np.array_equal(read, decode_crop.crop_image(image, 24, lambda height, width: (0, 0, 400, 640)))
+        assert np.array_equal(read, decode.crop_image(image, 24, lambda height, width: (0, 0, 400, 640)))
 
 
 def test_random_crops_of_half_a_jpeg_are_refused(tmp_path: Path) -> None:
     path = photograph(tmp_path / "a.jpg")
     path.write_bytes(path.read_bytes()[:4000])
     with pytest.raises(Failure, match="image 7 cannot be read") as caught:
-        decode_crop.decode_crop(path, 24, 7, lambda height, width: (0, 0, 200, 300))
+        decode.decode_crop(path, 24, 7, lambda height, width: (0, 0, 200, 300))
     assert "truncated" in str(caught.value.found)
 
 

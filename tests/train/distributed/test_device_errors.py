@@ -241,7 +241,7 @@ def test_nccl_without_shared_memory_is_a_resource_with_the_containers_option(
 ) -> None:
     failure = understood(backend(SYSTEM, reason))
     assert (failure.code, failure.found) == (71, f"NCCL: {reason}")
-    assert "--shm-size=8g or --ipc=host" in failure.fix
+    assert "--shm-size=8g (or --ipc=host)" in failure.fix
     assert HOST in failure.what
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machines import machine
@@ -16,7 +17,7 @@ from processes import candidates, own_launch_id
 from torch import distributed as dist
 from worlds import APART, FIRST, SECOND
 
-from entrypoint import Failure, HangTimeouts, LaunchOptions, SupervisionPolicy, World, network, run_plan
+from entrypoint import Failure, Handover, HangTimeouts, LaunchOptions, SupervisionPolicy, World, network, run_plan
 from entrypoint.launchers import detect_allocation
 from entrypoint.plan import plan_allocation
 from entrypoint.run_errors import RunErrors
@@ -33,13 +34,13 @@ def short_store_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.distributed.rendezvous._STORE_TIMEOUT_S", 0.5)
 
 
-def environ(name: str, **more: str) -> dict[str, str]:
-    ports = ",".join(map(str, candidates(name)))
-    return {"ENTRYPOINT_RUN_ID": own_launch_id(name), "ENTRYPOINT_PORTS": ports, "ENTRYPOINT_ONE_HOST": "1"} | more
+def environ(name: str, *, one_host: bool = True, restarts: str = "0", **more: Any) -> dict[str, str]:
+    handover = Handover(launch_id=own_launch_id(name), ports=tuple(candidates(name)), one_host=one_host, **more)
+    return handover.to_environ() | {"TORCHELASTIC_RESTART_COUNT": restarts}
 
 
 def meet(
-    name: str, *worlds: World, gpus: tuple[str, ...] = ("", ""), timeout_s: float = 20.0, **more: str
+    name: str, *worlds: World, gpus: tuple[str, ...] = ("", ""), timeout_s: float = 20.0, **more: Any
 ) -> list[object]:
     """What each rank came away with: its store, or the Failure that it raised."""
 
@@ -76,7 +77,7 @@ def test_the_store_listens_on_loopback_only_where_all_ranks_share_a_host() -> No
 @pytest.mark.parametrize("master", ["127.0.0.1", "::1"])
 def test_ranks_of_several_machines_meet_at_a_store_that_listens_everywhere(master: str) -> None:
     worlds = [replace(world, master_addr=master, num_nodes=2) for world in (FIRST, SECOND)]
-    stores = meet(f"everywhere {master}", *worlds, ENTRYPOINT_ONE_HOST="0")
+    stores = meet(f"everywhere {master}", *worlds, one_host=False)
     stores[0].set("key", "value")  # type: ignore[attr-defined]
     assert stores[1].get("key") == b"value"  # type: ignore[attr-defined]
 
@@ -146,7 +147,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 
 def test_the_host_of_a_rank_that_does_not_come_is_named_where_the_launcher_tells_the_hosts() -> None:
-    (failure,) = meet("missing host", APART, gpus=("",), timeout_s=1, ENTRYPOINT_HOSTS=f"{socket.gethostname()},node02")
+    (failure,) = meet("missing host", APART, gpus=("",), timeout_s=1, hosts=(socket.gethostname(), "node02"))
     assert "missing 1, and no rank came from node02" in str(failure)
 
 
@@ -207,6 +208,6 @@ def test_a_program_that_accepts_and_stays_silent_is_passed_over() -> None:
 def test_torchruns_own_store_is_joined_and_kept_apart_by_restart() -> None:
     agent = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     worlds = [replace(world, master_port=agent.port) for world in (FIRST, SECOND)]
-    stores = meet("agent", *worlds, ENTRYPOINT_AGENT_STORE="1", TORCHELASTIC_RESTART_COUNT="2")
+    stores = meet("agent", *worlds, agent_store=True, restarts="2")
     stores[0].set("key", "value")  # type: ignore[attr-defined]
     assert agent.get("train/attempt-2/key") == b"value"

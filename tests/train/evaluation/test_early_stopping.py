@@ -146,9 +146,10 @@ def test_a_run_that_improves_is_trained_to_its_end(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_an_older_version_has_counted_nothing(tmp_path: Path) -> None:
     with built(tmp_path) as trainer:
-        values = {name: value for name, value in trainer.state.to_json().items() if name != "stale"}
+        tensors, values = trainer.state.snapshot()
+        del values["stale"]
         trainer.state.stale_evaluations = 3
-        trainer.state.restore(trainer.state.tensors(), values)
+        trainer.state.restore(tensors, values)
         assert trainer.state.stale_evaluations == 0
 
 

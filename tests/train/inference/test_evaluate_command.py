@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from entrypoint import Failure
 from train import __main__ as front
-from train.checkpoint import format, manifest
+from train.checkpoint import format, manifest, store
 from train.data import image_folder
 from train.evaluation import validator
 from train.inference import checkpoints, evaluate
@@ -256,8 +256,8 @@ def test_what_a_fine_tuned_model_began_with_need_not_be_there(
     assert json.loads(capsys.readouterr().out)["accuracy"] == trainer.state.result.values["accuracy"]  # type: ignore[union-attr]
 
 
-def chosen_committed(path: Path) -> format.CommittedCheckpoint:
-    found = format.newest_checkpoint(path.parent)
+def chosen_committed(path: Path) -> store.CommittedCheckpoint:
+    found = store.newest_checkpoint(path.parent)
     assert found is not None
     return found
 

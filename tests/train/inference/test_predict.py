@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from entrypoint import Failure
+from train.checkpoint import store
 from train.config import load
 from train.data import augment, registry
 from train.inference import checkpoints, evaluate, export, inputs, predict
@@ -112,8 +113,7 @@ def test_files_are_read_as_the_pictures_that_a_data_set_opened(
 
 
 def chosen_result(run: Path) -> dict[str, float]:
-
-    found: dict[str, float] = checkpoints.read_state(checkpoints.choose_checkpoint(str(run)))["state"]["result"]
+    found: dict[str, float] = store.read_state(checkpoints.choose_checkpoint(str(run)))["state"]["result"]
     return found
 
 

@@ -1,9 +1,8 @@
-"""What ranks consume, from the page that their parent writes to the record of rank 0; once in a real training."""
+"""What ranks consume, from what each measures to the record of rank 0; once in a real training."""
 
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from made_up_usage import GIB, gpu, process
 from processes import python
 from runs import TEN_STEPS
 
-from entrypoint import gauges
+from entrypoint import ResourceMonitor, monitor
 from train.distributed.runtime import Runtime
 from train.evaluation.validator import Validator
 from train.logging import metrics_logger, resources
@@ -28,19 +27,21 @@ from train.trainer import Trainer
 DEVICE = torch.device("cuda", 0)
 
 
-class Parent:
-    """Made up. Writes what a rank with one GPU consumes; torch's own memory is made up too."""
+class Measured(ResourceMonitor):
+    """Made up. What a rank with one GPU consumes; torch's own memory is made up too."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for number, name in enumerate(("max_memory_allocated", "max_memory_reserved")):
             monkeypatch.setattr(torch.cuda, name, lambda device, number=number: (1 + number) * GIB)
-        self.page = gauges.ResourcePage()
-        self.rank = gauges.ResourceReader(mmap.mmap(self.page.descriptor, 4096))
+        super().__init__({})
 
     def says(self, seconds: float) -> None:
         """So long after the beginning."""
         own, its = process(seconds=seconds), gpu(busy=50 * seconds, busy_s=seconds, index=3.0)
-        self.page.write([*(own[name] for name in gauges.PROCESS_FIELDS), *(its[name] for name in gauges.GPU_FIELDS)])
+        self._figures = (
+            *(own[name] for name in monitor.PROCESS_FIELDS),
+            *(its[name] for name in monitor.GPU_FIELDS),
+        )
 
 
 def read(folder: Path, *kinds: str) -> list[dict[str, Any]]:
@@ -58,11 +59,11 @@ def recorded(folder: Path) -> Iterator[MetricsLogger]:
 def test_rank_0_writes_a_line_for_each_gpu_and_rank_once_it_is_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parent, now = Parent(monkeypatch), [0.0]
-    used = UsageRecorder(parent.rank, hosts=["node01"], devices=[DEVICE], every_s=5.0, clock=lambda: now[0])
+    measured, now = Measured(monkeypatch), [0.0]
+    used = UsageRecorder(measured, hosts=["node01"], devices=[DEVICE], every_s=5.0, clock=lambda: now[0])
     with recorded(tmp_path) as record:
         for now[0] in (4.0, 5.0, 9.0, 10.0):
-            parent.says(now[0])
+            measured.says(now[0])
             used.receive(used.values_to_sum())
             used.log(record, step=round(now[0]))
     lines = read(tmp_path, "gpu", "rank")
@@ -72,9 +73,9 @@ def test_rank_0_writes_a_line_for_each_gpu_and_rank_once_it_is_time(
 
 
 def test_of_many_ranks_lines_come_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent, now = Parent(monkeypatch), [0.0]
-    used = UsageRecorder(parent.rank, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0, clock=lambda: now[0])
-    parent.says(1.0)
+    measured, now = Measured(monkeypatch), [0.0]
+    used = UsageRecorder(measured, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0, clock=lambda: now[0])
+    measured.says(1.0)
     used.receive(used.values_to_sum())
     with recorded(tmp_path) as record:
         for now[0] in (19.0, 20.0):
@@ -87,22 +88,22 @@ def test_of_a_long_run_lines_come_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_s: float, steps: set[int]
 ) -> None:
     """A line covers a thousandth of the time so far, that of earlier starts too: the file grows by a logarithm."""
-    parent, now = Parent(monkeypatch), [0.0]
+    measured, now = Measured(monkeypatch), [0.0]
     used = UsageRecorder(
-        parent.rank, hosts=["node"], devices=[DEVICE], every_s=5.0, trained_s=trained_s, clock=lambda: now[0]
+        measured, hosts=["node"], devices=[DEVICE], every_s=5.0, trained_s=trained_s, clock=lambda: now[0]
     )
     with recorded(tmp_path) as record:
         for now[0] in (5.0, 10.0, 15.0, 20.0, 25.0, 30.0):
-            parent.says(now[0])
+            measured.says(now[0])
             used.receive(used.values_to_sum())
             used.log(record, step=round(now[0]))
     assert {line["step"] for line in read(tmp_path, "gpu")} == steps
 
 
 def test_the_end_tells_what_it_came_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = Parent(monkeypatch)
-    used = UsageRecorder(parent.rank, hosts=["node01"], devices=[DEVICE], every_s=0.5)
-    parent.says(10.0)
+    measured = Measured(monkeypatch)
+    used = UsageRecorder(measured, hosts=["node01"], devices=[DEVICE], every_s=0.5)
+    measured.says(10.0)
     used.receive(used.values_to_sum())
     with recorded(tmp_path) as record:
         used.finish(record, 8, images=1000)
@@ -113,18 +114,18 @@ def test_the_end_tells_what_it_came_to(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_run_of_few_looks_has_no_energy_by_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = Parent(monkeypatch)
-    used = UsageRecorder(parent.rank, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0)
+    measured = Measured(monkeypatch)
+    used = UsageRecorder(measured, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0)
     for seconds, told in ((99.0, False), (100.0, True)):  # by the looks, not by how often many ranks are told of
-        parent.says(seconds)
+        measured.says(seconds)
         used.receive([*used.values_to_sum()[: resources.values_per_rank(1)]] * 64)
         assert ("Wh per 1,000 images" in used.summary_rows(1000)["energy"]) is told
 
 
 def test_a_start_that_trains_on_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = Parent(monkeypatch)
-    used = UsageRecorder(parent.rank, hosts=["node01"], devices=[DEVICE])
-    parent.says(10.0)
+    measured = Measured(monkeypatch)
+    used = UsageRecorder(measured, hosts=["node01"], devices=[DEVICE])
+    measured.says(10.0)
     used.receive(used.values_to_sum(), trained=False)
     assert used.summary_rows(0) == {}
 
@@ -148,9 +149,9 @@ def test_the_last_evaluation_is_in_what_a_run_consumed(
 
 
 def test_another_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = Parent(monkeypatch)
-    used = UsageRecorder(parent.rank, rank=1, hosts=["a", "b"], devices=[DEVICE])
-    parent.says(10.0)
+    measured = Measured(monkeypatch)
+    used = UsageRecorder(measured, rank=1, hosts=["a", "b"], devices=[DEVICE])
+    measured.says(10.0)
     used.receive(used.values_to_sum())
     with recorded(tmp_path) as record:
         used.log(record, 1)
@@ -159,9 +160,9 @@ def test_another_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_rank_fills_its_own_place_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = Parent(monkeypatch)
-    parent.says(10.0)
-    sent = UsageRecorder(parent.rank, rank=1, hosts=["a", "b", "c"], devices=[DEVICE]).values_to_sum()
+    measured = Measured(monkeypatch)
+    measured.says(10.0)
+    sent = UsageRecorder(measured, rank=1, hosts=["a", "b", "c"], devices=[DEVICE]).values_to_sum()
     size = resources.values_per_rank(1)
     assert len(sent) == 3 * size
     assert sent[:size] == sent[2 * size :] == [0.0] * size
@@ -193,7 +194,7 @@ def test_what_is_consumed_needs_no_exchange_of_its_own(tmp_path: Path, monkeypat
         without, others = counted(trainer, monkeypatch)
     monkeypatch.undo()
     with built(tmp_path / "with") as trainer:
-        trainer.usage = start_usage_recorder(trainer.runtime, gauges.ResourceReader(), 5.0)
+        trainer.usage = start_usage_recorder(trainer.runtime, ResourceMonitor({}), 5.0)
         beside = counted(trainer, monkeypatch)
     assert without.count(3) >= 4  # log points
     assert ([size + resources.values_per_rank(0) if size == 3 else size for size in without], others) == beside
@@ -201,7 +202,7 @@ def test_what_is_consumed_needs_no_exchange_of_its_own(tmp_path: Path, monkeypat
 
 def test_switched_off_nothing_goes_along(tmp_path: Path) -> None:
     with built(tmp_path) as trainer:
-        assert start_usage_recorder(trainer.runtime, gauges.ResourceReader(), None) is NO_USAGE_RECORDER
+        assert start_usage_recorder(trainer.runtime, ResourceMonitor({}), None) is NO_USAGE_RECORDER
         assert start_usage_recorder(trainer.runtime, None, 5.0) is NO_USAGE_RECORDER
     assert (NO_USAGE_RECORDER.values_to_sum(), NO_USAGE_RECORDER.summary_rows(1)) == ([], {})
 

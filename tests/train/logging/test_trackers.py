@@ -15,7 +15,7 @@ from runs import TEN_STEPS
 
 from entrypoint import ExitCode, Failure
 from train.config import checks, load, schema
-from train.config.schema import RunConfig
+from train.config.schema import LogConfig, RunConfig
 from train.logging import trackers
 from train.logging.metrics_logger import MetricsLogger, read_events
 from train.logging.trackers import ResumableTracker, Trackers, hyperparameters, start_trackers
@@ -306,9 +306,9 @@ def test_hyperparameters_hold_no_secret_and_only_simple_values() -> None:
 
 
 def test_a_tracker_whose_package_is_missing_is_refused_with_the_line_to_install_it() -> None:
-    checks.refuse_missing_trackers(["tensorboard", "my_module:Tracker"])
+    checks.refuse_conflicts(RunConfig(log=LogConfig(trackers=["tensorboard", "my_module:Tracker"])))
     with pytest.raises(Failure) as caught:
-        checks.refuse_missing_trackers(["tensorboard", "no_such_tracker"])
+        checks.refuse_conflicts(RunConfig(log=LogConfig(trackers=["tensorboard", "no_such_tracker"])))
     assert caught.value.code == ExitCode.USAGE
     assert caught.value.what == "log.trackers: no_such_tracker is not installed"
     assert "pip install no_such_tracker" in str(caught.value.fix)

@@ -27,9 +27,7 @@ class Made(nn.Module):
         return self.give(self.layer(self.norm(x + torch.rand(1)).flatten(1)))
 
 
-@pytest.mark.parametrize(
-    "trying", [custom.eval_forward_error, custom.train_forward_error, custom.meta_forward_error, custom.forward_error]
-)
+@pytest.mark.parametrize("trying", [custom.eval_forward_error, custom.train_forward_error, custom.forward_error])
 def test_a_network_with_one_score_per_class_passes(trying: Callable[..., str | None]) -> None:
     assert trying(nn.Sequential(nn.Flatten(), nn.Linear(48, 5)), SHAPE, 5) is None
 
@@ -64,9 +62,7 @@ def test_weights_without_a_part_in_the_output_are_named() -> None:
     assert custom.eval_forward_error(net, SHAPE, 5) is None
 
 
-@pytest.mark.parametrize(
-    "trying", [custom.eval_forward_error, custom.train_forward_error, custom.meta_forward_error, custom.forward_error]
-)
+@pytest.mark.parametrize("trying", [custom.eval_forward_error, custom.train_forward_error, custom.forward_error])
 def test_the_generator_stays_where_it_was(trying: Callable[..., str | None]) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 5), nn.RReLU())
     before = torch.get_rng_state()
@@ -123,7 +119,7 @@ def test_lazy_layers_find_their_sizes() -> None:
     assert net[1].weight.shape == (5, 48)
 
 
-@pytest.mark.parametrize("trying", [custom.train_forward_error, custom.meta_forward_error, custom.forward_error])
+@pytest.mark.parametrize("trying", [custom.train_forward_error, custom.forward_error])
 def test_a_training_steps_second_output_is_seen(trying: Callable[..., str | None]) -> None:
     class Two(nn.Module):
         def forward(self, x: Tensor) -> Any:

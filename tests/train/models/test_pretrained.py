@@ -250,7 +250,7 @@ def test_all_of_timms_published_records_can_be_read() -> None:
 
     models = {name.partition(".")[0] for name in timm.list_pretrained()}
     assert len(models) > 500
-    read = [entry.record for model in models for entry in pretrained._timm_weights(f"timm/{model}", None)]
+    read = [entry.record for model in models for entry in pretrained._timm_weights(f"timm/{model}")]
     assert {record.name.partition(".")[0] for record in read if record.notes} == {
         "timm/volo_d4_448",
         "timm/volo_d5_448",

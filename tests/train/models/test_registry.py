@@ -95,7 +95,6 @@ def test_parameters_are_counted() -> None:
         ("wide_resnet", {"depth": "deep"}, "depth"),
         ("cnn3d", {"frames": 8}, "frames"),
         ("resnet18", {"depth": 50}, "depth"),
-        ("resnet18", {"weights": "DEFAULT"}, "model.weights"),
         ("squeezenet1_1", {"small_stem": True}, "small_stem"),
         ("alexnet", {"dropout": -1}, "dropout"),
         ("alexnet", {"classes": 3}, "classes"),
@@ -108,6 +107,24 @@ def test_arguments_that_do_not_fit_are_refused(name: str, args: dict[str, Any], 
         registry.build_model(ModelConfig(name=name, args=args), classes=10, shape=shape, seed=0)
     assert caught.value.code == 64
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"), [("small_cnn", "widht", "width"), ("resnet18", "norm_lyer", "norm_layer")]
+)
+def test_a_misspelled_argument_is_answered_with_the_nearest_one(name: str, wrong: str, right: str) -> None:
+    model = ModelConfig(name=name, args={wrong: 4})
+    with pytest.raises(Failure, match=f"model.args do not fit {name}") as caught:
+        registry.build_model(model, classes=10, shape=Shape(channels=3, size=(32, 32)), seed=0)
+    assert caught.value.fix == f"write model.args.{right} instead of model.args.{wrong}"
+
+
+@pytest.mark.parametrize("args", [{"weights": "DEFAULT"}, {"progress": True}], ids=str)
+def test_an_argument_that_would_fetch_weights_is_refused_before_a_model_is_built(args: dict[str, Any]) -> None:
+    model = ModelConfig(name="resnet18", args=args)
+    with pytest.raises(Failure, match=r"model\.args cannot set .* of resnet18") as caught:
+        registry.build_model(model, classes=10, shape=Shape(channels=3, size=(32, 32)), seed=0)
+    assert caught.value.code == 64
 
 
 @pytest.mark.parametrize(

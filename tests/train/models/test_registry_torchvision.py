@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from train.config.schema import TORCHVISION_MODELS
+from entrypoint import Failure
+from train.config.schema import TORCHVISION_MODELS, ModelConfig
 from train.data.shape import Shape
 from train.models import custom, registry
 
@@ -48,7 +49,7 @@ def net(name: str, size: int = 224, channels: int = 3, **args: Any) -> Any:
 @pytest.mark.usefixtures("weightless")
 @pytest.mark.parametrize("name", TORCHVISION_MODELS)
 def test_every_model_takes_images_and_gives_one_score_per_class(name: str) -> None:
-    assert custom.meta_forward_error(net(name), Shape(channels=3, size=(224, 224)), 7) is None
+    assert custom.forward_error(net(name), Shape(channels=3, size=(224, 224)), 7) is None
 
 
 @pytest.mark.usefixtures("weightless")
@@ -56,7 +57,7 @@ def test_every_model_takes_images_and_gives_one_score_per_class(name: str) -> No
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ONE_OF_EACH]
 )
 def test_every_kind_of_model_takes_other_channels(name: str) -> None:
-    assert custom.meta_forward_error(net(name, channels=1), Shape(channels=1, size=(224, 224)), 7) is None
+    assert custom.forward_error(net(name, channels=1), Shape(channels=1, size=(224, 224)), 7) is None
 
 
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1"])
@@ -104,15 +105,29 @@ def test_extra_arguments_reach_the_constructor() -> None:
     assert net("densenet121", drop_rate=0.25).features.denseblock1.denselayer1.drop_rate == 0.25
 
 
-@pytest.mark.usefixtures("weightless")
 @pytest.mark.parametrize(
-    ("name", "args", "said"),
+    ("name", "args", "reason"),
     [
         ("resnet18", {"weights": "DEFAULT"}, "nothing is downloaded"),
         ("resnet18", {"pretrained": True}, "nothing is downloaded"),
         ("resnet18", {"progress": False}, "nothing is downloaded"),
         ("resnet18", {"num_classes": 3}, "the data decides"),
         ("inception_v3", {"aux_logits": True}, "one output"),
+    ],
+    ids=str,
+)
+def test_what_the_data_or_the_config_decides_is_no_argument(name: str, args: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Failure, match="cannot set") as caught:
+        registry.build_model(
+            ModelConfig(name=name, args=args), classes=7, shape=Shape(channels=3, size=(32, 32)), seed=0
+        )
+    assert reason in caught.value.fix
+
+
+@pytest.mark.usefixtures("weightless")
+@pytest.mark.parametrize(
+    ("name", "args", "said"),
+    [
         ("resnet18", {"small_stem": "yes"}, "auto, true or false"),
         ("resnet18", {"small_stem": 1}, "auto, true or false"),
         ("resnet18", {"small_stem": None}, "auto, true or false"),
@@ -126,7 +141,7 @@ def test_extra_arguments_reach_the_constructor() -> None:
 )
 def test_arguments_that_do_not_fit_are_refused(name: str, args: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, TypeError, AssertionError), match=said):
-        custom.meta_forward_error(net(name, **args), Shape(channels=3, size=(224, 224)), 7)
+        custom.forward_error(net(name, **args), Shape(channels=3, size=(224, 224)), 7)
 
 
 def test_what_a_model_takes_is_known_without_building_it() -> None:

@@ -55,8 +55,8 @@ def test_building_asks_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("timm/test_resnet", 32, {"depht": 3}, ("model.args do not fit", "depht", "drop_path_rate")),
         ("timm/test_vit", 33, {}, ("does not take samples", "divisible", "64 pixels are enough")),
-        ("timm/test_vit", 32, {"img_size": 64}, ("img_size cannot be set", "the data decides")),
-        ("timm/test_resnet", 32, {"checkpoint_path": "x"}, ("checkpoint_path cannot be set", "nothing is downloaded")),
+        ("timm/test_vit", 32, {"img_size": 64}, ("cannot set img_size", "the data decides")),
+        ("timm/test_resnet", 32, {"checkpoint_path": "x"}, ("cannot set checkpoint_path", "nothing is downloaded")),
     ],
     ids=str,
 )

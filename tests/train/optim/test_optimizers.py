@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -147,6 +149,13 @@ def test_a_part_of_the_network_may_be_used_later_for_the_first_time() -> None:
     assert made.state[late.weight]["momentum_buffer"].eq(1).all()
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_table_says_which_keys_of_the_config_an_optimizer_takes(name: str) -> None:
+    taken = inspect.signature(optimizer.optimizer_class(name)).parameters
+    assert OPTIMIZERS[name].takes_weight_decay == ("weight_decay" in taken)
+    assert not OPTIMIZERS[name].takes_momentum or "momentum" in taken
+
+
 BAD = {
     "unknown": ("sgd", {"nestrov": True}, "nestrov"),
     "the-rate": ("sgd", {"lr": 1.0}, "lr"),
@@ -176,3 +185,47 @@ def test_arguments_that_do_not_fit_are_refused_by_name(name: str, args: dict[str
         optimizer.build_optimizer(OptimConfig(lr=0.1, name=name, args=args), NET)
     assert caught.value.code == 64
     assert named in str(caught.value)
+
+
+def stepped(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    net = nn.Linear(3, 2)
+    made = kind(net.parameters(), lr=0.1)  # type: ignore[call-arg]
+    net(torch.ones(1, 3)).sum().backward()
+    made.step()
+    return made
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
+def test_an_optimizer_takes_the_state_of_another_start(kind: type[torch.optim.Optimizer]) -> None:
+    before, after = stepped(kind), stepped(kind)
+    optimizer.restore_optimizer(after, before.state_dict())
+    assert after.state_dict()["param_groups"] == before.state_dict()["param_groups"]
+
+
+@pytest.mark.parametrize("change", [{"lr": [1]}, {"betas": (0.9,)}, {"eps": "x"}, {"betas": 0.9}])
+def test_settings_of_another_type_are_refused(change: dict[str, Any]) -> None:
+    saved = stepped(torch.optim.AdamW).state_dict()
+    saved["param_groups"][0].update(change)
+    with pytest.raises(ValueError, match=f"^optimizer {next(iter(change))} is "):
+        optimizer.restore_optimizer(stepped(torch.optim.AdamW), saved)
+
+
+def test_a_setting_that_is_missing_is_refused() -> None:
+    saved = stepped(torch.optim.AdamW).state_dict()
+    del saved["param_groups"][0]["lr"]
+    with pytest.raises(ValueError, match=r"^optimizer lr is None"):
+        optimizer.restore_optimizer(stepped(torch.optim.AdamW), saved)
+
+
+@pytest.mark.parametrize("moments", [7, {"momentum_buffer": "x"}, {"momentum_buffer": {}}, [1]])
+def test_moments_that_are_none_are_refused(moments: object) -> None:
+    saved = stepped(torch.optim.SGD).state_dict()
+    saved["state"][0] = moments
+    with pytest.raises(ValueError, match=r"^optimizer "):
+        optimizer.restore_optimizer(stepped(torch.optim.SGD), saved)
+
+
+def test_a_misspelled_argument_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(Failure, match=r"optim\.args do not fit sgd") as caught:
+        optimizer.build_optimizer(OptimConfig(lr=0.1, args={"nestrov": True}), NET)
+    assert caught.value.fix == "write optim.args.nesterov instead of optim.args.nestrov"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from entrypoint import Failure
-from train.config import checks, load
+from train.config import load, resolved
 from train.config.schema import RunConfig
 from train.optim import schedule
 
@@ -30,7 +30,7 @@ def config(*settings: str) -> RunConfig:
 )
 def test_auto_is_the_usual_rate_of_the_optimizer(settings: tuple[str, ...], peak: float) -> None:
     chosen = config(*settings)
-    optim = checks.resolve_learning_rate(chosen)
+    optim = resolved.resolve_learning_rate(chosen)
     assert schedule.peak_learning_rate(optim, chosen.train.global_batch_size) == pytest.approx(peak)
     assert (optim.lr, optim.lr_scaling) == (pytest.approx(peak), "none")  # what a run records is what it trains with
 
@@ -48,18 +48,18 @@ def test_auto_is_the_usual_rate_of_the_optimizer(settings: tuple[str, ...], peak
     ids=str,
 )
 def test_numbers_take_a_tenth_with_sgd(settings: tuple[str, ...], peak: float) -> None:
-    assert checks.resolve_learning_rate(config(*settings), "regression").lr == pytest.approx(peak)
-    labels = checks.resolve_learning_rate(config(*settings), "multi_label")
-    assert labels == checks.resolve_learning_rate(config(*settings))
+    assert resolved.resolve_learning_rate(config(*settings), "regression").lr == pytest.approx(peak)
+    labels = resolved.resolve_learning_rate(config(*settings), "multi_label")
+    assert labels == resolved.resolve_learning_rate(config(*settings))
 
 
 def test_the_quickstart_trains_with_the_bits_of_the_former_default() -> None:
-    assert checks.resolve_learning_rate(RunConfig()).lr == 0.1
+    assert resolved.resolve_learning_rate(RunConfig()).lr == 0.1
 
 
 def test_a_number_stays_as_it_is() -> None:
     chosen = load.load_config(None, ["optim.lr=0.3", "model.weights=w.pth"])
-    assert checks.resolve_learning_rate(chosen, "regression") is chosen.optim
+    assert resolved.resolve_learning_rate(chosen, "regression") is chosen.optim
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,8 @@ def test_a_number_stays_as_it_is() -> None:
 def test_a_rate_of_sgd_for_classes_is_named_where_numbers_are_predicted(
     settings: tuple[str, ...], task: str, warns: bool
 ) -> None:
-    chosen = checks.with_task_defaults(load.load_config(None, [*settings]), task)
+    asked = load.load_config(None, [*settings])
+    chosen = resolved.resolve(asked, asked, task).requested
     said = schedule.regression_warnings(chosen, task)
     assert (len(said) == 1 and "fix: optim.lr=auto" in said[0]) is warns
 
@@ -86,7 +87,7 @@ def test_a_rate_of_sgd_for_classes_is_named_where_numbers_are_predicted(
 @pytest.mark.parametrize("name", ["Rprop", "ASGD", "mine:Optimizer"])
 def test_an_optimizer_without_a_usual_rate_needs_a_number(name: str) -> None:
     with pytest.raises(Failure, match=f"no rate for optim.name {name}") as caught:
-        checks.resolve_learning_rate(config(f"optim.name={name}"))
+        resolved.resolve_learning_rate(config(f"optim.name={name}"))
     assert caught.value.code == 64
     assert "optim.lr=0.1" in caught.value.fix  # a run that was begun with the former default goes on
 

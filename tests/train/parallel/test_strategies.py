@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,31 @@ def test_data_parallel_without_gpus_computes_the_same_and_saves_the_same_names(t
         assert isinstance(trainer.parallel.model, nn.DataParallel)
         assert list(trainer.parallel.network.state_dict()) == ["weight", "bias"]
         assert torch.equal(trainer.parallel.model(images), net(images))
+
+
+class Centred(nn.Module):
+    """Keeps a running mean of its inputs, in a new tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((1,), 3.0))
+        self.register_buffer("c", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n] to the same."""
+        self.c = 0.5 * self.c + 0.5 * x.mean()
+        return self.weight * (x - self.c)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("broken")], ids=["no-error", "error"])
+def test_a_network_has_other_weights_only_for_a_while(tmp_path: Path, error: Exception | None) -> None:
+    net = Centred()
+    with built(tmp_path) as trainer:
+        trainer.parallel.wrap(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        net(torch.full((2,), 16.0))
+        with suppress(RuntimeError), trainer.parallel.replaced_weights({"weight": torch.ones(1), "c": torch.ones(1)}):
+            assert [net.weight.item(), net.c.item()] == [1.0, 1.0]
+            net(torch.full((2,), 16.0))
+            if error is not None:
+                raise error
+        assert [net.weight.item(), net.c.item()] == [3.0, 8.0]

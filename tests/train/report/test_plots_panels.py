@@ -7,6 +7,7 @@ import math
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from PIL import Image
 
 from train.metrics import METRICS
@@ -20,7 +21,7 @@ LINE = PlotSeries(name="a run", x=[1, 2, 4], y=[3.0, math.nan, 1.0])
 def filled(panel: Panel) -> Axes:
     """The axes of one panel."""
     with plots.plot_style():
-        _, axes = plots.make_figure()
+        axes = plots.make_axes(Figure(dpi=DPI, layout="constrained"))
         plots._draw_axes(axes, panel)
     return axes
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from train.report import plots
 from train.report.document import DPI
 
 
-def drawn() -> bytes:
+@plots.plot
+def drawn(figure: Figure) -> None:
     """A small picture with letters and a line."""
-    with plots.plot_style():
-        figure, axes = plots.make_figure(width=2, height=1.5)
-        axes.plot([1, 2], [1, 2])
-        axes.set_title("100 $_x for 5 $")
-        return plots.encode_png(figure)
+    axes = plots.make_axes(figure, width=2, height=1.5)
+    axes.plot([1, 2], [1, 2])
+    axes.set_title("100 $_x for 5 $")
 
 
 def test_a_picture_is_a_png_of_its_inches() -> None:

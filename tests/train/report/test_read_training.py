@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from jobs import ALONE, TINY, forget_accelerate
 
+from entrypoint import Handover
 from train import session
 from train.config import environment, load
 from train.inference import checkpoints, model_card
@@ -23,7 +24,7 @@ from train.report.read import RecordedRun
 def start(folder: Path) -> None:
     """Train in this process, or find that it was done."""
     config = load.load_config(None, [*TINY, f"run.output_dir={folder.parent}", f"run.name={folder.name}"])
-    environ: dict[str, str] = {"ENTRYPOINT_HOSTS": "node01", "ENTRYPOINT_LAUNCHER": "local"}
+    environ = Handover(hosts=("node01",), launcher="local").to_environ()
     found = environment.remove_conflicting_variables(environ, download=False)
     forget_accelerate()
     try:

@@ -15,7 +15,8 @@ from torch.optim import SGD, Adam
 
 from entrypoint import ExitCode, Failure
 from train import build
-from train.checkpoint import format
+from train.checkpoint import format, store
+from train.config.schema import TrainConfig
 from train.run import resume
 from train.run.stop import StopSignals
 
@@ -139,7 +140,7 @@ def test_a_run_does_not_go_on_with_other_data(
 ) -> None:
     real = format.load_checkpoint
 
-    def other(found: format.CommittedCheckpoint, **groups: Any) -> tuple[Any, dict[str, Any]]:
+    def other(found: store.CommittedCheckpoint, **groups: Any) -> tuple[Any, dict[str, Any]]:
         tensors, facts = real(found)
         return tensors, facts | {"data": facts["data"] | before}
 
@@ -176,5 +177,7 @@ def test_the_same_files_at_another_place_go_on(tmp_path: Path) -> None:
     ids=["sgd", "sgd-averaged", "adam", "adam-averaged"],
 )
 def test_room_is_asked_for_weights_moments_and_average(kind: type, averaged: bool, copies: int) -> None:
-    optimizer = kind([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    assert resume.copies_of_weights(optimizer, ema=averaged) == copies
+    network = torch.nn.Linear(2, 3)
+    optimizer = kind(network.parameters(), lr=0.1)
+    train = TrainConfig(ema_decay=0.9 if averaged else None)
+    assert resume.checkpoint_bytes(train, network, optimizer) == copies * 4 * (2 * 3 + 3)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -153,7 +153,13 @@ def read_facts(folder: Path) -> tuple[tuple[Shard, ...], LabelKind, int]:
         labels = LabelKind(task=facts["task"], classes=tuple(facts["classes"]))
         _refuse_contradictions(shards, labels)
     except FileNotFoundError:
-        raise _missing_index_failure(folder) from None
+        list_shards(folder)  # without shards an index is no help
+        raise Failure(
+            "these shards have no index yet",
+            found=f"no {FACTS_FILE} in {folder.absolute()}",
+            fix=shell_command("train data index", folder),
+            code=ExitCode.NO_INPUT,
+        ) from None
     except (OSError, ValueError) as error:
         raise _index_failure(folder, f"{folder / FACTS_FILE}: {error}") from error
     return shards, labels, facts["groups"]
@@ -182,7 +188,21 @@ def refuse_other_shards(folder: Path, shards: Sequence[Shard]) -> None:
         Failure: NO_INPUT for a missing shard; DATA for others than those that were indexed.
     """
     for shard in shards:
-        _refuse_other_shard(folder, shard)
+        path = folder / shard.name
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise Failure(
+                "a shard of the index cannot be read",
+                found=f"{path}: {error.strerror}",
+                fix="put it back; while a run lasts, its files must stay",
+                code=ExitCode.NO_INPUT,
+            ) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise damaged_shard_failure(path, "it is not a regular file")
+        if status.st_size != shard.size or status.st_mtime_ns != shard.modified_ns:
+            changed = "size" if status.st_size != shard.size else "time of its last change"
+            raise _index_failure(folder, f"{path} has another {changed} than when it was indexed")
     names = {shard.name for shard in shards}
     if others := sorted(name for name, _ in list_shards(folder) if name not in names):
         raise _index_failure(folder, f"{len(others)} shards are not in the index: {list_some(others)}")
@@ -404,12 +424,11 @@ def _number_groups(shards: Sequence[Shard], groups: Sequence[Sequence[str | None
     """
     if not any(groups):
         return None
-    names: dict[Split, list[str]] = {split: [] for split in SPLITS}
+    names: dict[str, list[str]] = {split: [] for split in SPLITS}
     for shard, of_shard in zip(shards, groups, strict=True):
         by_itself = [f"{shard.name}:{row}" for row in range(shard.images)]
         names[shard.split] += [group or name for group, name in zip(of_shard or by_itself, by_itself, strict=True)]
-    for first, second in combinations(SPLITS, 2):
-        partition.refuse_leak(names[first], names[second], f"{first} and {second}")
+    partition.refuse_leaks(names)
     return np.unique(names["training"], return_inverse=True)[1]
 
 
@@ -488,34 +507,6 @@ def _read_shard(folder: Path, name: str) -> _ReadShard:
         labels=[*labels],
         groups=groups if any(groups) else [],
         skipped=skipped,
-    )
-
-
-def _refuse_other_shard(folder: Path, shard: Shard) -> None:
-    path = folder / shard.name
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise Failure(
-            "a shard of the index cannot be read",
-            found=f"{path}: {error.strerror}",
-            fix="put it back; while a run lasts, its files must stay",
-            code=ExitCode.NO_INPUT,
-        ) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise damaged_shard_failure(path, "it is not a regular file")
-    if status.st_size != shard.size or status.st_mtime_ns != shard.modified_ns:
-        changed = "size" if status.st_size != shard.size else "time of its last change"
-        raise _index_failure(folder, f"{path} has another {changed} than when it was indexed")
-
-
-def _missing_index_failure(folder: Path) -> Failure:
-    list_shards(folder)  # without shards an index is no help
-    return Failure(
-        "these shards have no index yet",
-        found=f"no {FACTS_FILE} in {folder.absolute()}",
-        fix=shell_command("train data index", folder),
-        code=ExitCode.NO_INPUT,
     )
 
 

@@ -112,7 +112,14 @@ class _Archive:
         for name in sorted(self.images, key=self.images.__getitem__):
             stem = next((stem for stem in _stems(name) if self._find_label(stem)), None)
             if stem is None:
-                raise self._no_label_failure(name)
+                passed_over = f"; passed over: {describe_skipped(self.skipped)}" if self.skipped else ""
+                raise Failure(
+                    f"an image in {self.path} has no label",
+                    found=f"{name}{passed_over}",
+                    expected=f"beside it one of {', '.join(_stems(name)[0] + suffix for suffix in LABEL_SUFFIXES)}",
+                    fix="write a number or a class name into it, and make the shard again",
+                    code=ExitCode.DATA,
+                )
             first = chosen.setdefault(stem, name)
             if os.path.splitext(name)[0] == stem != os.path.splitext(first)[0]:
                 chosen[stem], name = name, first
@@ -142,16 +149,6 @@ class _Archive:
     def _skip(self, description: str, name: str) -> None:
         count, example = self.skipped.get(description, (0, f"{self.path.name}:{name}"))
         self.skipped[description] = count + 1, example
-
-    def _no_label_failure(self, name: str) -> Failure:
-        passed_over = f"; passed over: {describe_skipped(self.skipped)}" if self.skipped else ""
-        return Failure(
-            f"an image in {self.path} has no label",
-            found=f"{name}{passed_over}",
-            expected=f"beside it one of {', '.join(_stems(name)[0] + suffix for suffix in LABEL_SUFFIXES)}",
-            fix="write a number or a class name into it, and make the shard again",
-            code=ExitCode.DATA,
-        )
 
 
 def _stems(name: str) -> list[str]:

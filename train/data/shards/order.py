@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -45,18 +45,9 @@ def cut_into_runs(offsets: npt.ArrayLike, run_bytes: int = RUN_BYTES) -> Int64Ar
     return np.flatnonzero(np.diff(np.asarray(offsets, np.int64) // run_bytes, prepend=-1))
 
 
-class Selection(Protocol):
-    """The images of a split, which have the numbers from 0 on, and their entries in the index."""
-
-    def __len__(self) -> int: ...
-
-    def entries(self, numbers: npt.ArrayLike) -> Int64Array:
-        """The entries of images, in the same shape as their numbers."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenEntries:
-    """These entries, int64 [n]."""
+    """These entries, int64 [n]: the images of a split, which have the numbers from 0 on."""
 
     chosen: Int64Array
 
@@ -64,7 +55,7 @@ class ChosenEntries:
         return len(self.chosen)
 
     def entries(self, numbers: npt.ArrayLike) -> Int64Array:
-        """As `Selection.entries`."""
+        """The entries of images, in the same shape as their numbers."""
         entries: Int64Array = self.chosen[np.asarray(numbers)]
         return entries
 
@@ -84,7 +75,7 @@ class RemainingEntries:
         return self.count - len(self.left_out)
 
     def entries(self, numbers: npt.ArrayLike) -> Int64Array:
-        """As `Selection.entries`."""
+        """As `ChosenEntries.entries`."""
         entries: Int64Array = np.asarray(numbers) + np.searchsorted(self.numbers, numbers, side="right")
         return entries
 
@@ -92,6 +83,9 @@ class RemainingEntries:
         """How many images come before each of these entries."""
         counts: Int64Array = np.asarray(entries) - np.searchsorted(self.left_out, entries)
         return counts
+
+
+Selection = ChosenEntries | RemainingEntries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -142,7 +142,7 @@ def _group_by_path(data: DataConfig, sources: Iterable[ImageFileSource]) -> dict
     """The group of each image, which stays in one split when the shards are split; empty without groups."""
     if data.name == "table":
         table = label_table.read_table(data)
-        groups = image_table.group_names(table, range(len(table.paths)), data)
+        groups = image_table.group_names(table, data)
         return {} if groups is None else dict(zip(table.paths, groups, strict=True))
     if data.group is None:
         return {}

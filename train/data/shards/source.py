@@ -15,14 +15,14 @@ import threading
 import time
 import zlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, TypeVar, overload
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,6 @@ from entrypoint import ExitCode, Failure, print_message, shell_command
 from train.config.schema import DataConfig
 from train.data import decode
 from train.data.decode import ImageBytes
-from train.data.labels import missing_validation_warnings, number_scale
 from train.data.preprocessing import configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
 from train.data.shard_labels import LabelKind
@@ -41,9 +40,11 @@ from train.data.shards.index import ShardIndex
 from train.data.shards.members import BLOCK
 from train.data.shards.order import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout, TrainingRuns
 from train.data.sources.shards import compare_shards, summarize
-from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices, SampleSource
+from train.data.split_checks import refuse_wrong_class_count
+from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 from train.tasks import AUTO, CLASSIFICATION, TASKS
+from train.tasks.labels import missing_validation_warnings, number_scale
 
 GATHERED_AT_A_TIME: Final = 2**16  # labels
 NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
@@ -206,41 +207,18 @@ class SharedRuns:
             return False
 
 
+@dataclass(slots=True)
 class ReadAhead:
     """What the process that decodes images of a split finds in the shared memory, for one request at a time."""
 
-    def __init__(self) -> None:
-        self.runs: SharedRuns | None = None
-        self.is_decided = False
-        self._offsets_in_memory: dict[int, int] = {}
-
-    def decide(self, layout: ShardLayout, requests: Sequence[tuple[Any, SampleIndices]]) -> None:
-        """Make the shared memory, if the first requests are of samples near each other: for twice as many runs as
-        these need, since the next ones are read while they are used."""
-        self.is_decided = True
-        samples = np.concatenate([samples for _, samples in requests])
-        needed = len(np.unique(layout.runs_of(samples)))
-        if len(samples) >= MIN_USES * needed:
-            self.runs = SharedRuns(layout, min(2 * needed + 16, MAX_BYTES // SLOT_BYTES))
-
-    def use(self, located: Located[Any]) -> None:
-        """From now on images of this request are read."""
-        self._offsets_in_memory = dict(zip(located.samples.tolist(), located.offsets.tolist(), strict=True))
+    runs: SharedRuns | None = None
+    is_decided: bool = False  # whether to read ahead: the first requests say whether that helps
+    offsets: Mapping[int, int] = field(default_factory=dict)  # of the samples of the request whose images are read now
 
     def read(self, sample: int, length: int) -> bytes | None:
         """The header and the bytes of an image; None if they were not read ahead."""
-        offset = self._offsets_in_memory.get(sample, NOWHERE)
+        offset = self.offsets.get(sample, NOWHERE)
         return None if offset == NOWHERE or self.runs is None else self.runs.read(offset, length)
-
-
-def first_requests(requests: Iterable[tuple[Any, SampleIndices]]) -> Iterator[tuple[Any, SampleIndices]]:
-    """The requests of the first AHEAD samples."""
-    count = 0
-    for request, samples in requests:
-        yield request, samples
-        count += len(samples)
-        if count > AHEAD:
-            return
 
 
 def located_requests(
@@ -273,16 +251,7 @@ class ShardFiles(Sequence[str]):
     def __len__(self) -> int:
         return len(self.layout.selection)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> ShardFiles: ...
-
-    def __getitem__(self, index: int | slice) -> str | ShardFiles:
-        if isinstance(index, slice):
-            chosen = ChosenEntries(self.layout.selection.entries(np.arange(*index.indices(len(self)))))
-            return ShardFiles(replace(self.layout, selection=chosen))
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # nobody takes slices
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         index %= len(self)
@@ -387,9 +356,16 @@ class ShardSource(EncodedImageSource):
         """The requests with the offsets of their samples in memory that is shared with the workers, which are forked
         later. Samples that lie far from each other, as in a balanced order, are read one by one."""
         requests, ahead = iter(requests), self.paths.ahead
-        first = list(first_requests(requests))
-        if not ahead.is_decided:
-            ahead.decide(self.paths.layout, first)
+        first, count = list[tuple[Any, SampleIndices]](), 0
+        while count <= AHEAD and (request := next(requests, None)) is not None:
+            first.append(request)
+            count += len(request[1])
+        if first and not ahead.is_decided:
+            ahead.is_decided, layout = True, self.paths.layout
+            samples = np.concatenate([samples for _, samples in first])
+            needed = len(np.unique(layout.runs_of(samples)))
+            if len(samples) >= MIN_USES * needed:  # twice as many runs: the next ones are read while these are used
+                ahead.runs = SharedRuns(layout, min(2 * needed + 16, MAX_BYTES // SLOT_BYTES))
         requests = chain(first, requests)
         if ahead.runs is None:
             yield requests
@@ -403,7 +379,7 @@ class ShardSource(EncodedImageSource):
         """The request, whose samples are found in the shared memory from now on."""
         if not isinstance(request, Located):
             return request
-        self.paths.ahead.use(request)
+        self.paths.ahead.offsets = dict(zip(request.samples.tolist(), request.offsets.tolist(), strict=True))
         return request.request
 
     def release(self, request: Any) -> Any:
@@ -422,14 +398,9 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK, *_: object) -> 
     index = shard_index.read_index(Path(data.root))
     _refuse_other_task(data, index.labels)
     has_classes = TASKS[index.labels.task].has_classes
-    if has_classes and data.classes not in (len(index.labels.classes), DataConfig().classes):
-        raise Failure(
-            "data.classes is not the number of classes of the shards",
-            found=f"{len(index.labels.classes)} classes in {index.folder / shard_index.FACTS_FILE}",
-            expected=f"data.classes: {data.classes}",
-            fix=f"set data.classes to {len(index.labels.classes)}, or leave it out",
-            code=ExitCode.DATA,
-        )
+    if has_classes:
+        facts = str(index.folder / shard_index.FACTS_FILE)
+        refuse_wrong_class_count(data, len(index.labels.classes), "classes", facts, " of the shards")
     ends = [index.bounds(split)[1] for split in shard_index.SPLITS]
     validation, test = np.arange(ends[0], ends[1]), np.arange(ends[1], ends[2])
     training = RemainingEntries(ends[0])
@@ -501,11 +472,12 @@ def _one_number_failure(index: ShardIndex, number: str) -> Failure:
 def with_copies(splits: DataSplits, copies: Path) -> DataSplits:
     """The same splits of shards, read from the copies in this folder as soon as these appear."""
 
-    def read_copies(source: SampleSource) -> SampleSource:
-        assert isinstance(source, ShardSource)
-        return replace(source, paths=ShardFiles(replace(source.paths.layout, copies=copies)))
-
-    return splits.map(read_copies)
+    return splits.map(
+        lambda shards: replace(  # type: ignore[type-var]
+            shards,
+            paths=ShardFiles(replace(shards.paths.layout, copies=copies)),  # type: ignore[attr-defined]
+        )
+    )
 
 
 def _training_labels(index: ShardIndex, training: RemainingEntries, host: HostRanks) -> npt.NDArray[Any]:
@@ -514,13 +486,12 @@ def _training_labels(index: ShardIndex, training: RemainingEntries, host: HostRa
     if index.labels.task == CLASSIFICATION and len(training) == training.count:
         return column[: training.count]
 
-    def gather() -> tuple[None, list[npt.NDArray[Any]]]:
+    def gather() -> npt.NDArray[Any]:
         no_values = index.labels.values(column[:0])
         labels = np.empty((len(training), *no_values.shape[1:]), no_values.dtype)
         for first in range(0, len(training), GATHERED_AT_A_TIME):
             part = slice(first, min(first + GATHERED_AT_A_TIME, len(training)))
             labels[part] = index.labels.values(column[training.entries(np.arange(part.start, part.stop))])
-        return None, [labels]
+        return labels
 
-    _, (labels,) = host.first_shared(gather)
-    return labels
+    return host.first_shared(gather)

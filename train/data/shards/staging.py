@@ -213,20 +213,16 @@ def _copy_shard(index: ShardIndex, number: int, folder: Path) -> bool:
     copy = folder / shard.name
     copy.parent.mkdir(exist_ok=True)  # of a name such as val/0001.tar
     with (
-        suppress(_OtherContentError),
+        suppress(ValueError),
         files.open_regular_file(index.folder / shard.name) as source,
         file_writer.replace_file(copy, durable=False) as target,
     ):
         shutil.copyfileobj(source, target, READ_BYTES)
         target.flush()
         if target.tell() != shard.size or not _holds_indexed_images(target.fileno(), index, number):
-            raise _OtherContentError
+            raise ValueError("a copy that is not what was indexed gets no name")
         return True
     return False
-
-
-class _OtherContentError(Exception):
-    """A copy is not what was indexed, and is given up."""
 
 
 def _holds_indexed_images(handle: int, index: ShardIndex, number: int) -> bool:

@@ -8,7 +8,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from errno import EINVAL
 from pathlib import Path
 from pickle import UnpicklingError
@@ -23,7 +22,8 @@ from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.registry import DataSource, DataSummary, describe_test
-from train.tasks import AUTO, CLASSIFICATION, TASKS, task_fact
+from train.files import bad_data_failure as bad_data_failure
+from train.tasks import TASKS, configured_task, task_fact
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,13 +86,6 @@ def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 SHAPE_READERS: Final = {".npz": _npz_shapes, ".safetensors": _safetensors_shapes}
-
-
-def bad_data_failure(
-    name: object, what: str, actual: str, expected: str = "one of each", fix: str = "write the file again"
-) -> Failure:
-    """The Failure for data that cannot be trained on. `name`: of its file or factory."""
-    return Failure(what, found=f"{name}: {actual}", expected=expected, fix=fix, code=ExitCode.DATA)
 
 
 @contextmanager
@@ -159,15 +152,6 @@ ArrayNamePair = tuple[str, str]
 ArrayLocation = tuple[Path, ArrayNamePair]  # the file, and the names of its images and labels
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArraySummary:
-    """What the headers say: the shape of all training images, and the images of the other splits; None: no split."""
-
-    shape: tuple[int, ...]
-    validation: int | None = None
-    test: int | None = None
-
-
 def find_array_files(root: Path, data_name: str) -> dict[str, Path]:
     """The files of the splits: `training`, and `validation` and `test` if they have files of their own.
 
@@ -177,7 +161,11 @@ def find_array_files(root: Path, data_name: str) -> dict[str, Path]:
         Failure: NO_INPUT, with a list of the files in data.root.
     """
     if os.path.isfile(root):
-        return {"training": _require_suffix(root, data_name)}
+        if root.suffix in FILE_SUFFIXES[data_name]:
+            return {"training": root}
+        what = f"data.root has not the ending of data.name {data_name}"
+        other = next((name for name, endings in FILE_SUFFIXES.items() if root.suffix in endings), None)
+        raise _missing_files_failure(what, data_name, root, [root], f"set data.name to {other}" if other else None)
     paths = list_array_files(root, data_name)
     by_split = {
         split: [path for name in names for path in paths if path.stem.lower() == name]
@@ -217,7 +205,7 @@ def locate_splits(
     file.
 
     Raises:
-        Failure: as `find_array_files`, `find_array_names` and `split_checks.refuse_second_test_split`.
+        Failure: as `find_array_files`, `find_array_names` and `split_checks.refuse_second_splits`.
     """
     split_files = find_array_files(Path(data.root), data.name)
     file, names = split_files["training"], {path: [*read_names(path)] for path in split_files.values()}
@@ -229,7 +217,7 @@ def locate_splits(
         path, pair = located["test"]
         words = f"{' and '.join(pair)} of {path.name}"
         if "validation" in located or data.fold is not None:
-            split_checks.refuse_second_test_split(data, words)
+            split_checks.refuse_second_splits(data, test=words)
         else:
             located["validation"] = located.pop("test")
             notes.append(
@@ -250,16 +238,14 @@ def _matching_name_pairs(names: Mapping[str, str], split_names: Iterable[str]) -
     pairs = []
     for split in split_names:
         for images, labels in ARRAY_NAME_PAIRS:
-            if split:
-                forms = [(f"{images}_{split}", f"{labels}_{split}"), (f"{split}_{images}", f"{split}_{labels}")]
-            else:
-                forms = [(images, labels)]
+            of_split = [(f"{images}_{split}", f"{labels}_{split}"), (f"{split}_{images}", f"{split}_{labels}")]
+            forms = of_split if split else [(images, labels)]
             pairs += [(names[x], names[y]) for x, y in forms if x in names and y in names]
     return pairs
 
 
-def read_array_summary(data: DataConfig) -> ArraySummary | None:
-    """Summarize the files of data.root from their headers; None if there is a .pt file, whose header is a pickle.
+def read_image_shapes(data: DataConfig) -> dict[str, tuple[int, ...]] | None:
+    """The shape of the images of each split, from the headers; None if there is a .pt file, whose header is a pickle.
 
     Raises:
         Failure: NO_INPUT for a missing file, DATA for a file of another format.
@@ -269,18 +255,7 @@ def read_array_summary(data: DataConfig) -> ArraySummary | None:
         return None
     shapes = {file: read_shapes(file) for file in split_files.values()}
     located, _ = locate_splits(data, lambda file: shapes[file])
-    images = {split: shapes[file][pair[0]] for split, (file, pair) in located.items()}
-    counts = {split: next(iter(shape), 0) for split, shape in images.items() if split != "training"}
-    return ArraySummary(shape=images["training"], **counts)
-
-
-def _require_suffix(path: Path, data_name: str) -> Path:
-    if path.suffix in FILE_SUFFIXES[data_name]:
-        return path
-    failure = _missing_files_failure(f"data.root has not the ending of data.name {data_name}", data_name, path, [path])
-    other = next((name for name, endings in FILE_SUFFIXES.items() if path.suffix in endings), None)
-    failure.fix = f"set data.name to {other}" if other else failure.fix
-    raise failure
+    return {split: shapes[file][images] for split, (file, (images, _)) in located.items()}
 
 
 def list_array_files(root: Path, data_name: str) -> list[Path]:
@@ -293,13 +268,13 @@ def list_array_files(root: Path, data_name: str) -> list[Path]:
         raise _missing_files_failure(f"data.root cannot be read: {error.strerror}", data_name, root, [root]) from error
 
 
-def _missing_files_failure(what: str, data_name: str, root: Path, paths: list[Path]) -> Failure:
+def _missing_files_failure(what: str, data_name: str, root: Path, paths: list[Path], fix: str | None = None) -> Failure:
     suffix, *others = FILE_SUFFIXES[data_name]
     alternatives = f" (or {', '.join(others)})" if others else ""
     folder = f"a folder with train{suffix} and, if you have them, val{suffix} or test{suffix}"
     expected = f"one file *{suffix}{alternatives}, or {folder}"
     listed = ", ".join(str(path.absolute()) for path in paths[:5]) or f"no such file in {root.absolute()}"
-    fix = files.did_you_mean(root) + FIX_DATA_ROOT
+    fix = fix or files.did_you_mean(root) + FIX_DATA_ROOT
     return Failure(what, found=listed, expected=expected, fix=fix, code=ExitCode.NO_INPUT)
 
 
@@ -308,17 +283,15 @@ def count(data: DataConfig) -> int | None:
 
 
 def describe(data: DataConfig) -> DataSummary:
-    task = CLASSIFICATION if data.task == AUTO else data.task
-    summary = read_array_summary(data)
-    if summary is None:  # a .pt file, whose header is a pickle
+    task, shapes = configured_task(data), read_image_shapes(data)
+    if shapes is None:
         return DataSummary(description=f"{data.name} ({data.root}), its arrays are known at the start", task=task)
-    images = summary.shape[0] if summary.shape else 0
-    sizes = count_splits(images, data, has_validation=summary.validation is not None)
-    validation = sizes.validation if summary.validation is None else summary.validation
-    test = sizes.test if summary.test is None else summary.test
+    counts = {split: next(iter(shape), 0) for split, shape in shapes.items()}
+    sizes = count_splits(counts["training"], data, has_validation="validation" in counts)
+    validation, test = counts.get("validation", sizes.validation), counts.get("test", sizes.test)
     facts = {"training": sizes.training, "held_out": validation}  # by the names that checkpoints use
     return DataSummary(
-        description=f"{data.name} ({data.root}), images {list(summary.shape)}{describe_test(test)}",
+        description=f"{data.name} ({data.root}), images {list(shapes['training'])}{describe_test(test)}",
         training=sizes.training,
         facts=facts | task_fact(task),
         task=task,
@@ -326,8 +299,7 @@ def describe(data: DataConfig) -> DataSummary:
 
 
 def has_validation(data: DataConfig) -> bool:
-    summary = read_array_summary(data)
-    return summary is not None and summary.validation is not None
+    return "validation" in (read_image_shapes(data) or {})
 
 
 KEYS: Final = frozenset({"root", "val_fraction", "test_fraction", "fold"})

@@ -6,12 +6,11 @@ from typing import Final
 
 from train.config.schema import DataConfig
 from train.data.registry import DataSource, DataSummary
-from train.tasks import AUTO, CLASSIFICATION, TASKS
+from train.tasks import TASKS, configured_task
 
 
 def describe(data: DataConfig) -> DataSummary:
-    task = CLASSIFICATION if data.task == AUTO else data.task
-    return DataSummary(description=f"{data.name} (your own: known at the start)", task=task)
+    return DataSummary(description=f"{data.name} (your own: known at the start)", task=configured_task(data))
 
 
 FACTORY: Final = DataSource(

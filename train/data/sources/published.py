@@ -106,7 +106,7 @@ def open_published_set(data: DataConfig, *unused: object) -> DataSplits:
     training, validation = (arrays.array_source(*split, data.name, size) for split in splits)
     test = None
     if data.test_fraction:
-        training, _, test = arrays.split_array(training, data, has_validation=True)
+        training, _, test = arrays.split_rows(training, data, has_validation=True)
     channels = training.pixels.shape[-1]
     return DataSplits(
         training=training,

@@ -46,10 +46,11 @@ def summarize(data: DataConfig) -> DataSummary:
 
     shards, labels, groups = shard_index.read_facts(Path(data.root))
     training, validation, test = (shard_index.count_images(shards, split) for split in shard_index.SPLITS)
-    if validation:
-        split_checks.refuse_second_validation_split(data, f"validation shards in {data.root}")
-    if test:
-        split_checks.refuse_second_test_split(data, f"test shards in {data.root}")
+    split_checks.refuse_second_splits(
+        data,
+        validation=f"validation shards in {data.root}" if validation else None,
+        test=f"test shards in {data.root}" if test else None,
+    )
     sizes = count_splits(training, data, has_validation=validation > 0)
     notes = tuple[str, ...]()
     if groups:

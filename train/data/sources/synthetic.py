@@ -41,7 +41,13 @@ def long_tail_counts(samples: int, classes: int, imbalance: float) -> list[int]:
     if samples == 0:
         return [0] * classes
     if samples < classes:
-        raise _too_few_samples_failure(samples, classes)
+        raise Failure(
+            "data.imbalance needs a sample of every class in both splits",
+            found=f"{samples} samples in one split, {classes} classes",
+            expected=f"{classes} or more in each split",
+            fix="set data.samples higher, data.classes lower, or data.val_fraction further from 0 and 1",
+            code=ExitCode.USAGE,
+        )
     weights = [imbalance ** (-label / (classes - 1)) for label in range(classes)]
     total = sum(weights)
     ideal = [round(samples * weight / total, 6) for weight in weights]  # rounded, to be the same with every libm
@@ -49,28 +55,14 @@ def long_tail_counts(samples: int, classes: int, imbalance: float) -> list[int]:
     by_rest = sorted(range(classes), key=lambda label: counts[label] - ideal[label])
     for label in by_rest[: max(0, samples - sum(counts))]:
         counts[label] += 1
-    _take_surplus_from_largest(counts, sum(counts) - samples)
-    return counts
-
-
-def _take_surplus_from_largest(counts: list[int], surplus: int) -> None:
-    """Take the samples that the minimum of 1 added from the largest classes, one by one, to keep their order."""
+    # What the minimum of 1 added is taken from the largest classes, one by one, to keep their order.
     largest = [(-count, -label) for label, count in enumerate(counts)]
     heapq.heapify(largest)
-    for _ in range(surplus):
+    for _ in range(sum(counts) - samples):
         count, label = largest[0]
         heapq.heapreplace(largest, (count + 1, label))
         counts[-label] -= 1
-
-
-def _too_few_samples_failure(samples: int, classes: int) -> Failure:
-    return Failure(
-        "data.imbalance needs a sample of every class in both splits",
-        found=f"{samples} samples in one split, {classes} classes",
-        expected=f"{classes} or more in each split",
-        fix="set data.samples higher, data.classes lower, or data.val_fraction further from 0 and 1",
-        code=ExitCode.USAGE,
-    )
+    return counts
 
 
 SYNTHETIC: Final = DataSource(

@@ -39,7 +39,7 @@ def describe(data: DataConfig) -> DataSummary:
 
 
 def has_validation(data: DataConfig) -> bool:
-    return label_table.read_table(data).has_validation
+    return label_table.read_table(data).counts[1] > 0
 
 
 TABLE: Final = DataSource(
