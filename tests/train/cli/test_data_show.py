@@ -33,7 +33,7 @@ def test_the_images_are_those_of_the_first_steps(tmp_path: Path, augmentation: s
     with built(tmp_path / "run", *settings) as trainer:
         seen = trainer.loader.train(trainer.sampler.micro_batches(0))
         batches = [next(seen)[1] for _ in range(4)]
-        images, labels = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("images", "labels"))
+        images, labels = (torch.cat([batch[name] for batch in batches]) for name in ("image", "label"))
         classes = trainer.dataset.classes
     shown = data_show.first_samples(load.load_config(None, load.keep_last_overrides([*TINY, *settings])))
     assert [name for _, name in shown] == [classes[label] for label in labels.tolist()]
@@ -46,7 +46,7 @@ def test_balanced_sampling_shows_the_images_that_the_training_draws(tmp_path: Pa
     settings = ("data.sampling=balanced", "data.imbalance=10")
     with built(tmp_path / "run", *settings) as trainer:
         seen = trainer.loader.train(trainer.sampler.micro_batches(0))
-        labels = torch.cat([next(seen)[1].labels for _ in range(4)])
+        labels = torch.cat([next(seen)[1]["label"] for _ in range(4)])
         classes = trainer.dataset.classes
     shown = data_show.first_samples(load.load_config(None, load.keep_last_overrides([*TINY, *settings])))
     assert [name for _, name in shown] == [classes[label] for label in labels.tolist()]
