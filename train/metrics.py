@@ -82,7 +82,7 @@ def recall_by_class(counts: Counts) -> tuple[float | None, ...]:
 def balanced_accuracy(counts: Counts) -> float:
     """The mean recall over the classes that have samples: scikit-learn's balanced_accuracy_score."""
     recalls = [recall for recall in recall_by_class(counts) if recall is not None]
-    return math.fsum(recalls) / len(recalls)
+    return math.fsum(recalls) / len(recalls) if recalls else math.nan
 
 
 def wilson_interval(share: float, samples: int) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from train.checkpoint.checkpointer import find_nonfinite
 from train.config import load, resume_rules
 from train.config.schema import RunConfig
 from train.distributed import replica_check
+from train.tasks.base import StepLoss
 from train.trainer import Trainer
 
 LOWER = ("optim.lr=0.001", "optim.warmup_epochs=9", "train.clip_grad_norm=1.0")
@@ -135,7 +136,8 @@ def test_with_fp16_only_twenty_skipped_steps_in_a_row_are_divergence(
         trainer.runtime.accelerator.scaler = torch.amp.GradScaler("cpu")
         trainer.begin()
         trainer.loop.skipped_steps = skipped
-        trainer.loop.running_mean.add((torch.tensor(float("inf")), torch.tensor(0)), 1)
+        infinite = StepLoss(loss=torch.tensor(float("inf")), samples=1, values={"accuracy": torch.tensor(0)})
+        trainer.loop.running_mean.add(infinite)
         if diverged:
             with pytest.raises(Failure, match="diverged"):
                 trainer.check_finite_loss()

@@ -154,7 +154,7 @@ ROWS: dict[str, Row] = {
         "25",
         state(lambda s: put(s, "state", "seconds", value=10**400)),
         65,
-        ("state.json: OverflowError",),
+        ("seconds is 1000",),
         OVER,
     ),
     "state-optimizer-a-list": (
