@@ -52,7 +52,9 @@ RESULT: Final = Rule(holds=_is_result, expected="what an evaluation measured")
 STATE_RULES: Final = {
     **dict.fromkeys(("step", "evaluated", "held", "stale", "rollbacks"), COUNTER),
     "best_step": Rule(holds=lambda step: step is None or COUNTER.holds(step), expected="null or the number of a step"),
-    "seconds": Rule(holds=lambda seconds: FINITE.holds(seconds) and seconds >= 0, expected="0 or more"),
+    "seconds": Rule(
+        holds=lambda seconds: FINITE.holds(seconds) and seconds >= 0, expected="a finite number, 0 or more"
+    ),
     **dict.fromkeys(("result", "best", "unflipped"), RESULT),
     "window": Rule(holds=_is_window, expected="sums of each rank"),
 }
