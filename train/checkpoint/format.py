@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from
-from torch import Tensor
+from torch import Tensor, nn
 
 from entrypoint import Failure, file_writer
 from train import files
@@ -368,3 +369,17 @@ def load_model(committed: CommittedCheckpoint) -> tuple[dict[str, Tensor], bool]
     """
     groups, _ = load_checkpoint(committed, (MODEL_GROUP, EMA_GROUP))
     return {**groups[MODEL_GROUP], **groups.get(EMA_GROUP, {})} if MODEL_GROUP in groups else {}, EMA_GROUP in groups
+
+
+def restore_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load the tensors of a checkpoint, all of them.
+
+    Some networks, such as torchvision's MNASNet, ask which version of their layout the tensors have. That stands in
+    the metadata of a state dict, which no checkpoint holds: it is the network's own.
+
+    Raises:
+        RuntimeError: they belong to another network.
+    """
+    state = OrderedDict(tensors)
+    state._metadata = getattr(network.state_dict(), "_metadata", {})  # type: ignore[attr-defined]  # as torch sets it
+    network.load_state_dict(state)

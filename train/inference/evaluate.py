@@ -253,7 +253,7 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
             "the checkpoint", list_some(differences, separator="; "), f"a network for the data: {expected}"
         )
     model = rank_runtime.to_device(model)  # first: a precision may convert the parameters, which round what they load
-    model.load_state_dict(dict(weights.tensors))
+    format.restore_network(model, weights.tensors)
     return rank_runtime.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)  # type: ignore[no-any-return]
 
 

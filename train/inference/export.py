@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from entrypoint import ExitCode, Failure, dump_json, file_writer, list_some
 from train import file_lock, files
 from train import files as file_io
-from train.checkpoint import manifest
+from train.checkpoint import format, manifest
 from train.checkpoint.manifest import DamagedCheckpointError, FileEntry
 from train.checkpoint.store import CommittedCheckpoint
 from train.components import build_network
@@ -312,7 +312,7 @@ def export_model(
 def _build_plain_network(about: ModelFacts) -> nn.Module:
     """The network for the exporters: its tensors are contiguous, not channels-last."""
     network = build_network(about.config.model, about.tensors, about.input_spec.sets, seed=about.config.run.seed)
-    network.load_state_dict(dict(about.tensors))
+    format.restore_network(network, about.tensors)
     for tensor in (*network.parameters(), *network.buffers()):
         tensor.data = tensor.data.contiguous()
     return network.requires_grad_(False).eval()

@@ -158,7 +158,7 @@ class Parallel:
         Raises:
             KeyError, RuntimeError, TypeError, ValueError: it belongs to another model or optimizer.
         """
-        self.network.load_state_dict(dict(groups[MODEL_GROUP]))
+        format.restore_network(self.network, groups[MODEL_GROUP])
         restore_optimizer(self.optimizer, format.unpack_state(groups[OPTIMIZER_GROUP], values["optimizer"]))
         if average is not None:
             average.restore(groups[average.group])
@@ -168,9 +168,12 @@ class Parallel:
     @contextmanager
     def replaced_weights(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """Inside, the network has these tensors, by the names of its state; afterwards it has its own again."""
-        own = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items() if name in tensors}
-        self.network.load_state_dict(dict(tensors), strict=False)
+        state = self.network.state_dict()
+        own = {name: state[name].detach().clone() for name in tensors}
+        if tensors:
+            format.restore_network(self.network, {**state, **tensors})
         try:
             yield
         finally:
-            self.network.load_state_dict(own, strict=False)
+            if own:
+                format.restore_network(self.network, {**state, **own})

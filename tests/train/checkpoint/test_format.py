@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from checkpoints import DAMAGES, flip, hidden, plant, reseal, saved, weight
 from disks import mounted
 from torch import nn
@@ -59,6 +60,12 @@ def test_what_is_saved_does_not_change_with_the_model_afterwards(tmp_path: Path)
     format.save_checkpoint(tmp_path, step=1, tensors={"model": {"w": weights}}, metadata={}, keep=1)
     weights.zero_()
     assert weight(tmp_path) == (1, 1.0)
+
+
+def test_a_network_whose_layout_has_versions_takes_the_tensors_of_a_checkpoint() -> None:
+    net, other = torchvision.models.mnasnet0_5(num_classes=2), torchvision.models.mnasnet0_5(num_classes=2)
+    format.restore_network(other, dict(net.state_dict()))
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in net.state_dict().items())
 
 
 def test_there_is_nothing_to_resume_from_in_a_new_folder(tmp_path: Path) -> None:

@@ -74,3 +74,13 @@ def test_a_network_has_other_weights_only_for_a_while(tmp_path: Path, error: Exc
             if error is not None:
                 raise error
         assert [net.weight.item(), net.c.item()] == [3.0, 8.0]
+
+
+@pytest.mark.parametrize("settings", [[], ["train.ema_decay=0.9"]])
+def test_a_network_whose_layout_has_versions_is_evaluated_and_goes_on(tmp_path: Path, settings: list[str]) -> None:
+    settings = ["model.name=mnasnet0_5", "model.args={}", "data.image_size=32", *settings]
+    with built(tmp_path, *settings, "train.max_steps=1") as trainer:
+        trainer.fit()
+    with built(tmp_path, *settings, "train.max_steps=2") as trainer:
+        assert trainer.state.step == 1
+        trainer.fit()
