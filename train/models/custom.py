@@ -62,7 +62,8 @@ def eval_forward_error(net: nn.Module, shape: Shape, classes: int, samples: int 
         Exception: what the network raises.
     """
     with _unchanged(net, attributes=False):
-        output = net.eval()(torch.zeros(samples, *shape.input))
+        net.eval()  # a network's own train() may return nothing
+        output = net(torch.zeros(samples, *shape.input))
         return output_error(output, classes, samples) or (_unused_weights_error(net, output) if samples > 1 else None)
 
 
@@ -230,7 +231,8 @@ SOFTMAX_TOLERANCE: Final = 1e-4
 def softmax_notes(model: ModelConfig, net: nn.Module, shape: Shape) -> tuple[str, ...]:
     """A note if the outputs are probabilities: the loss takes a softmax of them once more, and hardly learns."""
     with _unchanged(net, attributes=False), torch.no_grad():
-        output = net.eval()(torch.zeros(TRIAL_BATCH_SIZE, *shape.input))
+        net.eval()
+        output = net(torch.zeros(TRIAL_BATCH_SIZE, *shape.input))
     if output.shape[1] < 2 or bool((output < 0).any()):
         return ()
     if float((output.sum(dim=1) - 1).abs().max()) > SOFTMAX_TOLERANCE:

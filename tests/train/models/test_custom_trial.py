@@ -113,6 +113,18 @@ def test_a_trial_of_training_leaves_nothing_that_a_first_batch_would() -> None:
     assert torch.equal(net.layer.weight, weight)
 
 
+class Silent(Made):
+    """Keeps its norm in evaluation mode, and returns nothing from `train`."""
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+        self.norm.eval()
+
+
+def test_a_network_whose_train_returns_nothing_passes() -> None:
+    assert custom.eval_forward_error(Silent(), SHAPE, 5) is None
+
+
 def test_lazy_layers_find_their_sizes() -> None:
     net = nn.Sequential(nn.Flatten(), nn.LazyLinear(5))
     assert custom.eval_forward_error(net, SHAPE, 5) is None
