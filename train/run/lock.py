@@ -116,16 +116,26 @@ def refuse_living_holder(folder: Path) -> str | None:
     return _describe_holder(holder)
 
 
+MAX_REMOVALS: Final = 10
+
+
 def lock_run_folder(folder: Path, me: LockHolder, waited: WaitOutcome | None, log: LogFunction) -> file_lock.FileLock:
     """Acquire the lock of `folder`, and create the folder if need be. For the task that starts rank 0.
 
     Raises:
         Failure: OUTPUT, naming another start that was faster; as in `files.ERRNO_MEANINGS`.
     """
+    removals = 0  # of folders, by starts that were refused, between the two calls
     while True:
         with files.translate_os_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = file_lock.acquire_lock(folder / LOCK_NAME, waited, me)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = file_lock.acquire_lock(folder / LOCK_NAME, waited, me)
+            except FileNotFoundError:
+                removals += 1
+                if folder.exists() or removals > MAX_REMOVALS:
+                    raise
+                continue
         if lock is not None:
             return lock
         waited = wait_until_unlocked(folder, me, log, first=True)

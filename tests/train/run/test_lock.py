@@ -103,6 +103,21 @@ def test_the_tasks_of_one_start_know_each_other(tmp_path: Path) -> None:
     assert lock.wait_until_unlocked(tmp_path, starter(), print, first=False) is None
 
 
+def test_a_folder_that_a_refused_start_removes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire, removals = file_lock.acquire_lock, [tmp_path / "run"]
+
+    def acquire_late(path: Path, *given: object) -> file_lock.FileLock | None:
+        if removals:
+            removals.pop().rmdir()
+        return acquire(path, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(file_lock, "acquire_lock", acquire_late)
+    with lock.keep_run_lock(lock.lock_run_folder(tmp_path / "run", starter(), None, print), lambda: None):
+        assert (tmp_path / "run").is_dir()
+
+
 @pytest.mark.parametrize("before", ["", json.dumps(asdict(elsewhere()))], ids=["not named yet", "held before"])
 def test_the_tasks_of_one_start_know_each_other_when_the_lock_is_taken_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
