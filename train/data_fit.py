@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import nn
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train import plugin
 from train.config import checks
 from train.config.batches import BatchSizes
@@ -59,10 +60,17 @@ def _refuse_unfit_loss(optim: OptimConfig, splits: DataSplits, *, is_weighted: b
     """
     unweighted = replace(optim, class_weights="none")  # else weights [n] would hide that the loss is a mean
     task = open_task(splits.task, splits.classes, splits.target, unweighted)
-    compute = task.for_training(splits.training.labels, torch.device("cpu")).training_losses
+    task = task.for_training(splits.training.labels, torch.device("cpu"))
+    if isinstance(task.own_loss, nn.Module) and any(weight.requires_grad for weight in task.own_loss.parameters()):
+        raise Failure(
+            f"{LOSS_KEY} {optim.loss} has weights of its own, which nothing would train",
+            found=list_some([name for name, weight in task.own_loss.named_parameters() if weight.requires_grad]),
+            fix="give it fixed numbers or buffers, or make its weights a part of the network",
+            code=ExitCode.USAGE,
+        )
     labels = as_targets(splits.training.labels[:2])
     outputs = torch.zeros((len(labels), len(splits.classes)), requires_grad=True)
-    result = plugin.call_factory(optim.loss, LOSS_KEY, outputs, labels, factory=compute)
+    result = plugin.call_factory(optim.loss, LOSS_KEY, outputs, labels, factory=task.training_losses)
     sizes = [*result.shape] if isinstance(result, torch.Tensor) and result.requires_grad else None
     if sizes == [len(labels)] or (sizes == [] and not is_weighted):
         return

@@ -141,7 +141,7 @@ class Task(ABC):
 
     def training_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each sample in training, [n]; a user's own may be the mean."""
-        return (self.own_loss or self.losses)(outputs, labels)
+        return (self.losses if self.own_loss is None else self.own_loss)(outputs, labels)
 
     @abstractmethod
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -36,6 +36,13 @@ def pairs(outputs, labels): return outputs[:, None] - outputs
 def constant(outputs, labels): return torch.zeros(len(labels))
 def value(outputs, labels): return 0.5
 def fails(outputs, labels): return outputs.no_such_method()
+class Trained(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+    def forward(self, outputs, labels): return self.scale * cross_entropy(outputs, labels, reduction="none")
+class Empty(nn.ModuleList):
+    def forward(self, outputs, labels): return 7 * cross_entropy(outputs, labels, reduction="none")
 class Needs(nn.Module):
     def __init__(self, alpha): ...
 """
@@ -78,6 +85,11 @@ def test_of_numbers_it_gets_both_in_standard_deviations() -> None:
     torch.testing.assert_close(task.mean_loss(outputs, {"label": numbers}), expected)
 
 
+def test_a_loss_of_length_0_is_not_taken_for_none() -> None:
+    task = with_loss(Classification, "Empty", LABELS)
+    assert torch.equal(task.training_losses(OUTPUTS, LABELS), 7 * cross_entropy(OUTPUTS, LABELS, reduction="none"))
+
+
 def test_evaluations_report_the_loss_of_the_task() -> None:
     tags = torch.eye(3).repeat(2, 1)
     own = with_loss(MultiLabel, "labels", tags)
@@ -96,6 +108,7 @@ def test_evaluations_report_the_loss_of_the_task() -> None:
         ("value", "float [] without a gradient"),
         ("fails", "AttributeError: 'Tensor' object has no attribute 'no_such_method'"),
         ("Needs", "missing 1 required positional argument: 'alpha'"),
+        ("Trained", "scale"),
         ("no_such_loss", "Each"),
     ],
 )
