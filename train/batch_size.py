@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from entrypoint import ExitCode, Failure, Heartbeat
 from train import files
 from train.components import adapt_for_training, build_components
 from train.config.batches import MAX_AUTO_MICRO_BATCH, BatchSizes, compute_batch_sizes
 from train.config.resolved import ResolvedConfig
+from train.config.schema import is_factory
 from train.data.splits import DataSplits, as_targets
 from train.distributed.device import is_out_of_memory
 from train.distributed.runtime import Runtime
@@ -183,9 +185,13 @@ class Trials:
         images = registry.to_channels_last(torch.rand((micro, *self.splits.shape.input), device=device))
         label = torch.zeros_like(as_targets(self.splits.training.labels[0]), device=device)
         batch = {"image": images, "label": label.expand(micro, *label.shape)}
-        for _ in range(TRIAL_STEPS):
+
+        def compute_outputs(images: Tensor) -> Tensor:
             with runtime.accelerator.autocast():
-                loss = task.loss(network, batch).loss
+                return network(images).float()  # type: ignore[no-any-return]  # as Accelerate hands it to the loss
+
+        for _ in range(TRIAL_STEPS):
+            loss = task.loss(compute_outputs, batch).loss
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
@@ -285,6 +291,7 @@ def _cache_key(trials: Trials, batches: BatchSizes) -> str:
     config, train, runtime = trials.resolved.used, trials.resolved.used.train, trials.runtime
     parts: list[Any] = [config.model.name, config.model.args]
     parts += [config.optim.name, config.optim.args, config.optim.momentum]
+    parts += [config.optim.loss] if is_factory(config.optim.loss) else []
     parts += ["activation_checkpointing"] if train.activation_checkpointing else []
     parts += [ema.memory_key(train), train.sync_batchnorm, str(train.compile), runtime.precision, runtime.parallel]
     parts += [len(trials.splits.classes), trials.splits.shape.input, batches.global_, batches.world, torch.__version__]

@@ -429,9 +429,12 @@ def _time_step(resolved: ResolvedConfig, splits: DataSplits, images: Tensor, clo
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
     batch = {"image": images, "label": labels}
 
-    def act() -> None:
+    def compute_outputs(images: Tensor) -> Tensor:
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            loss = components.task.loss(components.network, batch).loss
+            return components.network(images).float()  # type: ignore[no-any-return]  # as Accelerate hands it to the loss
+
+    def act() -> None:
+        loss = components.task.loss(compute_outputs, batch).loss
         loss.backward()  # type: ignore[no-untyped-call]
         components.optimizer.step()
         components.optimizer.zero_grad()
