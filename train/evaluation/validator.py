@@ -82,7 +82,7 @@ class Validator:
         threshold, flip = thresholds or self.config.threshold, self.config.flip
         batches = self.heartbeat.each("evaluation", loader.evaluate(rank_batches(samples, size, runtime.world)))
         autocast = runtime.accelerator.autocast()  # with DataParallel, the network has none itself
-        with weights or nullcontext(), autocast, explain_out_of_memory(max_batch_size(samples, size)):
+        with explain_out_of_memory(max_batch_size(samples, size)), weights or nullcontext(), autocast:
             broadcast_buffers(self.network, runtime)
             measured, unflipped = EvaluationTotals(), EvaluationTotals()
             with torch.no_grad(), _eval_mode(self.network):
@@ -108,13 +108,14 @@ class Validator:
         return average_outputs(plain(images), self._compute_outputs(images.flip(-1)))
 
     def _compute_outputs(self, images: Tensor) -> Tensor:
-        """The network's outputs for a batch. A padded batch is filled up with copies of its first image."""
+        """The network's outputs for a batch. For compiled code it is filled up with copies of its first image."""
         size = self.config.batch_size
-        missing = size - len(images) if self.is_padded and isinstance(size, int) else 0
-        if missing <= 0:
+        if not self.is_padded or not isinstance(size, int):
             return self.network(images)  # type: ignore[no-any-return]
-        last = images.movedim(1, -1)  # channels last, so that the padded batch keeps the memory layout
-        return self.network(torch.cat([last, *[last[:1]] * missing]).movedim(-1, 1))[: len(images)]  # type: ignore[no-any-return]
+        if missing := size - len(images):
+            last = images.movedim(1, -1)  # channels last, so that the padded batch keeps the memory layout
+            images = torch.cat([last, *[last[:1]] * missing]).movedim(-1, 1)
+        return self.network(images)[: size - missing].clone()  # type: ignore[no-any-return]  # the next replay of a CUDA graph overwrites it
 
 
 def average_outputs(plain: Tensor, flipped: Tensor) -> Tensor:
