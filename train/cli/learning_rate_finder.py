@@ -109,7 +109,7 @@ def measure_curve(config: RunConfig, world: World, environ: MutableMapping[str, 
         Failure: as `build_trainer` and `Trainer.train_step`.
     """
     folder = make_temporary_folder(environ)
-    train = replace(config.train, epochs=NUM_STEPS, max_steps=NUM_STEPS, compile=False)
+    train = replace(config.train, epochs=NUM_STEPS, max_steps=NUM_STEPS, compile=False, ema_decay=None)
     log, checkpoint = LogConfig(tensorboard=False), replace(config.checkpoint, resume="never")
     trial = replace(config, train=train, log=log, checkpoint=checkpoint)
     rates, losses = list[float](), list[float]()
