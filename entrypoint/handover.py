@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from os.path import commonprefix
 from typing import Any, Final
 
 from entrypoint.errors import ExitCode, Failure
@@ -55,7 +56,10 @@ class Handover:
             values: dict[str, Any] = dict(parse_json(text))
             if values.pop("version") != VERSION:
                 raise ValueError("of another version")
-            values |= {"hosts": _unfold(values["hosts"]), "ports": tuple(map(int, values["ports"]))}
+            words = [values["launch_id"], values["launcher"], values["job"] or ""]
+            if not all(isinstance(word, str) for word in words):
+                raise TypeError("no text")
+            values |= {"hosts": _unfold(*values["hosts"]), "ports": tuple(map(int, values["ports"]))}
             return cls(**values | {"added": tuple(map(str, values["added"])), "sources": dict(values["sources"])})
         except (ValueError, TypeError, LookupError) as error:
             raise Failure(
@@ -67,20 +71,24 @@ class Handover:
             ) from error
 
 
-def _fold(names: Sequence[str]) -> list[tuple[str, str, int]]:
-    """(prefix, first number, how many) for each run of names that count up: node07, node08 is ("node", "07", 2)."""
+def _fold(names: Sequence[str]) -> tuple[str, list[tuple[str, str, int]]]:
+    """The end that all names share, and (prefix, first number, how many) for each run that counts up before it.
+
+    node07.a.org, node08.a.org is (".a.org", [("node", "07", 2)]).
+    """
+    end = commonprefix([name[::-1] for name in names])[::-1]  # noqa: RUF071  # of any text
     runs: list[tuple[str, str, int]] = []
-    for name in names:
+    for name in (name.removesuffix(end) for name in names):
         digits = name[len(name.rstrip("0123456789")) :][-MAX_DIGITS:]
         if runs and digits and name == _count_up(*runs[-1]):
             runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
         else:
             runs.append((name.removesuffix(digits), digits, 1))
-    return runs
+    return end, runs
 
 
-def _unfold(runs: Sequence[tuple[str, str, int]]) -> tuple[str, ...]:
-    return tuple(_count_up(prefix, first, number) for prefix, first, count in runs for number in range(count))
+def _unfold(end: str, runs: Sequence[tuple[str, str, int]]) -> tuple[str, ...]:
+    return tuple(_count_up(prefix, first, number) + end for prefix, first, count in runs for number in range(count))
 
 
 def _count_up(prefix: str, first: str, number: int) -> str:

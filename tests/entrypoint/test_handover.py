@@ -55,6 +55,22 @@ def test_the_hosts_of_the_largest_job_fit_into_a_variable() -> None:
     assert Handover.from_environ({HANDOVER_VARIABLE: text}) == handover
 
 
+def test_full_host_names_without_order_fit_into_a_variable() -> None:
+    draw = random.Random(0)
+    drawn = [f"ip-10-{draw.randrange(256)}-{draw.randrange(256)}-{draw.randrange(256)}" for _ in range(4000)]
+    handover = Handover(hosts=tuple(f"{name}.us-west-2.compute.internal" for name in drawn))
+    (text,) = handover.to_environ().values()
+    assert len(text) < 128 << 10
+    assert Handover.from_environ({HANDOVER_VARIABLE: text}) == handover
+
+
+@pytest.mark.parametrize("name", ["launch_id", "launcher", "job"])
+def test_a_number_for_a_name_is_refused(name: str) -> None:
+    values = json.loads(FULL.to_environ()[HANDOVER_VARIABLE])
+    with pytest.raises(Failure, match="set by hand"):
+        Handover.from_environ({HANDOVER_VARIABLE: json.dumps(values | {name: 5})})
+
+
 def test_a_handover_of_another_version_is_refused_with_what_to_unset() -> None:
     values = json.loads(FULL.to_environ()[HANDOVER_VARIABLE])
     with pytest.raises(Failure, match="of another version") as caught:
