@@ -307,7 +307,8 @@ def refuse_no_progress(before: Sequence[StartRecord], start: StartRecord, run_fo
         "and none committed a later one",
         found="; ".join(f"at {other.get('at')}: {_describe_exit(other)}" for other in same),
         fix=f"mend the cause ({run_folder}/errors, {run_folder}/logs), then start or submit it again: a new job is not "
-        "refused. If nothing but time was short, lower checkpoint.every_minutes",
+        "refused, nor is another run.name where the job keeps its name. If nothing but time was short, lower "
+        "checkpoint.every_minutes",
         code=ExitCode.NO_PROGRESS,
     )
 
