@@ -34,7 +34,7 @@ from entrypoint.tee import Console, Tee, open_log
 from entrypoint.threads import refuse_few_threads
 from entrypoint.world import World, is_loopback, world_to_environ
 
-MIN_RANK_THREADS: Final = 10  # a rank with gloo, on one core, has 9 or 10
+MIN_RANK_THREADS: Final = 11  # a rank with gloo, on one core, has 9 or 10, and one that reads its resource figures
 START_TIMEOUT_S: Final = 600.0  # launch.timeouts.start, for a command that has no configuration
 WAITING_NOTE_AFTER_S: Final = 10.0
 NAME_INTERVAL_S: Final = 1.0  # between two questions for the name of rank 0's host
