@@ -42,7 +42,7 @@ ENGINES: Final[Mapping[EngineName, Engine]] = {
         options={
             "shm": "apptainer without --contain",
             "devices": "apptainer without --contain",
-            "bind": "apptainer --bind DIR",
+            "bind": "apptainer --bind DIR:{target}",
         },
     ),
     "docker": Engine(  # and Podman, which takes the same options

@@ -24,7 +24,7 @@ def test_a_plain_machine_is_no_container(tmp_path: Path) -> None:
 
 def test_a_fix_names_each_engine_that_has_an_option() -> None:
     assert engines.fix("shm", size=16) == "docker run --shm-size=16g (or --ipc=host); apptainer without --contain"
-    assert engines.fix("bind", ", ", target="/data") == "docker run -v DIR:/data, apptainer --bind DIR"
+    assert engines.fix("bind", ", ", target="/data") == "docker run -v DIR:/data, apptainer --bind DIR:/data"
 
 
 @pytest.mark.parametrize(
