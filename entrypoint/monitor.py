@@ -127,16 +127,16 @@ class ResourceMonitor:
 
     def measure(self) -> None:
         """Measure once."""
-        now = self._clock()
+        seconds, before = self._clock(), self._measured_at
         if self._process is None:
-            self._process, self._measured_at = ProcessMeter(os.getpid(), seconds=now), now
+            self._process, before = ProcessMeter(os.getpid(), seconds=seconds), seconds
             self._gpus = [None] * len(self._gpu_uuids)
             with suppress(Exception):  # no library, no driver
                 self._gpus = nvidia.open_meters(self._nvml, self._gpu_uuids, self._visible_devices)
-        elapsed, self._measured_at = now - self._measured_at, now
-        figures = list(self._process.measure(now))
+        self._measured_at = seconds
+        figures = list(self._process.measure(seconds))
         for gpu in self._gpus:
-            figures += gpu.measure(elapsed) if gpu else (math.nan,) * len(GPU_FIELDS)
+            figures += gpu.measure(seconds - before) if gpu else (math.nan,) * len(GPU_FIELDS)
         self._figures = tuple(figures)
 
     def read(self) -> tuple[float, ...]:
