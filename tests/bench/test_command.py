@@ -33,10 +33,11 @@ def test_without_the_peers_which_are_not_installed_it_says_where_they_are_looked
     [
         ([], "`python -m bench` needs a name"),
         (["steps"], "`python -m bench steps` is no bench"),
+        (["all,step"], "`python -m bench all` is no bench"),
         (["step", "--rows", "99"], "99: rows are 1, 3"),
         (["all", "--peers"], "--peers"),
     ],
-    ids=["no name", "no bench", "no row", "no folder"],
+    ids=["no name", "no bench", "all and one", "no row", "no folder"],
 )
 def test_a_wrong_command_line_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(words, {}) == ExitCode.USAGE
