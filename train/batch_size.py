@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from entrypoint import ExitCode, Failure, Heartbeat
 from train import files
-from train.components import adapt_for_training, build_components
+from train.components import adapt_for_training, autocast_outputs, build_components
 from train.config.batches import MAX_AUTO_MICRO_BATCH, BatchSizes, compute_batch_sizes
 from train.config.resolved import ResolvedConfig
 from train.config.schema import is_factory
@@ -185,11 +184,7 @@ class Trials:
         images = registry.to_channels_last(torch.rand((micro, *self.splits.shape.input), device=device))
         label = torch.zeros_like(as_targets(self.splits.training.labels[0]), device=device)
         batch = {"image": images, "label": label.expand(micro, *label.shape)}
-
-        def compute_outputs(images: Tensor) -> Tensor:
-            with runtime.accelerator.autocast():
-                return network(images).float()  # type: ignore[no-any-return]  # as Accelerate hands it to the loss
-
+        compute_outputs = autocast_outputs(network, runtime.accelerator.autocast)
         for _ in range(TRIAL_STEPS):
             loss = task.loss(compute_outputs, batch).loss
             loss.backward()  # type: ignore[no-untyped-call]

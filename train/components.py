@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
@@ -209,3 +210,15 @@ def _refuse_small_micro_batch(
         fix=f"set {fits}, or take another model",
         code=ExitCode.USAGE,
     )
+
+
+def autocast_outputs(
+    network: nn.Module, autocast: Callable[[], AbstractContextManager[None]]
+) -> Callable[[Tensor], Tensor]:
+    """What a measured step computes with, without Accelerate: it too hands float32 outputs to the loss."""
+
+    def compute(images: Tensor) -> Tensor:
+        with autocast():
+            return network(images).float()  # type: ignore[no-any-return]
+
+    return compute

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure, Heartbeat, join_lines
 from train import plugin, rng
-from train.components import build_components
+from train.components import autocast_outputs, build_components
 from train.config import checks
 from train.config.precisions import PRECISIONS
 from train.config.resolved import ResolvedConfig, resolve
@@ -429,9 +430,8 @@ def _time_step(resolved: ResolvedConfig, splits: DataSplits, images: Tensor, clo
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
     batch = {"image": images, "label": labels}
 
-    def compute_outputs(images: Tensor) -> Tensor:
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            return components.network(images).float()  # type: ignore[no-any-return]  # as Accelerate hands it to the loss
+    autocast = partial(torch.autocast, device.type, dtype, enabled=dtype is not None)
+    compute_outputs = autocast_outputs(components.network, autocast)
 
     def act() -> None:
         loss = components.task.loss(compute_outputs, batch).loss
