@@ -73,7 +73,7 @@ def test_a_link_to_what_is_there_is_visible(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["none", "docker"])
-def test_without_apptainer_a_path_is_only_wrong(tmp_path: Path, engine: mounts.ContainerEngine) -> None:
+def test_without_apptainer_a_path_is_only_wrong(tmp_path: Path, engine: mounts.EngineName) -> None:
     assert mounts.unmounted_path_failure("data.root", tmp_path / "no", engine=engine, own=(tmp_path,)) is None
 
 
@@ -89,7 +89,7 @@ def image_at(root: Path, *mount_lines: str) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["docker", "none"])
-def test_the_layer_of_our_image_ends_with_its_container(tmp_path: Path, engine: mounts.ContainerEngine) -> None:
+def test_the_layer_of_our_image_ends_with_its_container(tmp_path: Path, engine: mounts.EngineName) -> None:
     assert mounts.is_ephemeral_path(tmp_path, engine=engine, root=image_at(tmp_path / "image"))
 
 
