@@ -366,7 +366,6 @@ GPU_FIELDS: Final = (
     *("temperature_c", "temperature_peak_c"),
     *("hot_s", "brake_s", "slow_s", "cap_s", "reasons_s"),
 )
-UNKNOWN_FIGURES: Final = (math.nan,) * len(GPU_FIELDS)
 _SUMS: Final = ("busy", "busy_s", "energy_j", "energy_s", "hot_s", "brake_s", "slow_s", "cap_s", "reasons_s")
 
 

@@ -30,7 +30,6 @@ from train.config.schema import DataConfig
 from train.data import partition, split_checks
 from train.data.shape import Shape, height_and_width
 from train.data.sources.arrays import (
-    bad_data_failure,
     find_array_names,
     locate_splits,
     read_npy_header,
@@ -38,7 +37,7 @@ from train.data.sources.arrays import (
     translate_read_errors,
 )
 from train.data.splits import DataSplits, RowsSource, SampleIndices
-from train.files import format_bytes
+from train.files import bad_data_failure, format_bytes
 from train.tasks import CLASSIFICATION, configured_task
 from train.tasks.labels import ENCODERS, LabelEncoder, configured_encoder, describe_tensor, one_number_failure
 

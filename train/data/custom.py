@@ -33,7 +33,6 @@ from train.data.arrays import move_channels_last
 from train.data.boxes import CropDraws
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape
-from train.data.sources.arrays import bad_data_failure
 from train.data.splits import (
     CroppedReader,
     DataSplits,
@@ -43,6 +42,7 @@ from train.data.splits import (
     SampleOrigin,
     SampleSource,
 )
+from train.files import bad_data_failure
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, configured_task
 from train.tasks.labels import ENCODERS, ItemLabel, configured_encoder, one_number_failure
 

@@ -357,7 +357,7 @@ def _read_number_cells(table: LabelTable) -> TableLabels:
         raise bad_table(table.file, what, _quote_lines(table, bad), fix)
     values = numbers.astype(np.float32)
     if len(np.unique(values[: table.counts[0]])) < 2:
-        actual = f"{len(cells):,} times {numbers[0]:g}"
+        actual = f"{table.counts[0]:,} times {numbers[0]:g}"
         raise bad_table(table.file, "has no two different numbers to train on", actual, "give images their own number")
     commas = sum("," in cell for cell in table.labels)
     return TableLabels(

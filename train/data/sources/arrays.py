@@ -22,7 +22,7 @@ from train.config.batches import count_splits
 from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.registry import DataSource, DataSummary, describe_test
-from train.files import bad_data_failure as bad_data_failure
+from train.files import bad_data_failure
 from train.tasks import TASKS, configured_task, task_fact
 
 if TYPE_CHECKING:
