@@ -1,4 +1,4 @@
-"""The parent process of one measured training starts and supervises the ranks of one measured training."""
+"""The parent process of one measured training starts and supervises its ranks."""
 
 from __future__ import annotations
 
