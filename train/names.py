@@ -50,7 +50,7 @@ def look_alike_warnings(classes: Iterable[str]) -> tuple[str, ...]:
 
 def nearest_name(name: str, names: Iterable[str], likeness: float = 0.6) -> str | None:
     """The most similar of `names`; None if none has this likeness (0 to 1)."""
-    lowered = {candidate.lower(): candidate for candidate in names}
+    lowered = {candidate.lower(): candidate for candidate in reversed([*names])}  # of two alike the first
     return next((lowered[close] for close in difflib.get_close_matches(name.lower(), lowered, 1, likeness)), None)
 
 

@@ -25,6 +25,7 @@ from train.config import schema
 from train.config.schema import RunConfig
 from train.names import nearest_name
 
+AS_IN_PYTHON: Final = "write package.module:factory as it is in Python"
 EXPECTED_MODULE = "a module beside the config file, or an installed one"
 LIBRARY_FOLDERS: Final = frozenset({"site-packages", "dist-packages"})
 OTHER_MODULES: Final = sys.stdlib_module_names | {"train", "entrypoint", "__main__"}
@@ -248,16 +249,20 @@ def _import_module(module: str, what: str) -> Any:
             f"looked in {_last_search_folder()}",
             error.name,
             _sibling_modules(error.name),
+            otherwise=AS_IN_PYTHON
+            if "." in error.name
+            else f"put {error.name}.py into that folder, or write another name",
         )
     except (Exception, SystemExit) as error:
         raise user_code_failure(f"{what}: the module fails when it is imported", error) from error
 
 
 def _sibling_modules(module: str) -> list[str]:
-    """The modules of the same package; for a top-level module, all top-level modules."""
+    """The modules of the same package; for a top-level module, all top-level modules but Python's and ours."""
     package = module.rpartition(".")[0]
     folders = getattr(sys.modules.get(package), "__path__", []) if package else None
-    return [f"{package}.{info.name}".removeprefix(".") for info in pkgutil.iter_modules(folders)]
+    names = [f"{package}.{info.name}".removeprefix(".") for info in pkgutil.iter_modules(folders)]
+    return [name for name in names if name not in OTHER_MODULES]
 
 
 def _last_search_folder() -> str:
@@ -266,10 +271,16 @@ def _last_search_folder() -> str:
 
 
 def _raise_factory_error(
-    what: str, problem: str, name: str = "", candidates: Iterable[str] = (), fix: str = ""
+    what: str,
+    problem: str,
+    name: str = "",
+    candidates: Iterable[str] = (),
+    fix: str = "",
+    otherwise: str = AS_IN_PYTHON,
 ) -> NoReturn:
+    """otherwise: the fix if no candidate is like the name."""
     close = nearest_name(name, candidates)
-    fix = fix or (f"write {close} instead of {name}" if close else "write package.module:factory as it is in Python")
+    fix = fix or (f"write {close} instead of {name}" if close else otherwise)
     raise Failure(what, found=problem, expected=EXPECTED_MODULE, fix=fix, code=ExitCode.USAGE)
 
 

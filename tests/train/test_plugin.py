@@ -16,7 +16,8 @@ from train.run import resume
 
 # (what the module holds, the name that is asked for, what the error says, what its fix says)
 REFUSED = {
-    "no-module": ("", "nothing_here:make", "there is no module nothing_here", "package.module:factory"),
+    "no-module": ("", "nothing_here:make", "there is no module nothing_here", "put nothing_here.py into that folder"),
+    "like-one-of-python": ("", "nope:make", "there is no module nope", "put nope.py into that folder"),
     "nearly-that-module": ("", "users_modle:make", "there is no module users_modle", "write users_module instead"),
     "no-such-part": ("", "users_module.part:make", "there is no module users_module.part", "package.module"),
     "no-attribute": ("def load(data): ...", "users_module:draw", "has no draw", "package.module:factory"),

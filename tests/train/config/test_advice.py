@@ -68,6 +68,10 @@ def test_a_wrong_value_is_not_replaced_by_another_meaning(kind: Any, value: Any,
     assert load.suggest_fix(kind, value, 5) == advised
 
 
+def test_of_two_names_that_differ_in_case_the_first_is_the_nearest() -> None:
+    assert names.nearest_name("agamw", ["adamw", "AdamW"]) == "adamw"
+
+
 def test_case_does_not_hide_the_nearest_name() -> None:
     assert names.nearest_name("ResNet18", ["small_cnn", "resnet18"]) == "resnet18"
 
