@@ -176,6 +176,7 @@ def banner(
         "steps": f"{steps.per_epoch} per epoch, {steps.total} in all{_describe_dropped(steps.dropped)}",
         "learning rate": describe_schedule(trainer.schedule, is_auto=is_auto),
     }
+    rows |= checks.loss_rows(config.optim)
     if config.train.reproducible != TrainConfig().reproducible:
         rows["reproducible"] = checks.describe_reproducibility(config.train)
     if config.train.parallel != TrainConfig().parallel:

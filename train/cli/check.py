@@ -287,6 +287,7 @@ def training_rows(
         "global batch": str(batch) + "; the start looks for the largest micro batch that fits (auto)" * is_searched,
         "reproducible": checks.describe_reproducibility(config.train),
         "optimizer": _format_with_arguments(", ".join(optimizer), optim.args),
+        **checks.loss_rows(optim),
     }
 
 

@@ -17,7 +17,7 @@ from train.config import augmentations, schema
 from train.config.batches import nearest_multiples
 from train.config.models import BUILTIN_MODELS, FORBIDDEN_ARGUMENTS
 from train.config.precisions import PRECISIONS
-from train.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfig
+from train.config.schema import DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from train.config.strategies import STRATEGIES
 from train.metrics import METRICS
 
@@ -94,6 +94,11 @@ def is_bitwise(train: TrainConfig) -> bool:
 def is_repeatable(train: TrainConfig) -> bool:
     """Whether the run must give the same bits when it is run again on as many ranks and threads."""
     return train.reproducible != "none"
+
+
+def loss_rows(optim: OptimConfig) -> dict[str, str]:
+    """A row of the start and of `train check` for a loss of the user's own."""
+    return {"loss": f"{optim.loss}; evaluations report the task's own"} if schema.is_factory(optim.loss) else {}
 
 
 def num_micro_batches(train: TrainConfig) -> int:

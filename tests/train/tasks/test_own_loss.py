@@ -11,6 +11,8 @@ from focal import Focal
 from jobs import built, refused
 from torch.nn.functional import cross_entropy, smooth_l1_loss
 
+from train import session
+from train.config.environment import CallerVariables
 from train.config.schema import OptimConfig
 from train.tasks import TargetScale
 from train.tasks.base import Task
@@ -127,6 +129,7 @@ def test_a_mean_is_refused_where_samples_count_differently(tmp_path: Path, setti
 def test_the_run_records_it_and_goes_on_with_no_other(tmp_path: Path) -> None:
     with built(tmp_path / "run", "optim.loss=focal:Focal", "train.epochs=1") as trainer:
         assert isinstance(trainer.task.own_loss, Focal)
+        assert "focal:Focal; evaluations report the task's own" in session.banner(trainer, CallerVariables({}, {}))
         trainer.fit()
     failure = refused(tmp_path / "run")
     assert 'optim.loss: "focal:Focal" -> "auto"' in str(failure.found)
