@@ -249,9 +249,7 @@ def _import_module(module: str, what: str) -> Any:
             f"looked in {_last_search_folder()}",
             error.name,
             _sibling_modules(error.name),
-            otherwise=AS_IN_PYTHON
-            if "." in error.name
-            else f"put {error.name}.py into that folder, or write another name",
+            otherwise=("" if "." in error.name else f"put {error.name}.py into that folder, or ") + AS_IN_PYTHON,
         )
     except (Exception, SystemExit) as error:
         raise user_code_failure(f"{what}: the module fails when it is imported", error) from error

@@ -221,7 +221,7 @@ def test_the_words_of_train_and_the_variables_of_ours_are_passed_on(bench: Bench
 
 # What a container cannot take from its caller: these are the script's own choice, or mean another machine's files.
 NOT_PASSED_ON = {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "TMPDIR", "HOME"}
-NOT_PASSED_ON |= {"CONDA_PREFIX", "LD_LIBRARY_PATH"}
+NOT_PASSED_ON |= {"CONDA_PREFIX", "VIRTUAL_ENV", "LD_LIBRARY_PATH"}
 SITE = {name: "http://proxy:3128" for name in ("http_proxy", "HTTPS_PROXY", "ALL_PROXY")} | {
     "no_proxy": "localhost",
     "WANDB_API_KEY": "s3cr3t",

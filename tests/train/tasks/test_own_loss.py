@@ -129,7 +129,9 @@ def test_a_mean_is_refused_where_samples_count_differently(tmp_path: Path, setti
 def test_the_run_records_it_and_goes_on_with_no_other(tmp_path: Path) -> None:
     with built(tmp_path / "run", "optim.loss=focal:Focal", "train.epochs=1") as trainer:
         assert isinstance(trainer.task.own_loss, Focal)
-        assert "focal:Focal; evaluations report the task's own" in session.banner(trainer, CallerVariables({}, {}))
+        assert "focal:Focal; evaluations report the task's own" in session.banner(
+            trainer, CallerVariables(acting={}, removed={})
+        )
         trainer.fit()
     failure = refused(tmp_path / "run")
     assert 'optim.loss: "focal:Focal" -> "auto"' in str(failure.found)
