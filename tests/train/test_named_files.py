@@ -68,5 +68,5 @@ def test_a_path_that_is_there_is_not_offered_instead_of_itself(tmp_path: Path) -
 def test_a_data_root_that_is_nearly_right_is_named_as_it_is_on_the_disk(tmp_path: Path, name: str) -> None:
     (tmp_path / "photos.csv").mkdir()
     with pytest.raises(Failure) as refused:
-        registry.find_source(name).describe(DataConfig(name=name, root=str(tmp_path / "fotos.csv")))
+        registry.open_splits(DataConfig(name=name, root=str(tmp_path / "fotos.csv")))
     assert str(refused.value.fix).startswith(f"write {tmp_path}/photos.csv; or ")

@@ -34,7 +34,6 @@ from train.data.registry import DataSummary
 from train.evaluation import early_stopping
 from train.evaluation.results import EvaluationResult, read_final_score
 from train.logging.progress import format_rows
-from train.names import look_alike_warnings
 from train.optim import schedule
 from train.run import deadline, folder, lock
 from train.run.folder import describe_folder_state, refuse_symlinks, run_folder
@@ -183,10 +182,10 @@ def describe_plan(
     None if it would. also: further rows, which are not from the config.
 
     Raises:
-        Failure: as `check_config`, `DataSource.describe`, `open_data`, `count_steps` and `preview_network`.
+        Failure: as `check_config`, `open_data`, `count_steps` and `preview_network`.
     """
     batch = launch.check_config(config, plan.world.world_size)
-    data, splits, fitted = registry.find_source(config.data.name).describe(config.data), None, config
+    splits, fitted = None, config
     folder = run_folder(config)
     checkpoints = folder / "checkpoints"
     resumes = config.checkpoint.resume == "auto" and any(checkpoints.glob("step-*"))
@@ -195,13 +194,13 @@ def describe_plan(
         from train.cli import check_network  # torch
         from train.tasks import class_balance
 
-        fitted, splits = check_network.open_data(config, data.outputs, checkpoints if resumes else None)
-        if data.training is None or resumes:
-            data = check_network.describe_data(data, fitted.data, splits)
+        fitted, splits = check_network.open_data(config, checkpoints if resumes else None)
+        data = check_network.describe_data(fitted.data, splits)
+    else:
+        data = registry.summarize(config.data)
     is_auto, train = config.optim.lr == "auto", config.train
     resolved = resolve(config, fitted, data.task)
     config = resolved.requested
-    assert data.training is not None  # else it was opened
     steps = batches.count_steps(batch, data.training, epochs=train.epochs, max_steps=train.max_steps)
     network_rows = {"model": _format_with_arguments(config.model.name, config.model.args)}
     network_notes: Sequence[str] = ()
@@ -224,7 +223,7 @@ def describe_plan(
         ),
     }
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
-    warnings = [*plan.warnings, *data.warnings, *look_alike_warnings(data.facts.get("classes", ()))]
+    warnings = [*plan.warnings, *data.warnings]
     warnings += schedule.regression_warnings(config, data.task)
     notes = [note, *data.notes, describe_text_order(data.facts.get("classes", ())), *network_notes]
     notes += batches.step_notes(steps, batch, samples=data.training, max_steps=train.max_steps)
@@ -256,7 +255,7 @@ NEUTRAL_DATA_KEYS: Final = ("name", "image_size", "workers", *(key for key in re
 
 def _is_known_to_fit(config: RunConfig, batch: BatchSizes) -> bool:
     """Whether the network, the optimizer and the data certainly fit, as in the quickstart. Then torch is not needed."""
-    if registry.configured_shape(config.data) is None or batch.micro == 1:
+    if registry.find_source(config.data.name).origin != "computed" or batch.micro == 1:
         return False
     model, optim, default = config.model, config.optim, RunConfig()
     is_listed = model.name in BUILTIN_MODELS and optim.name in OPTIMIZERS and not schema.is_factory(optim.loss)

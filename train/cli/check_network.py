@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +17,6 @@ from train.components import adapt_for_training, build_components, load_initial_
 from train.config import schema
 from train.config.batches import BatchSizes, StepCounts
 from train.config.resolved import ResolvedConfig
-from train.config.resume_rules import TEST_KEY
 from train.config.schema import DataConfig, RunConfig
 from train.data import registry
 from train.data.download import files_exist
@@ -33,17 +31,18 @@ from train.models.registry import count_parameters
 from train.parallel.strategies import strategy_class
 
 
-def open_data(config: RunConfig, outputs: int | None, checkpoints: Path | None) -> tuple[RunConfig, DataSplits]:
+def open_data(config: RunConfig, checkpoints: Path | None) -> tuple[RunConfig, DataSplits]:
     """The config as its weights decide it, and the data, as a start opens it.
 
     Of published data that is still to be fetched it is what is known: one sample of each class, which cannot be read.
-    outputs: the number of classes, as far as it is known. checkpoints: of a run that would resume.
+    checkpoints: of a run that would resume.
 
     Raises:
         Failure: as `weights.fit_to_weights` and `DataSource.open`.
     """
     fitted = weights.fit_to_weights(config, checkpoints)
     data, shape = fitted.data, registry.configured_shape(fitted.data)
+    outputs = registry.find_source(data.name).classes
     if data.download and not files_exist(data.name, Path(data.root)) and shape is not None and outputs is not None:
         samples = EmptySource(labels=torch.arange(outputs), stored=shape.stored)
         classes = tuple(map(str, range(outputs)))
@@ -55,26 +54,11 @@ def open_data(config: RunConfig, outputs: int | None, checkpoints: Path | None) 
     return fitted, with_evaluation_size(splits, config.eval.image_size)
 
 
-def describe_data(summary: DataSummary, data: DataConfig, splits: DataSplits) -> DataSummary:
-    """The summary with all that a resumed run compares, and of data that only opening it describes, a new one.
-
-    Nothing is added to a summary of data that is still to be fetched.
-    """
+def describe_data(data: DataConfig, splits: DataSplits) -> DataSummary:
+    """The summary, with all that a resumed run compares unless the data is still to be fetched."""
     if not splits.training.can_be_read:
-        return summary
-    facts = data_fingerprint(splits, data.root)
-    if summary.training is not None:
-        return replace(summary, facts=facts)
-    sizes = f"{facts['training']:,} for training, {facts['held_out']:,} for validation"
-    return DataSummary(
-        description=f"{data.name}, samples of {splits.shape}: {sizes}{registry.describe_test(facts.get(TEST_KEY, 0))}",
-        training=facts["training"],
-        outputs=len(splits.classes),
-        facts=facts,
-        warnings=splits.warnings,
-        notes=splits.notes,
-        task=splits.task,
-    )
+        return registry.summarize(data)
+    return registry.summarize(data, splits, data_fingerprint(splits, data.root))
 
 
 def preview_network(

@@ -80,9 +80,9 @@ def check_config(config: RunConfig, world_size: int, device: str | None = None) 
     refuse_missing_weights(config)
     registry.refuse_fixed_evaluation_size(config.data, config.eval.image_size)
     batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size)
-    samples = registry.find_source(config.data.name).count(config.data)
-    if samples is not None:  # else a start counts them
-        count_steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
+    counts = registry.find_source(config.data.name).count(config.data)
+    if counts is not None:  # else a start counts them
+        count_steps(batch, counts.training, epochs=config.train.epochs, max_steps=config.train.max_steps)
     return batch
 
 

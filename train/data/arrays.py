@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from torch.nn.functional import interpolate
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import partition, split_checks
+from train.data import split_checks
 from train.data.shape import Shape, height_and_width
 from train.data.sources.arrays import (
     find_array_names,
@@ -36,7 +36,7 @@ from train.data.sources.arrays import (
     read_shapes,
     translate_read_errors,
 )
-from train.data.splits import DataSplits, RowsSource, SampleIndices
+from train.data.splits import DataSplits, RowsSource, SampleIndices, split_off
 from train.files import bad_data_failure, format_bytes
 from train.tasks import CLASSIFICATION, configured_task
 from train.tasks.labels import ENCODERS, LabelEncoder, configured_encoder, describe_tensor, one_number_failure
@@ -49,7 +49,6 @@ MIN_IMAGE_AXES: Final = 3  # labels have fewer axes; they are read, not mapped
 NUM_HASHED_SAMPLES: Final = 64
 MIN_REPORTED_BYTES: Final = 2**28  # of memory of each rank
 ArraySelector = Callable[[Iterable[str]], list[str]]
-Rows = TypeVar("Rows", bound=RowsSource)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,14 +272,6 @@ def configured_class_count(data: DataConfig) -> int | None:
     return data.classes if data.classes != DataConfig().classes else None
 
 
-def split_rows(source: Rows, data: DataConfig, *, has_validation: bool = False) -> tuple[Rows, ...]:
-    """The training, validation and test samples of a source; see `partition_samples`."""
-    strata = configured_encoder(data).strata(source.labels)
-    parts = partition.partition_samples(strata, data, has_validation=has_validation)
-    masks = (parts.training, parts.validation, parts.test)
-    return tuple(source.select(torch.from_numpy(mask)) for mask in masks)
-
-
 def build_splits(
     data: DataConfig, training: ArraySource, validation: ArraySource | None, test: ArraySource | None = None
 ) -> DataSplits:
@@ -304,10 +295,8 @@ def build_splits(
         what = "data.image_size is not the size of the images"
         raise bad_data_failure(training.name, what, f"{shape}", f"{size} pixels", fix)
     split_checks.refuse_second_splits(data, validation=None if validation is None else validation.name)
-    if validation is None or data.test_fraction:
-        training, split_off, split_test = split_rows(training, data, has_validation=validation is not None)
-        validation = split_off if validation is None else validation
-        test = split_test if data.test_fraction else test
+    strata = encoder.strata(training.labels)
+    training, validation, test, _ = split_off(training, data, strata, validation=validation, test=test)
     content = "clips" if len(shape.size) == 3 else "images"
     note = f"{training.name} holds {content} of {shape}, {_describe_dtype(training.pixels)}"
     return DataSplits(

@@ -41,6 +41,7 @@ from train.data.splits import (
     SampleIndices,
     SampleOrigin,
     SampleSource,
+    split_off,
 )
 from train.files import bad_data_failure
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, configured_task
@@ -445,8 +446,7 @@ def _as_splits(returned: Any, factory: FactoryCall) -> DataSplits:
     claimed = len(names) if names else arrays.configured_class_count(data)
     encoder = configured_encoder(data)
     outputs = encoder.names(data.name, claimed, training.labels, validation.labels if validation else None)
-    if validation is None:
-        training, validation, _ = arrays.split_rows(training, data)
+    training, validation, _, _ = split_off(training, data, encoder.strata(training.labels), validation=validation)
     shape, dtype = training.first or ((), torch.uint8)
     (changing, facts), warnings = look_at_items(training), list[str]()
     if changing is not None:

@@ -1,7 +1,7 @@
 """Lists the labelled images in class folders, and splits off a validation set if there is none.
 
 Unread files, misplaced folders and classes that are too small are reported. A long listing is kept in the user's cache
-for as long as no folder changes. This module does not import torch: `train check` lists images too.
+for as long as no folder changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,15 +27,12 @@ from train import files
 from train.config.schema import DataConfig
 from train.data import class_folders, image_lists, partition
 from train.data.class_folders import DirectoryState
-from train.data.image_lists import ImageList, ImageLists
 from train.data.sources.arrays import PARSE_ERRORS
 from train.data.split_checks import find_layout, refuse_wrong_class_count
+from train.data.splits import DataSplits, ImageFileSource, configured_image_shape, configured_images, split_off
+from train.distributed.shared_memory import HostRanks
 from train.tasks import CLASSIFICATION
 from train.tasks.labels import missing_validation_warnings
-
-if TYPE_CHECKING:
-    from train.data.splits import DataSplits
-    from train.distributed.shared_memory import HostRanks
 
 LISTING_VERSION: Final = 3  # raised whenever the same folder would be listed otherwise
 # By the number of names and not by the seconds of a listing, so that each start of a run does the same. Reading so many
@@ -211,14 +208,12 @@ def open_image_folder(data: DataConfig, host: HostRanks, cache_folder: Path | No
     Raises:
         Failure: as `list_splits` and `HostRanks.first_shared`.
     """
-    from train.data import splits  # torch
-
     folder = None if cache_folder is None else cache_folder / "listings"
     cache = ListingCache(folder=folder, is_writer=host.rank == 0)
-    return splits.open_image_lists(data, host.first_shared(lambda: list_splits(data, cache)))
+    return host.first_shared(lambda: list_splits(data, cache))
 
 
-def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageLists:
+def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> DataSplits:
     """List all files of data.root, and split off what has no folder: validation images, and test images if asked for.
 
     cache: of listings, by the folder of class folders.
@@ -231,7 +226,7 @@ def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageLists:
     refuse_wrong_class_count(data, len(layout.classes), "class folders", str(layout.training))
     classes, unread = layout.classes, Counter[str]()
 
-    def list_files(above: Path, labels: Iterable[int] = range(len(classes))) -> tuple[ImageList, FolderListing]:
+    def list_files(above: Path, labels: Iterable[int] = range(len(classes))) -> tuple[ImageFileSource, FolderListing]:
         """The files in the folders of some classes, all of them unless `labels` has their numbers."""
         paths_by_class, names = class_folders.class_paths(above), [classes[label] for label in labels]
         folders = [paths_by_class.get(name, above / name).name for name in names]
@@ -239,7 +234,7 @@ def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageLists:
         class_folders.refuse_empty_classes(above, dict(zip(names, listing.counts, strict=True)), listing.unread)
         unread.update(listing.unread)
         paths = image_lists.from_lengths(str(above / "_")[:-1], listing.letters, listing.lengths)
-        return ImageList(paths=paths, labels=np.repeat(np.array([*labels], np.int64), listing.counts)), listing
+        return configured_images(data, paths, np.repeat(np.array([*labels], np.int64), listing.counts)), listing
 
     training, listed = list_files(layout.training)
     class_folders.count_files_outside_classes(Path(data.root), layout, unread)
@@ -249,27 +244,29 @@ def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> ImageLists:
         test, _ = list_files(layout.test, [*map(classes.index, class_folders.class_names(layout.test))])
     groups = None
     if data.group is not None:  # searched in the paths below the folder of class folders, so that none above can match
-        splits = {"training": training, "validation": validation, "test": test}
-        lists = {name: images.paths.names() for name, images in splits.items() if images is not None}
-        by_split = {name: partition.group_names(paths, data.group) for name, paths in lists.items()}
-        partition.refuse_leaks(by_split)
-        groups = by_split["training"]
-    warnings = class_folders.split_folder_warnings(dict(zip(classes, listed.inside.values(), strict=True)))
-    parts = partition.partition_samples(training.labels, data, groups=groups, has_validation=validation is not None)
-    if parts.test.any():
-        test = training.select(parts.test)
-    if validation is None:
-        validation = training.select(parts.validation)
-        of_splits = training.labels[parts.training], validation.labels
-        warnings = (*warnings, *missing_validation_warnings(CLASSIFICATION, classes, *of_splits))
-    if not parts.training.all():
-        training = training.select(parts.training)
-    return ImageLists(
+        lists = {"training": training, "validation": validation, "test": test}
+        names = {
+            name: image_lists.as_packed_paths(images.paths).names()
+            for name, images in lists.items()
+            if images is not None
+        }
+        groups = {name: partition.group_names(paths, data.group) for name, paths in names.items()}
+    training, validation, test, parts = split_off(
+        training, data, training.labels.numpy(), validation=validation, test=test, groups=groups
+    )
+    of_splits = training.labels.numpy(), validation.labels.numpy()
+    return DataSplits(
         training=training,
         validation=validation,
         test=test,
         classes=classes,
-        notes=tuple(filter(None, (class_folders.describe_unread_files(unread), *class_folders.layout_notes(layout)))),
-        split_notes=parts.notes,
-        warnings=warnings,
+        shape=configured_image_shape(data),
+        notes=(
+            *parts.notes,
+            *filter(None, (class_folders.describe_unread_files(unread), *class_folders.layout_notes(layout))),
+        ),
+        warnings=(
+            *class_folders.split_folder_warnings(dict(zip(classes, listed.inside.values(), strict=True))),
+            *missing_validation_warnings(CLASSIFICATION, classes, *of_splits),
+        ),
     )

@@ -1,4 +1,4 @@
-"""Keeps lists of image files with their labels: the paths of millions of files take a few bytes each.
+"""Keeps lists of image files: the paths of millions of files take a few bytes each.
 
 This module does not import torch.
 """
@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from train.tasks import CLASSIFICATION, TargetScale
 
 Int64Array = npt.NDArray[np.int64]
 Letters = npt.NDArray[np.uint8]
@@ -113,39 +111,3 @@ def merge_paths(first: PackedPaths, second: PackedPaths) -> tuple[PackedPaths, I
     rows = np.empty(len(names), np.int64)
     rows[order] = np.cumsum(is_first) - 1
     return every.part(order[is_first]), rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ImageList:
-    """Image files and their labels: int64 [count], or as `SampleSource.labels` of another task."""
-
-    paths: PackedPaths
-    labels: npt.NDArray[Any]
-
-    def select(self, chosen: npt.NDArray[Any]) -> ImageList:
-        """The images that `chosen` selects: indices, or bool [count]."""
-        return ImageList(paths=self.paths.part(chosen), labels=self.labels[chosen])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ImageLists:
-    """The images of all splits; test: None if there is none. Other fields: as in `DataSplits`, weights as an array.
-
-    notes: what `train check` says too. split_notes: how groups were split, which only a start says.
-    """
-
-    training: ImageList
-    validation: ImageList
-    test: ImageList | None
-    classes: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    split_notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    task: str = CLASSIFICATION
-    target: TargetScale | None = None
-    weights: npt.NDArray[np.float32] | None = None
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """The images for training, validation and the test."""
-        return len(self.training.labels), len(self.validation.labels), 0 if self.test is None else len(self.test.labels)

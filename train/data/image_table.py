@@ -1,7 +1,7 @@
 """Opens the images that a table lists: what its cells mean as labels, and in which split each row is.
 
 Rows that no split column assigns are split in the same way in every run, whatever `run.seed` is. Mistakes name the line
-of the table. This module does not import torch: `train check` lists images too.
+of the table.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from itertools import compress
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import class_folders, image_lists, label_table, partition, split_checks
-from train.data.image_lists import ImageList, ImageLists
 from train.data.label_table import (
     NO,
     TEST,
@@ -30,14 +30,11 @@ from train.data.label_table import (
     list_lines,
     refuse_empty_cells,
 )
-from train.data.partition import Partition, partition_samples
+from train.data.splits import DataSplits, configured_image_shape, configured_images, split_off
 from train.files import one_line
 from train.names import describe_look_alikes, read_name
 from train.tasks import AUTO, CLASSIFICATION, MULTI_LABEL, REGRESSION, parse_number
 from train.tasks.labels import ENCODERS, Values, missing_validation_warnings
-
-if TYPE_CHECKING:
-    from train.data.splits import DataSplits
 
 SEPARATORS: Final = re.compile(r"[;|]")  # between the labels of one image
 OTHER_SEPARATORS: Final = {
@@ -58,45 +55,53 @@ MIN_IMAGES_PER_NUMBER: Final = 10
 
 
 def open_image_table(data: DataConfig, *_: object) -> DataSplits:
-    """All splits. Raises Failure: as `list_table`."""
-    from train.data import splits  # torch
-
-    lists = list_table(data)
-    return replace(splits.open_image_lists(data, lists), notes=(*lists.notes, *lists.split_notes))
-
-
-def list_table(data: DataConfig) -> ImageLists:
     """The images of all splits.
 
     Raises:
-        Failure: as `label_table.read_table`, `read_labels` and `partition_rows`; DATA if all training images
-            have one number, or a weight of 0.
+        Failure: as `label_table.read_table`, `read_labels` and `split_off`; DATA if all training images have one
+            number, or a weight of 0; USAGE for a split that the table names and a key asks for.
     """
     table = label_table.read_table(data)
     read = read_labels(table, data)
     encoder = ENCODERS[read.task]
-    parts = partition_rows(table, encoder.strata(read.values), data)
+    rows = np.array(table.splits, str)
+    of_split = {"training": rows == TRAINING, "validation": rows == VALIDATION, "test": rows == TEST}
+    split_checks.refuse_second_splits(
+        data,
+        validation=f"the {VALIDATION} rows of {table.file}" if of_split["validation"].any() else None,
+        test=f"the {TEST} rows of {table.file}" if of_split["test"].any() else None,
+    )
     above = f"{table.images}/"  # left out of the paths if all are below it, so that the folder may move
     if not all(path.startswith(above) for path in table.paths):
         above = ""
-    images = ImageList(paths=image_lists.pack_paths(table.paths, above), labels=read.values)
-    training, validation = images.select(parts.training), images.select(parts.validation)
+    images = configured_images(data, image_lists.pack_paths(table.paths, above), read.values)
+    listed = {name: images.select(torch.from_numpy(mask)) for name, mask in of_split.items() if mask.any()}
+    groups = group_names(table, data)
+    training, validation, test, parts = split_off(
+        listed["training"],
+        data,
+        encoder.strata(read.values)[of_split["training"]],
+        validation=listed.get("validation"),
+        test=listed.get("test"),
+        groups=None if groups is None else {name: [*compress(groups, mask)] for name, mask in of_split.items()},
+    )
     weights = None
     if table.weights is not None:
-        raw = np.array(table.weights, np.float64)[parts.training]
+        raw = np.array(table.weights, np.float64)[of_split["training"]][parts.training]
         if not raw.any():
             fix = "give training images a weight above 0, or leave the column out"
             raise bad_table(table.file, "gives no training image a weight", "all weights are 0", fix)
-        weights = (raw / raw.mean()).astype(np.float32)  # 1 on average, so that the loss keeps its scale
-    missing = missing_validation_warnings(read.task, read.classes, training.labels, validation.labels)
+        # 1 on average, so that the loss keeps its scale.
+        weights = torch.from_numpy((raw / raw.mean()).astype(np.float32))
+    missing = missing_validation_warnings(read.task, read.classes, training.labels.numpy(), validation.labels.numpy())
     one_number_fix = "give the training images different numbers, or another data.val_fraction"
-    return ImageLists(
+    return DataSplits(
         training=training,
         validation=validation,
-        test=images.select(parts.test) if parts.test.any() else None,
+        test=test,
         classes=read.classes,
-        notes=(*table.notes, *read.notes),
-        split_notes=parts.notes,
+        shape=configured_image_shape(data),
+        notes=(*table.notes, *read.notes, *parts.notes),
         warnings=(*table.warnings, *read.warnings, *missing),
         task=read.task,
         target=encoder.scale(
@@ -104,38 +109,6 @@ def list_table(data: DataConfig) -> ImageLists:
             lambda number: bad_table(table.file, "has one number in all training rows", number, one_number_fix),
         ),
         weights=weights,
-    )
-
-
-def partition_rows(table: LabelTable, strata: npt.NDArray[np.int64], data: DataConfig) -> Partition:
-    """The split of each row.
-
-    Raises:
-        Failure: DATA as `partition.group_names`, `partition.refuse_leaks` and `partition.partition_samples`; USAGE for
-            a split that the table names and a key asks for.
-    """
-    counts = table.counts
-    split_checks.refuse_second_splits(
-        data,
-        validation=f"the {VALIDATION} rows of {table.file}" if counts[1] else None,
-        test=f"the {TEST} rows of {table.file}" if counts[2] else None,
-    )
-    groups = group_names(table, data)
-    training, ends = counts[0], np.cumsum(counts)
-    if groups is not None:
-        names = ("training", "validation", "test")
-        partition.refuse_leaks({name: groups[end - n : end] for name, end, n in zip(names, ends, counts, strict=True)})
-    parts = partition_samples(
-        strata[:training],
-        data,
-        groups=None if groups is None else groups[:training],
-        has_validation=counts[1] > 0,
-    )
-    rest = np.array(table.splits[training:], str)
-    return Partition(
-        validation=np.append(parts.validation, rest == VALIDATION),
-        test=np.append(parts.test, rest == TEST),
-        notes=parts.notes,
     )
 
 

@@ -7,21 +7,23 @@ loads it. A new source is a module in `train/data/sources/` with its entry, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train import files
 from train.config import schema
+from train.config.batches import SplitCounts
 from train.config.schema import KEYS, DataConfig, RunConfig
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.names import look_alike_warnings, normalize_name
-from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS, task_fact
+from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -30,16 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSummary:
-    """What `train check` says of data that it does not open.
+    """What `train check` says of data.
 
-    training: the number of training samples; None if only opening the data counts them. outputs: the number of the
-    model's outputs (classes); None if only opening the data tells it. facts: what a resumed run compares with the facts
-    of its start. task: what the labels are.
+    training: the number of training samples. facts: what a resumed run compares with the facts of its start, if the
+    data was opened. task: what the labels are.
     """
 
     description: str
-    training: int | None = None
-    outputs: int | None = None
+    training: int
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -55,9 +55,8 @@ class DataSource:
         Failure: NO_INPUT or DATA, naming the folder, file or sample; USAGE for what the config itself rules out.
 
     Functions:
-        count: the number of training samples; None if counting is slow, or if only opening the data tells: every task
-            calls it before a start. Raises Failure: NO_INPUT for missing data, DATA for broken files.
-        describe: the summary for `train check`; may walk through all files. Raises Failure: as `count`.
+        count: the samples of each split; None if counting is slow, or if only opening the data tells: every task calls
+            it before a start. Raises Failure: NO_INPUT for missing data, DATA for broken files.
         check: refuses bad values of the source's keys. Raises Failure: USAGE.
         has_validation: whether data.root holds a separate validation split, so that data.val_fraction is unused.
 
@@ -65,6 +64,7 @@ class DataSource:
         keys: the OPTIONAL_KEYS that act on this source.
         origin: computed from the sample's number, read from files at data.root, or returned by a factory.
         channels: 1 for gray images, 3 for RGB (data.color may change it); None if only the data tell channels and size.
+        classes: how many published data has.
         has_class_names: whether classes have names; else they may be numbers only.
         tasks: what its labels may be.
         resizes: whether it may read evaluation images in another size than training images; a factory's may be files.
@@ -72,13 +72,13 @@ class DataSource:
     """
 
     reader: str
-    count: Callable[[DataConfig], int | None]
-    describe: Callable[[DataConfig], DataSummary]
+    count: Callable[[DataConfig], SplitCounts | None]
     check: Callable[[DataConfig], None] = lambda data: None  # refuses nothing
     has_validation: Callable[[DataConfig], bool] = lambda data: False
     keys: frozenset[str]
     origin: Literal["computed", "files", "factory"]
     channels: int | None = None
+    classes: int | None = None
     has_class_names: bool = False
     hashes_paths: bool = False
     resizes: bool = False
@@ -138,11 +138,39 @@ def configured_shape(data: DataConfig) -> Shape | None:
     return Shape(channels=channels, size=(*frames, *height_and_width(data.image_size)))
 
 
-def resume_facts(
-    classes: Sequence[str], *, training: int, validation: int, task: str = CLASSIFICATION
-) -> dict[str, Any]:
-    """What a resumed run compares with the facts of its start, by the names that checkpoints use."""
-    return {"classes": [*classes], "training": training, "held_out": validation, **task_fact(task)}
+def summarize(
+    data: DataConfig, splits: DataSplits | None = None, facts: Mapping[str, Any] = MappingProxyType({})
+) -> DataSummary:
+    """The summary for `train check`.
+
+    splits: None if they are not opened: samples that are computed, or published ones that the start fetches. facts: of
+    these splits, as `statistics.data_fingerprint`.
+    """
+    source = find_source(data.name)
+    if splits is None:
+        location = f" (not yet in {data.root}: fetched at the start)" if source.origin == "files" else ""
+        counts, shape, outputs = source.count(data), configured_shape(data), f"{source.classes or data.classes} classes"
+        assert counts is not None
+        return DataSummary(description=_describe(data, location, shape, outputs, counts), training=counts.training)
+    sizes = [0 if split is None else len(split.labels) for split in (splits.training, splits.validation, splits.test)]
+    counts = SplitCounts(training=sizes[0], validation=sizes[1], test=sizes[2])
+    outputs = TASKS[splits.task].describe_outputs(splits.classes)
+    if TASKS[splits.task].has_classes:
+        outputs += f" ({list_some(splits.classes, describe=files.shorten_name)})"
+    location = f" ({data.root})" if source.origin == "files" else ""
+    return DataSummary(
+        description=_describe(data, location, splits.shape, outputs, counts),
+        training=counts.training,
+        facts=facts,
+        warnings=splits.warnings,
+        notes=splits.notes,
+        task=splits.task,
+    )
+
+
+def _describe(data: DataConfig, location: str, shape: Shape | None, outputs: str, counts: SplitCounts) -> str:
+    sizes = f"{counts.training:,} for training, {counts.validation:,} for validation{describe_test(counts.test)}"
+    return f"{data.name}{location}, samples of {shape}, {outputs}: {sizes}"
 
 
 def describe_test(images: int) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,11 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import decode, image_lists
+from train.data import decode, image_lists, partition
 from train.data.boxes import CropDraws
 from train.data.decode import ImageFile
-from train.data.image_lists import ImageList, ImageLists, PackedPaths
+from train.data.image_lists import PackedPaths
+from train.data.partition import Partition
 from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing, configured_preprocessing
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.data.shards.order import TrainingRuns
@@ -34,6 +35,7 @@ SampleIndices = npt.NDArray[np.int64]
 CroppedReader = Callable[[SampleIndices, CropDraws], Any]  # pixels, or what a GPU makes pixels of
 # What samples were: files, which we read; PIL images, which we cut and scale; or arrays, which the user made.
 SampleOrigin = Literal["files", "pictures", "arrays"]
+Source = TypeVar("Source", bound="SampleSource")
 
 
 class SampleSource:
@@ -58,6 +60,10 @@ class SampleSource:
 
     def read(self, samples: SampleIndices) -> Tensor:
         """[n, *shape.stored], bytes (uint8) or float32. Raises Failure (DATA, NO_INPUT) naming the sample."""
+        raise NotImplementedError
+
+    def select(self, chosen: Tensor) -> Self:
+        """The samples that `chosen` marks, bool [count], of a source that readers split."""
         raise NotImplementedError
 
     @property
@@ -146,7 +152,6 @@ class RowsSource(SampleSource):
         return [str(row) for row in self.rows[torch.from_numpy(samples)].tolist()]
 
     def select(self, chosen: Tensor) -> Self:
-        """The samples that `chosen` marks, bool [count]."""
         return replace(self, rows=self.rows[chosen], labels=self.labels[chosen])  # type: ignore[type-var]
 
 
@@ -227,6 +232,14 @@ class EncodedImageSource(SampleSource):
 class ImageFileSource(EncodedImageSource):
     """Image files and their classes. paths: `PackedPaths`, or any sequence from a user's factory."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As arrays: the ranks of a machine share their memory, and not that of a pickled tensor."""
+        return open_image_files, (self.paths, self.labels.numpy(), self.size, self.preprocessing, self.channels)
+
+    def select(self, chosen: Tensor) -> Self:
+        paths = image_lists.as_packed_paths(self.paths).part(chosen.numpy())
+        return replace(self, paths=paths, labels=self.labels[chosen])
+
     def image(self, sample: int) -> Path:
         """The file of an image."""
         return Path(str(self.paths[sample]))
@@ -239,6 +252,13 @@ class ImageFileSource(EncodedImageSource):
         if isinstance(self.paths, PackedPaths):
             return self.paths.pieces()
         return image_lists.pack_paths(str(path).removeprefix(root) for path in self.paths).pieces()
+
+
+def open_image_files(
+    paths: Sequence[str], labels: npt.NDArray[Any], size: ImageSize, preprocessing: Preprocessing, channels: int
+) -> ImageFileSource:
+    """Image files whose labels are in an array. Arguments: as the fields of `EncodedImageSource`."""
+    return ImageFileSource(paths, torch.from_numpy(labels), size, preprocessing, channels)
 
 
 def as_targets(labels: Tensor) -> Tensor:
@@ -305,25 +325,49 @@ class EmptySource(SampleSource):
         return torch.empty((0, *self.stored), dtype=torch.uint8)
 
 
-def open_image_lists(data: DataConfig, lists: ImageLists) -> DataSplits:
-    """The splits of listed image files."""
-    preprocessing, channels = configured_preprocessing(data), COLOR_CHANNELS[data.color]
+def configured_images(data: DataConfig, paths: Sequence[str], labels: npt.NDArray[Any]) -> ImageFileSource:
+    """Image files that are read as the config says."""
+    return open_image_files(paths, labels, data.image_size, configured_preprocessing(data), COLOR_CHANNELS[data.color])
 
-    def open_list(images: ImageList) -> ImageFileSource:
-        return ImageFileSource(images.paths, torch.from_numpy(images.labels), data.image_size, preprocessing, channels)
 
-    return DataSplits(
-        training=open_list(lists.training),
-        validation=open_list(lists.validation),
-        test=None if lists.test is None else open_list(lists.test),
-        classes=lists.classes,
-        shape=Shape(channels=channels, size=height_and_width(data.image_size)),
-        notes=(*lists.split_notes, *lists.notes),
-        warnings=lists.warnings,
-        weights=None if lists.weights is None else torch.from_numpy(lists.weights),
-        task=lists.task,
-        target=lists.target,
+def configured_image_shape(data: DataConfig) -> Shape:
+    """The shape of images that are read as the config says."""
+    return Shape(channels=COLOR_CHANNELS[data.color], size=height_and_width(data.image_size))
+
+
+def split_off(
+    training: Source,
+    data: DataConfig,
+    strata: npt.NDArray[np.int64],
+    *,
+    validation: Source | None = None,
+    test: Source | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[Source, Source, Source | None, Partition]:
+    """The splits: training samples are taken for those that have none of their own. And which samples these were.
+
+    Args:
+        strata: of the training samples, as `LabelEncoder.strata`.
+        groups: that of each sample of each split, by the split's name; no group may be in two of them.
+
+    Raises:
+        Failure: DATA for groups in two splits, and for those that cannot be kept in one split.
+    """
+    if groups is not None:
+        partition.refuse_leaks(groups)
+    parts = partition.partition_samples(
+        strata,
+        data,
+        groups=None if groups is None else groups["training"],
+        has_validation=validation is not None,
     )
+    if parts.test.any():
+        test = training.select(torch.from_numpy(parts.test))
+    if validation is None:
+        validation = training.select(torch.from_numpy(parts.validation))
+    if not parts.training.all():
+        training = training.select(torch.from_numpy(parts.training))
+    return training, validation, test, parts
 
 
 def without_training(splits: DataSplits) -> DataSplits:

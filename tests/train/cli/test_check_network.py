@@ -228,8 +228,8 @@ def test_a_micro_batch_of_one_is_trained_where_it_can_be(settings: tuple[str, ..
 def test_check_opens_own_data(tmp_path: Path) -> None:
     shown = described("data.name=network_to_check:pictures")
     assert (
-        "\ndata           network_to_check:pictures, samples of 8 x 8 x 3: 64 for training, 16 for validation\n"
-        in shown
+        "\ndata           network_to_check:pictures, samples of 8 x 8 x 3, 2 classes (0, 1): "
+        "64 for training, 16 for validation\n" in shown
     )
     assert "\nsteps          4 per epoch, 8 in all" in shown
 

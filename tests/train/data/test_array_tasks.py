@@ -79,8 +79,9 @@ def test_classes_stay_what_labels_are_unless_the_config_says_otherwise(tmp_path:
 def test_train_check_describes_the_task(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=IMAGES, labels=NUMBERS)
     data = DataConfig(name="npz", root=str(tmp_path / "a.npz"), task="regression")
-    summary = registry.find_source("npz").describe(data)
-    assert (summary.task, summary.facts["task"]) == ("regression", "regression")
+    summary = registry.summarize(data, registry.open_splits(data))
+    assert summary.task == "regression"
+    assert "one number for each image (number): " in summary.description
 
 
 class Items:

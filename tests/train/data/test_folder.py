@@ -19,8 +19,7 @@ from entrypoint import Failure
 from train.config.schema import DataConfig
 from train.data import image_folder, registry, statistics
 from train.data.image_folder import ListingCache
-from train.data.image_lists import ImageList, ImageLists
-from train.data.splits import DataSplits, ImageFileSource
+from train.data.splits import DataSplits, ImageFileSource, SampleSource
 from train.distributed import shared_memory
 from train.distributed.shared_memory import HostRanks
 
@@ -120,8 +119,8 @@ def write_videos(root: Path, **videos: list[int]) -> Path:
     return root
 
 
-def videos(files: ImageList) -> set[str]:
-    return {Path(str(path)).parent.name for path in files.paths}
+def videos(files: SampleSource) -> set[str]:
+    return {Path(path).parent.name for path in files.file_names or ()}
 
 
 def test_a_video_is_on_one_side_though_both_classes_have_it(tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_a_video_is_on_one_side_though_both_classes_have_it(tmp_path: Path) -> N
     found = image_folder.list_splits(data(tmp_path, group=VIDEO, val_fraction=0.3))
     assert not videos(found.training) & videos(found.validation)
     assert np.bincount(found.validation.labels).min() >= 3
-    assert found.split_notes == ("val: 9 of 30 images in 2 of 8 groups (data.val_fraction asks for 9 images)",)
+    assert found.notes == ("val: 9 of 30 images in 2 of 8 groups (data.val_fraction asks for 9 images)",)
 
 
 def test_a_pattern_does_not_match_the_folders_above_the_classes(tmp_path: Path) -> None:
@@ -140,7 +139,7 @@ def test_a_pattern_does_not_match_the_folders_above_the_classes(tmp_path: Path) 
 
 def test_without_groups_nothing_needs_to_be_said(tmp_path: Path) -> None:
     write_videos(tmp_path, ant=[0, 1], bee=[0, 1])
-    assert image_folder.list_splits(data(tmp_path)).split_notes == ()
+    assert image_folder.list_splits(data(tmp_path)).notes == ()
 
 
 def test_with_two_folders_every_group_is_on_one_side(tmp_path: Path) -> None:
@@ -243,7 +242,7 @@ def test_the_first_rank_of_each_machine_lists_the_folder(tmp_path: Path, monkeyp
     config, listing_ranks = of_one_list(tmp_path), []
     list_splits = image_folder.list_splits
 
-    def counted(data: DataConfig, cache: ListingCache) -> ImageLists:
+    def counted(data: DataConfig, cache: ListingCache) -> DataSplits:
         listing_ranks.append(cache.is_writer)
         return list_splits(data, cache)
 

@@ -1,4 +1,4 @@
-"""What is in an image folder, counted."""
+"""What is in an image folder, counted; and what is said of it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import image_folder, registry
-from train.data.sources import folder
+from train.data.registry import DataSummary
 
 
 def make(root: Path, *names: str) -> DataConfig:
@@ -22,37 +23,40 @@ def make(root: Path, *names: str) -> DataConfig:
     return DataConfig(name="folder", root=str(root), val_fraction=0.5)
 
 
+def summary_of(data: DataConfig) -> DataSummary:
+    """What `train check` says."""
+    return registry.summarize(data, image_folder.list_splits(data))
+
+
 def test_a_folder_without_splits_is_split(tmp_path: Path) -> None:
-    found = folder.describe(make(tmp_path, "cat/1.jpg", "cat/2.jpg", "dog/1.png", "dog/2.png"))
-    assert found.description.endswith("4 images in 2 classes (cat, dog): 2 for training, 2 for validation")
+    data = make(tmp_path, "cat/1.jpg", "cat/2.jpg", "dog/1.png", "dog/2.png")
+    found = summary_of(data)
+    words = "samples of 32 x 32 x 3, 2 classes (cat, dog): 2 for training, 2 for validation"
+    assert found.description == f"folder ({data.root}), {words}"
     assert found.notes == ()
 
 
 def test_both_sides_are_counted_where_there_are_two(tmp_path: Path) -> None:
     sides = [f"{side}/{name}/1.jpg" for side in ("train", "val") for name in ("cat", "dog")]
-    found = folder.describe(make(tmp_path, *sides, "train/cat/2.jpg"))
-    assert (found.training, found.facts["held_out"]) == (3, 2)
+    assert "3 for training, 2 for validation" in summary_of(make(tmp_path, *sides, "train/cat/2.jpg")).description
 
 
-def test_a_folder_that_is_not_read_is_told_by_check_as_by_the_start(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_read_is_named(tmp_path: Path) -> None:
     data = make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "val", "dev") for name in ("cat", "dog")))
-    said = ("not read, beside train (training) and val (validation): dev",)
-    assert folder.describe(data).notes == said
-    assert registry.open_splits(data).notes == said
+    assert summary_of(data).notes == ("not read, beside train (training) and val (validation): dev",)
 
 
-def test_a_folder_test_that_chooses_the_checkpoint_is_said_by_check_as_by_the_start(tmp_path: Path) -> None:
+def test_a_folder_test_that_chooses_the_checkpoint_is_named(tmp_path: Path) -> None:
     data = make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "test") for name in ("cat", "dog")))
-    (said,) = folder.describe(data).notes
+    (said,) = summary_of(data).notes
     assert said.startswith("test is the validation split, since there is no folder val: it chooses the best checkpoint")
-    assert registry.open_splits(data).notes == (said,)
 
 
-def test_a_test_folder_is_counted_by_check_as_by_the_start(tmp_path: Path) -> None:
+def test_a_test_folder_is_counted(tmp_path: Path) -> None:
     sides = [f"{side}/{name}/1.jpg" for side in ("train", "val", "test") for name in ("cat", "dog")]
     data = make(tmp_path, *sides, "test/dog/2.jpg")
-    found, real = folder.describe(data), image_folder.list_splits(data)
-    assert (found.notes, real.notes) == ((), ())
+    found, real = summary_of(data), image_folder.list_splits(data)
+    assert found.notes == ()
     assert real.test is not None
     assert real.test.labels.tolist() == [0, 1, 1]
     assert "2 for training, 2 for validation, 3 for the test at the end" in found.description
@@ -60,31 +64,28 @@ def test_a_test_folder_is_counted_by_check_as_by_the_start(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("keys", [{"test_fraction": 0.2}, {"fold": "2/3"}, {"fold": "3/3", "test_fraction": 0.1}])
 @pytest.mark.parametrize("group", [None, r"\d"])
-def test_the_splits_that_check_counts_are_those_of_the_start(
-    tmp_path: Path, keys: dict[str, Any], group: str | None
-) -> None:
+def test_every_image_is_in_one_split(tmp_path: Path, keys: dict[str, Any], group: str | None) -> None:
     make(tmp_path, *(f"{name}/{i}-{k}.jpg" for name in ("a", "b") for i in range(9) for k in range(3)))
     data = DataConfig(name="folder", root=str(tmp_path), group=group, **keys)
-    found, real = folder.describe(data), image_folder.list_splits(data)
-    sizes = (len(real.training.paths), len(real.validation.paths), len(real.test.paths) if real.test else 0)
-    assert (found.training, found.facts["held_out"]) == sizes[:2]
-    assert (f"{sizes[2]} for the test" in found.description) == bool(sizes[2])
-    assert sum(sizes) == 54
-    assert bool(sizes[2]) == ("test_fraction" in keys)
+    splits = registry.open_splits(data)
+    sources = [source for source in (splits.training, splits.validation, splits.test) if source is not None]
+    names = [name for source in sources for name in source.names(np.arange(len(source.labels)))]
+    assert len({*names}) == len(names) == 54
+    assert (splits.test is not None) == ("test_fraction" in keys)
 
 
 def test_folds_leave_a_folder_test_beside_train_for_the_end(tmp_path: Path) -> None:
     make(tmp_path, *(f"train/{name}/{i}.jpg" for name in ("a", "b") for i in range(5)), "test/a/1.jpg", "test/b/1.jpg")
     data = DataConfig(name="folder", root=str(tmp_path), fold="1/5")
     real = image_folder.list_splits(data)
-    assert (len(real.training.paths), len(real.validation.paths)) == (8, 2)
+    assert (len(real.training.labels), len(real.validation.labels)) == (8, 2)
     assert real.test is not None
 
 
 def test_folds_beside_a_validation_folder_are_refused(tmp_path: Path) -> None:
     make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "val") for name in ("a", "b")))
     with pytest.raises(Failure, match=r"data\.fold does not go with validation images of their own") as caught:
-        folder.describe(DataConfig(name="folder", root=str(tmp_path), fold="1/5"))
+        summary_of(DataConfig(name="folder", root=str(tmp_path), fold="1/5"))
     assert caught.value.code == ExitCode.USAGE
 
 
@@ -96,32 +97,30 @@ def test_a_group_in_the_test_folder_and_in_another_one_is_refused(tmp_path: Path
         image_folder.list_splits(data)
 
 
-def test_what_looks_like_a_slip_is_told_by_check_as_by_the_start(tmp_path: Path) -> None:
+def test_what_looks_like_a_slip_is_warned_of(tmp_path: Path) -> None:
     parts = ["test/cat/1.jpg", "test/dog/1.jpg"]
     data = make(tmp_path, "cat/1.jpg", "ship/1.jpg", *(f"dog/{i}.jpg" for i in range(9)), *parts, "dog/note.txt")
-    found, real = folder.describe(data), image_folder.list_splits(data)
-    assert found.warnings == real.warnings
+    found = summary_of(data)
     assert ["test holds folders" in found.warnings[0], "none is used for validation" in found.warnings[1]] == [
         True,
         True,
     ]
-    assert found.notes == real.notes == ("1 file is not read: .txt (1)",)
+    assert found.notes == ("1 file is not read: .txt (1)",)
 
 
-def test_the_thumbnails_of_a_file_server_are_no_images_in_check_and_start(tmp_path: Path) -> None:
+def test_the_thumbnails_of_a_file_server_are_no_images(tmp_path: Path) -> None:
     photos = [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(4)]
     thumbnails = [f"{Path(photo).parent}/@eaDir/{Path(photo).name}/SYNOPHOTO_THUMB_SM.jpg" for photo in photos]
     data = make(tmp_path, *photos, *thumbnails)
-    found, real = folder.describe(data), image_folder.list_splits(data)
-    assert found.training + found.facts["held_out"] == len(real.training.labels) + len(real.validation.labels) == 8
-    assert found.notes == real.notes == ("2 files are not read: folder @eaDir (2)",)
+    splits = image_folder.list_splits(data)
+    assert len(splits.training.labels) + len(splits.validation.labels) == 8
+    assert splits.notes == ("2 files are not read: folder @eaDir (2)",)
 
 
-def test_folders_of_sites_are_warned_of_in_check_and_start(tmp_path: Path) -> None:
+def test_folders_of_sites_are_warned_of(tmp_path: Path) -> None:
     sites = [f"{site}/{name}/{i}.jpg" for site in ("alps", "eifel") for name in ("deer", "fox") for i in range(5)]
     data = make(tmp_path, *sites)
-    (warning,) = folder.describe(data).warnings
-    assert image_folder.list_splits(data).warnings == (warning,)
+    (warning,) = summary_of(data).warnings
     assert "are these the classes?" in warning
 
 
@@ -129,31 +128,18 @@ def test_folders_of_sites_are_warned_of_in_check_and_start(tmp_path: Path) -> No
 def test_nothing_is_missed_where_no_or_enough_images_are_for_validation(fraction: float, tmp_path: Path) -> None:
     make(tmp_path, *(f"{name}/{i}.jpg" for name in ("a", "b") for i in range(2)))
     data = DataConfig(name="folder", root=str(tmp_path), val_fraction=fraction)
-    assert (folder.describe(data).warnings, image_folder.list_splits(data).warnings) == ((), ())
-
-
-def test_with_groups_the_counts_are_those_of_the_split_in_training(tmp_path: Path) -> None:
-    data = make(tmp_path, *(f"{name}/v{video}_{i}.jpg" for name in ("a", "b") for video in range(3) for i in range(4)))
-    grouped = DataConfig(name="folder", root=data.root, group=r"v\d", val_fraction=0.3)
-    found, real = folder.describe(grouped), image_folder.list_splits(grouped)
-    assert (found.training, found.facts["held_out"]) == (len(real.training.labels), len(real.validation.labels))
-
-
-def test_what_is_told_to_a_run_that_goes_on_is_what_training_itself_keeps(tmp_path: Path) -> None:
-    data = make(tmp_path, *(f"{name}/{i}.jpg" for name in ("a", "b") for i in range(5)))
-    found, real = folder.describe(data).facts, image_folder.list_splits(data)
-    assert found == {"classes": [*real.classes], "training": len(real.training.labels), "held_out": 5}
+    assert summary_of(data).warnings == ()
 
 
 def test_files_that_are_not_read_are_named_by_ending_the_commonest_first(tmp_path: Path) -> None:
     others = [f"cat/{i}.txt" for i in range(3)] + ["dog/1.HEIC", "dog/deep/2.heic", "dog/LICENSE", "dog/.DS_Store"]
-    (note,) = folder.describe(make(tmp_path, "cat/1.jpg", "dog/1.jpg", *others)).notes
+    (note,) = summary_of(make(tmp_path, "cat/1.jpg", "dog/1.jpg", *others)).notes
     assert note.startswith("7 files are not read: .txt (3), .heic (2), hidden files (1), no ending (1)")
     assert "fix: save pictures of other kinds as .jpg or .png" in note
 
 
 def test_images_beside_the_class_folders_are_not_read_either(tmp_path: Path) -> None:
-    (note,) = folder.describe(make(tmp_path, "cat/1.jpg", "dog/1.jpg", "lost.jpg", "labels.csv")).notes
+    (note,) = summary_of(make(tmp_path, "cat/1.jpg", "dog/1.jpg", "lost.jpg", "labels.csv")).notes
     assert ".jpg beside the class folders (1)" in note
     assert ".csv (1)" in note
     assert "fix: move images into the folders of their classes" in note
@@ -161,7 +147,7 @@ def test_images_beside_the_class_folders_are_not_read_either(tmp_path: Path) -> 
 
 def test_images_beside_the_folders_are_counted_on_both_sides_and_above_them(tmp_path: Path) -> None:
     sides = [f"{side}/{name}/1.jpg" for side in ("train", "val") for name in ("cat", "dog")]
-    (note,) = folder.describe(make(tmp_path, *sides, "a.jpg", "train/b.jpg", "val/c.jpg")).notes
+    (note,) = summary_of(make(tmp_path, *sides, "a.jpg", "train/b.jpg", "val/c.jpg")).notes
     assert ".jpg beside the class folders (3)" in note
 
 
@@ -175,28 +161,28 @@ def test_a_folder_that_goes_while_it_is_read_is_said(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(image_folder, "list_class_folders", list_what_is_gone)
     with pytest.raises(Failure, match="cannot be read: No such file") as caught:
-        folder.describe(data)
+        summary_of(data)
     assert caught.value.code == ExitCode.NO_INPUT
 
 
 def test_many_kinds_of_files_make_no_long_line(tmp_path: Path) -> None:
-    (note,) = folder.describe(make(tmp_path, "cat/1.jpg", "dog/1.jpg", *(f"cat/x.e{i}" for i in range(300)))).notes
+    (note,) = summary_of(make(tmp_path, "cat/1.jpg", "dog/1.jpg", *(f"cat/x.e{i}" for i in range(300)))).notes
     assert note == "300 files are not read: .e0 (1), .e1 (1), .e10 (1), .e100 (1), .e101 (1) and 295 more"
 
 
 def test_an_ending_that_is_none_for_people_is_not_shown(tmp_path: Path) -> None:
-    (note,) = folder.describe(make(tmp_path, "cat/1.jpg", "dog/1.jpg", "cat/x.\x1b[2J", f"cat/x.{'y' * 99}")).notes
+    (note,) = summary_of(make(tmp_path, "cat/1.jpg", "dog/1.jpg", "cat/x.\x1b[2J", f"cat/x.{'y' * 99}")).notes
     assert note == "2 files are not read: another ending (2)"
 
 
 def test_a_class_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="without an image: 1"):
-        folder.describe(make(tmp_path, "cat/1.jpg", "dog/1.heic"))
+        summary_of(make(tmp_path, "cat/1.jpg", "dog/1.heic"))
 
 
 def test_names_of_classes_break_no_line_and_make_none_long(tmp_path: Path) -> None:
     names = ("new\nline", "\x1b[31mred", "x" * 240, "猫", "😀")
-    row = folder.describe(make(tmp_path, *(f"{name}/1.jpg" for name in names))).description
+    row = summary_of(make(tmp_path, *(f"{name}/1.jpg" for name in names))).description
     assert row.isprintable()
     assert "\\x1b[31mred, new\\nline" in row
     assert f"{'x' * 39}…, 猫, 😀" in row

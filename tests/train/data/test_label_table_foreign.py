@@ -38,9 +38,8 @@ def refused(file: Path, **changes: Any) -> Failure:
 
 def summary_of(file: Path, **changes: Any) -> registry.DataSummary:
     """What `train check` says."""
-    return registry.find_source("table").describe(
-        DataConfig(name="table", root=str(file), image_size=8, val_fraction=0.0, **changes)
-    )
+    data = DataConfig(name="table", root=str(file), image_size=8, val_fraction=0.0, **changes)
+    return registry.summarize(data, registry.open_splits(data))
 
 
 def copied(name: str, folder: Path) -> Path:

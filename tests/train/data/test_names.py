@@ -41,8 +41,6 @@ def test_a_class_is_one_in_folders_of_two_unicode_forms(tmp_path: Path) -> None:
     for source in (splits.training, splits.validation, splits.test):
         assert source.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
         assert source.read(np.array([4]))[0, 0, 0, 0] == 0  # the class that was written first
-    summary = registry.find_source("folder").describe(folder_of(tmp_path))
-    assert (summary.facts["classes"], summary.training) == (["cafz", NFC, "tea"], 12)
 
 
 def test_a_folder_of_decomposed_names_alone_has_composed_classes(tmp_path: Path) -> None:
@@ -109,9 +107,6 @@ def test_a_tables_files_are_found_in_the_other_form_and_counted(tmp_path: Path, 
     assert splits.training.read(np.array([0]))[0, 0, 0, 0] == 0
     (note,) = splits.notes
     assert note.startswith("8 of 8 paths of ")
-    assert registry.find_source("table").describe(
-        DataConfig(name="table", root=str(tmp_path / "labels.csv"))
-    ).notes == (note,)
 
 
 def test_a_file_is_read_as_it_is_written_where_both_forms_are_there(tmp_path: Path) -> None:

@@ -180,20 +180,6 @@ def test_the_decoded_cache_of_a_moved_folder_has_the_same_name(tmp_path: Path) -
     assert key(tmp_path / "there" / table.name) == before
 
 
-def test_a_summary_agrees_with_the_data(tmp_path: Path) -> None:
-    tables = {
-        "plain": write_table(tmp_path / "a", rows("abc" * 9)),
-        "split": write_table(tmp_path / "b", rows("abab", ["train", "train", "val", "test"]), "path,label,split"),
-        "groups": write_table(tmp_path / "c", rows("ab" * 20, [n // 4 for n in range(40)]), "path,label,group"),
-    }
-    for name, table in tables.items():
-        summary = registry.find_source("table").describe(data(table))
-        sets = opened(table)
-        fingerprint = statistics.data_fingerprint(sets, str(table))
-        assert {key: fingerprint[key] for key in summary.facts} == summary.facts, name
-        assert summary.training == len(sets.training.labels), name
-
-
 def test_a_run_trains_on_a_table(tmp_path: Path) -> None:
     table = write_table(tmp_path, rows(["dark"] * 20 + ["light"] * 20))
     trainer = trained(tmp_path / "run", f"data.root={table}", "data.name=table", "data.augment=none")

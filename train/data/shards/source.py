@@ -39,7 +39,7 @@ from train.data.shards import index as shard_index
 from train.data.shards.index import ShardIndex
 from train.data.shards.members import BLOCK
 from train.data.shards.order import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout, TrainingRuns
-from train.data.sources.shards import compare_shards, summarize
+from train.data.sources.shards import open_index
 from train.data.split_checks import refuse_wrong_class_count
 from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
@@ -392,9 +392,12 @@ class ShardSource(EncodedImageSource):
 
 
 def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK, *_: object) -> DataSplits:
-    """All splits. Raises Failure: as `sources.shards.describe`; DATA for another number of classes."""
-    host.first(lambda: compare_shards(data))  # once on each machine: on a parallel file system, a call for each shard
-    summarize(data)  # refuses splits that are asked for twice
+    """All splits. Raises Failure: as `sources.shards.open_index`; DATA for another number of classes."""
+
+    def compare() -> None:
+        open_index(data)
+
+    host.first(compare)  # once on each machine: on a parallel file system, a call for each shard
     index = shard_index.read_index(Path(data.root))
     _refuse_other_task(data, index.labels)
     if TASKS[index.labels.task].has_classes:

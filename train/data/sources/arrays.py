@@ -18,12 +18,12 @@ from safetensors import SafetensorError, safe_open
 
 from entrypoint import ExitCode, Failure
 from train import files
-from train.config.batches import count_splits
+from train.config.batches import SplitCounts, count_splits
 from train.config.schema import DataConfig
 from train.data import split_checks
-from train.data.registry import DataSource, DataSummary, describe_test
+from train.data.registry import DataSource
 from train.files import bad_data_failure
-from train.tasks import TASKS, configured_task, task_fact
+from train.tasks import TASKS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -278,24 +278,11 @@ def _missing_files_failure(what: str, data_name: str, root: Path, paths: list[Pa
     return Failure(what, found=listed, expected=expected, fix=fix, code=ExitCode.NO_INPUT)
 
 
-def count(data: DataConfig) -> int | None:
-    return describe(data).training
-
-
-def describe(data: DataConfig) -> DataSummary:
-    task, shapes = configured_task(data), read_image_shapes(data)
-    if shapes is None:
-        return DataSummary(description=f"{data.name} ({data.root}), its arrays are known at the start", task=task)
-    counts = {split: next(iter(shape), 0) for split, shape in shapes.items()}
-    sizes = count_splits(counts["training"], data, has_validation="validation" in counts)
-    validation, test = counts.get("validation", sizes.validation), counts.get("test", sizes.test)
-    facts = {"training": sizes.training, "held_out": validation}  # by the names that checkpoints use
-    return DataSummary(
-        description=f"{data.name} ({data.root}), images {list(shapes['training'])}{describe_test(test)}",
-        training=sizes.training,
-        facts=facts | task_fact(task),
-        task=task,
-    )
+def count(data: DataConfig) -> SplitCounts | None:
+    """The sizes of the splits that are taken from the training arrays; others are counted when they are opened."""
+    if (shapes := read_image_shapes(data)) is None:
+        return None
+    return count_splits(next(iter(shapes["training"]), 0), data, has_validation="validation" in shapes)
 
 
 def has_validation(data: DataConfig) -> bool:
@@ -307,7 +294,6 @@ KEYS: Final = frozenset({"root", "val_fraction", "test_fraction", "fold"})
 NPZ: Final = DataSource(
     reader="arrays:open_arrays",
     count=count,
-    describe=describe,
     has_validation=has_validation,
     keys=KEYS,
     origin="files",

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from entrypoint import ExitCode, Failure, shell_command
-from train.config.batches import count_splits
+from train.config.batches import SplitCounts, count_splits
 from train.config.schema import DataConfig
 from train.data import download
-from train.data.registry import DataSource, DataSummary, describe_test, inapplicable_key_failure
+from train.data.registry import DataSource, inapplicable_key_failure
 from train.data.shape import Shape, height_and_width
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     ImagesAndLabels = tuple[Tensor, Tensor]  # uint8 [N, height, width, channels], int64 [N]
 
+NUM_VALIDATION: Final = 10_000  # images of each published test set
 READ_ERRORS: Final = (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 # data.name -> the class in torchvision.datasets.
@@ -43,17 +45,10 @@ def published_source(*, training: int, classes: int, channels: int) -> DataSourc
         training: images of the published training set.
     """
 
-    def count(data: DataConfig) -> int:
+    def count(data: DataConfig) -> SplitCounts:
         if not data.download:
             download.refuse_missing_files(data)
-        return count_splits(training, data, has_validation=True).training
-
-    def describe(data: DataConfig) -> DataSummary:
-        missing = data.download and not download.files_exist(data.name, Path(data.root))
-        where = f"not yet in {data.root}: fetched at the start" if missing else data.root
-        sizes = count_splits(training, data, has_validation=True)
-        description = f"{data.name} ({where}), {data.image_size} pixels{describe_test(sizes.test)}"
-        return DataSummary(description=description, training=sizes.training, outputs=classes)
+        return replace(count_splits(training, data, has_validation=True), validation=NUM_VALIDATION)
 
     def check(data: DataConfig) -> None:
         if data.classes not in (DataConfig().classes, classes):
@@ -66,12 +61,12 @@ def published_source(*, training: int, classes: int, channels: int) -> DataSourc
     return DataSource(
         reader="sources.published:open_published_set",
         count=count,
-        describe=describe,
         check=check,
         has_validation=lambda data: True,
         keys=frozenset({"root", "download", "mirror", "test_fraction"}),
         origin="files",
         channels=channels,
+        classes=classes,
         has_class_names=True,
     )
 
@@ -93,7 +88,7 @@ def open_published_set(data: DataConfig, *unused: object) -> DataSplits:
     from torchvision import datasets  # takes a second, and only these sources need it
 
     from train.data import arrays  # torch
-    from train.data.splits import DataSplits
+    from train.data.splits import DataSplits, split_off
 
     download.refuse_missing_files(data)
 
@@ -104,9 +99,7 @@ def open_published_set(data: DataConfig, *unused: object) -> DataSplits:
     *splits, classes = read(dataset, Path(data.root))
     size, _ = height_and_width(data.image_size)  # the source's entry refuses any other than a square
     training, validation = (arrays.array_source(*split, data.name, size) for split in splits)
-    test = None
-    if data.test_fraction:
-        training, _, test = arrays.split_rows(training, data, has_validation=True)
+    training, _, test, _ = split_off(training, data, training.labels.numpy(), validation=validation)
     channels = training.pixels.shape[-1]
     return DataSplits(
         training=training,

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from train.config.batches import SplitCounts, count_splits
 from train.config.schema import DataConfig
 from train.data import split_checks
-from train.data.registry import DataSource, DataSummary, describe_test, resume_facts
+from train.data.registry import DataSource
 from train.tasks import TASKS
 
+if TYPE_CHECKING:
+    from train.data.shards.index import ShardIndex
 
-def count(data: DataConfig) -> int:
-    return describe(data).training or 0
 
+def count(data: DataConfig) -> SplitCounts:
+    """The sizes of the splits that are taken from the training shards; images with groups are split to be counted."""
+    from train.data.shards import index as shard_index
 
-def describe(data: DataConfig) -> DataSummary:
-    compare_shards(data)
-    return summarize(data)
+    index = open_index(data)
+    if index.groups is None:
+        is_own = shard_index.count_images(index.shards, "validation") > 0
+        return count_splits(len(index.order), data, has_validation=is_own)
+    chosen, of_test, _ = shard_index.split_training(index, data)
+    training = len(index.order) - len(chosen) - len(of_test)
+    return SplitCounts(training=training, validation=len(chosen), test=len(of_test))
 
 
 def has_validation(data: DataConfig) -> bool:
@@ -27,54 +34,25 @@ def has_validation(data: DataConfig) -> bool:
     return shard_index.count_images(shard_index.read_facts(Path(data.root))[0], "validation") > 0
 
 
-def compare_shards(data: DataConfig) -> None:
-    """Raises Failure: as `shard_index.read_index`, `refuse_wrong_entries` and `refuse_other_shards`."""
+def open_index(data: DataConfig) -> ShardIndex:
+    """The index, compared with the shards.
+
+    Raises:
+        Failure: as `shard_index.read_index`, `refuse_wrong_entries`, `refuse_other_shards` and `refuse_second_splits`.
+    """
     from train.data.shards import index as shard_index
 
     index = shard_index.read_index(Path(data.root))
     shard_index.refuse_wrong_entries(index)
     shard_index.refuse_other_shards(index.folder, index.shards)
-
-
-def summarize(data: DataConfig) -> DataSummary:
-    """The summary; refuses a split that has shards and is asked for by a key.
-
-    Raises:
-        Failure: as `shard_index.read_facts`; USAGE.
-    """
-    from train.data.shards import index as shard_index
-
-    shards, labels, groups = shard_index.read_facts(Path(data.root))
-    training, validation, test = (shard_index.count_images(shards, split) for split in shard_index.SPLITS)
-    split_checks.refuse_second_splits(
-        data,
-        validation=f"validation shards in {data.root}" if validation else None,
-        test=f"test shards in {data.root}" if test else None,
-    )
-    sizes = count_splits(training, data, has_validation=validation > 0)
-    notes = tuple[str, ...]()
-    if groups:
-        chosen, of_test, notes = shard_index.split_training(shard_index.read_index(Path(data.root)), data)
-        trained = training - len(chosen) - len(of_test)
-        sizes = SplitCounts(training=trained, validation=len(chosen), test=len(of_test))
-    validation = validation or sizes.validation
-    images = f"{sum(shard.images for shard in shards):,} images, {TASKS[labels.task].describe_outputs(labels.classes)}"
-    rest = f"{sizes.training:,} for training, {validation:,} for validation{describe_test(test or sizes.test)}"
-    files = f"{len(shards):,} tar file{'s' * (len(shards) != 1)}"
-    return DataSummary(
-        description=f"shards ({data.root}), {files}, {data.image_size} pixels, {images}: {rest}",
-        training=sizes.training,
-        outputs=len(labels.classes),
-        facts=resume_facts(labels.classes, training=sizes.training, validation=validation, task=labels.task),
-        notes=notes,
-        task=labels.task,
-    )
+    own = {split: f"{split} shards in {data.root}" for split in {shard.split for shard in index.shards if shard.images}}
+    split_checks.refuse_second_splits(data, validation=own.get("validation"), test=own.get("test"))
+    return index
 
 
 SHARDS: Final = DataSource(
     reader="shards.source:open_shards",
     count=count,
-    describe=describe,
     has_validation=has_validation,
     keys=frozenset({"root", "val_fraction", "test_fraction", "fold", "color", "readers", "stage"}),
     origin="files",

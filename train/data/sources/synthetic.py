@@ -8,19 +8,7 @@ from typing import Final
 from entrypoint import ExitCode, Failure
 from train.config.batches import count_splits
 from train.config.schema import DataConfig
-from train.data.registry import DataSource, DataSummary, describe_test
-
-
-def count(data: DataConfig) -> int:
-    return count_splits(data.samples, data).training
-
-
-def describe(data: DataConfig) -> DataSummary:
-    tail = f", the rarest {data.imbalance:g} times rarer than the commonest" if data.imbalance != 1 else ""
-    clips = f"clips of {data.frames} frames, " if data.frames else ""
-    text = f"synthetic ({data.samples:,} samples, {data.classes} classes{tail}), {clips}{data.image_size} pixels"
-    sizes = count_splits(data.samples, data)
-    return DataSummary(description=text + describe_test(sizes.test), training=sizes.training, outputs=data.classes)
+from train.data.registry import DataSource
 
 
 def check(data: DataConfig) -> None:
@@ -67,8 +55,7 @@ def long_tail_counts(samples: int, classes: int, imbalance: float) -> list[int]:
 
 SYNTHETIC: Final = DataSource(
     reader="synthetic:open_synthetic",
-    count=count,
-    describe=describe,
+    count=lambda data: count_splits(data.samples, data),
     check=check,
     keys=frozenset({"frames", "classes", "samples", "imbalance", "val_fraction", "test_fraction"}),
     origin="computed",
