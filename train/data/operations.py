@@ -23,7 +23,7 @@ from torchvision.transforms.v2 import functional as F
 from train import rng
 from train.config.augmentations import Step
 from train.data import timm_policy
-from train.data.boxes import NUM_BOX_DRAWS, CropDraws, between, draw_boxes
+from train.data.boxes import NUM_BOX_DRAWS, CropDraws, between
 
 Int64Array = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -65,11 +65,10 @@ def apply_step(images: Tensor, step: Step, samples: Int64Array, *, seed: int, ep
 def _crop_and_resize(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
     """Cut a box out of each image and scale it to the size of the image. Whole image files are cut by the reader."""
     height, width = images.shape[-2:]
-    boxes = CropDraws(numbers, arguments).boxes(height, width)
-    corners = np.stack([boxes.top, boxes.left, boxes.height, boxes.width], axis=1).tolist()
+    draws = CropDraws(numbers, arguments)
     cropped = [
-        F.resized_crop(image, *box, size=[height, width], antialias=True)
-        for image, box in zip(images, corners, strict=True)
+        F.resized_crop(image, *draws.box(index, height, width), size=[height, width], antialias=True)
+        for index, image in enumerate(images)
     ]
     return torch.stack(cropped)
 
@@ -202,12 +201,12 @@ JITTER: Final[Mapping[str, Callable[[Tensor, npt.NDArray[np.float64]], Tensor]]]
 def _erase(images: Tensor, numbers: FloatArray, arguments: Mapping[str, Any]) -> Tensor:
     """Fill a box, in place: images are normalized, so 0 is the mean colour and noise has the spread of the pixels."""
     height, width = images.shape[-2:]
-    box_numbers = numbers[1 : 1 + NUM_BOX_DRAWS]
-    boxes = draw_boxes(box_numbers, height, width, arguments["scale"], arguments["ratio"], is_hole=True)
-    acts = numbers[0] < arguments["p"]
-    for row in np.flatnonzero(acts & (boxes.height > 0)):
-        top, left = boxes.top[row], boxes.left[row]
-        box = images[row, ..., top : top + boxes.height[row], left : left + boxes.width[row]]
+    draws = CropDraws(numbers[1 : 1 + NUM_BOX_DRAWS], arguments)
+    for row in _chosen(numbers[0], arguments["p"]).tolist():
+        if (hole := draws.hole(row, height, width)) is None:
+            continue
+        top, left, hole_height, hole_width = hole
+        box = images[row, ..., top : top + hole_height, left : left + hole_width]
         if arguments["mode"] == "const":
             box.zero_()
         else:
