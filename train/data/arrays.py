@@ -1,7 +1,6 @@
 """Opens data sets stored in .npz, .safetensors and .pt files.
 
-Pickled objects are never loaded. Where possible arrays are memory-mapped, so that ranks share them;
-names and shapes of .npz and .safetensors files are read from the headers alone. Samples have the
+Pickled objects are never loaded. Where possible arrays are memory-mapped, so that ranks share them. Samples have the
 axes [N, (frames,) height, width, channels] after opening.
 """
 
@@ -11,30 +10,35 @@ import math
 import struct
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from errno import EINVAL
 from functools import partial
-from itertools import chain
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from entrypoint import ExitCode, Failure
+from train import files
 from train.config.schema import DataConfig
 from train.data import split_checks
 from train.data.shape import Shape, height_and_width
 from train.data.sources.arrays import (
-    find_array_names,
-    locate_splits,
+    FIX_DATA_ROOT,
+    PARSE_ERRORS,
+    SPLIT_NAMES,
+    find_array_files,
+    list_array_files,
     read_npy_header,
-    read_shapes,
-    translate_read_errors,
 )
 from train.data.splits import DataSplits, RowsSource, SampleIndices, split_off
 from train.files import bad_data_failure, format_bytes
@@ -48,6 +52,21 @@ READ_CHUNK_BYTES: Final = 2**20
 MIN_IMAGE_AXES: Final = 3  # labels have fewer axes; they are read, not mapped
 NUM_HASHED_SAMPLES: Final = 64
 MIN_REPORTED_BYTES: Final = 2**28  # of memory of each rank
+# Names of the images and the labels, in any case: ours, those of scikit-learn and keras, of
+# scikit-learn's bunches, and of torchvision.
+ARRAY_NAME_PAIRS: Final = (
+    ("images", "labels"),
+    ("x", "y"),
+    ("data", "target"),
+    ("data", "targets"),
+    ("data", "labels"),
+)
+EXPECTED_ARRAY_NAMES: Final = "images and labels (or x and y, data and target), or x_train, y_train, x_test and y_test"
+
+ArrayNamePair = tuple[str, str]
+ArrayLocation = tuple[Path, ArrayNamePair]  # the file, and the names of its images and labels
+
+
 ArraySelector = Callable[[Iterable[str]], list[str]]
 
 
@@ -65,7 +84,6 @@ def load_npz(file: Path, pick: ArraySelector) -> dict[str, Tensor]:
 
     Raises:
         ValueError, KeyError, OSError, zipfile.BadZipFile, zlib.error: for a file of another format, or a damaged one.
-        Failure: as `read_shapes`.
     """
     with file.open("rb") as stream:  # numpy would leave a broken file open
         if stream.read(1) not in FIRST_BYTES:  # numpy would report a text file as a pickle
@@ -74,8 +92,19 @@ def load_npz(file: Path, pick: ArraySelector) -> dict[str, Tensor]:
         archive = np.load(stream, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise ValueError("one array, and no archive of several")
-        read_shapes(file)  # before numpy allocates what a damaged header asks for
+        _refuse_impossible_shapes(archive.zip)
         return {name: _as_tensor(name, _read_array(archive, stream, name)) for name in pick(archive.files)}
+
+
+def _refuse_impossible_shapes(archive: zipfile.ZipFile) -> None:
+    """Raises ValueError for a damaged header, before numpy allocates what it asks for."""
+    for name in archive.namelist():
+        if name.endswith(".npy"):
+            with archive.open(name) as entry:
+                shape, _, _ = read_npy_header(entry)
+            size = archive.getinfo(name).file_size
+            if min(shape, default=0) < 0 or math.prod(shape) > size:
+                raise ValueError(f"the shape {shape}, in {size} bytes")
 
 
 def unmapped_bytes(file: Path, names: Iterable[str]) -> int:
@@ -328,21 +357,11 @@ def open_arrays(data: DataConfig, *_: object) -> DataSplits:
     Raises:
         Failure: NO_INPUT for missing files, DATA for arrays that are no data set, SECURITY for pickled objects.
     """
-    loaded: dict[Path, Mapping[str, Tensor]] = {}
-
-    def load(file: Path) -> list[str]:
-        """The names of all arrays in the file; those of the splits are loaded."""
-        names = list[str]()
-
-        def pick(keys: Iterable[str]) -> list[str]:
-            names.extend(keys)
-            return list(chain.from_iterable(find_array_names(names, file).values()))
-
-        with translate_read_errors(file):
-            loaded[file] = LOADERS[file.suffix](file, pick)
-        return names
-
-    located, notes = locate_splits(data, load)
+    located, notes = locate_splits(data, list_names)
+    names: dict[Path, list[str]] = {}
+    for file, pair in located.values():
+        names.setdefault(file, []).extend(pair)
+    loaded = {file: _load(file, lambda keys, chosen=chosen: chosen) for file, chosen in names.items()}  # type: ignore[misc]
     encoder = configured_encoder(data)
     sources = {
         split: checked_array_source(
@@ -357,6 +376,131 @@ def open_arrays(data: DataConfig, *_: object) -> DataSplits:
     splits = build_splits(data, sources["training"], sources.get("validation"), sources.get("test"))
     memory_notes = [note for file, arrays in loaded.items() for note in _unshared_memory_notes(file, arrays)]
     return replace(splits, notes=(*splits.notes, *notes, *memory_notes))
+
+
+def find_array_names(keys: Iterable[str], file: Path) -> dict[str, ArrayNamePair]:
+    """The names of images and labels in a file, by split.
+
+    A file has `images` and `labels` alone, or several splits named like `x_train` or `train_images`.
+
+    Raises:
+        Failure: DATA, naming the arrays of the file.
+    """
+    names = {key.lower(): key for key in keys}
+    pairs = {split: _matching_name_pairs(names, split_names) for split, split_names in SPLIT_NAMES.items()}
+    training = _matching_name_pairs(names, [""]) + pairs["training"]
+    if len(training) != 1:
+        what = f"{file.name} holds {len(training) or 'no'} pairs of images and labels"
+        raise bad_data_failure(file, what, f"arrays {', '.join(names.values()) or 'none'}", EXPECTED_ARRAY_NAMES)
+    return {split: matching[0] for split, matching in (pairs | {"training": training}).items() if matching}
+
+
+def locate_splits(
+    data: DataConfig, read_names: Callable[[Path], Iterable[str]]
+) -> tuple[dict[str, ArrayLocation], tuple[str, ...]]:
+    """Where the arrays of each split are, and notes. A file of its own is taken before arrays in the training file.
+
+    Test images are for validation if nothing else is, as with folders. read_names: reads the names of all arrays in a
+    file.
+
+    Raises:
+        Failure: as `find_array_files`, `find_array_names` and `split_checks.refuse_second_splits`.
+    """
+    split_files = find_array_files(Path(data.root), data.name)
+    file, names = split_files["training"], {path: [*read_names(path)] for path in split_files.values()}
+    located = {split: (file, pair) for split, pair in find_array_names(names[file], file).items()}
+    for split, path in split_files.items():
+        located[split] = (path, find_array_names(names[path], path)["training"])
+    notes = []
+    if "test" in located:
+        path, pair = located["test"]
+        words = f"{' and '.join(pair)} of {path.name}"
+        if "validation" in located or data.fold is not None:
+            split_checks.refuse_second_splits(data, test=words)
+        else:
+            located["validation"] = located.pop("test")
+            notes.append(
+                f"{words} are the validation split, since there is no other: it chooses the best checkpoint. With "
+                "validation arrays they would be kept for one score at the end"
+            )
+    used = {(path, name) for path, pair in located.values() for name in pair}
+    for path in names:
+        if unread := [name for name in names[path] if (path, name) not in used]:
+            notes.append(f"{path.name} holds more arrays, which are not read: {', '.join(unread)}")
+    if Path(data.root).is_dir():
+        others = [path.name for path in list_array_files(Path(data.root), data.name) if path not in names]
+        notes += [f"{data.root} holds more files, which are not read: {', '.join(others)}"] if others else []
+    return located, tuple(notes)
+
+
+def _matching_name_pairs(names: Mapping[str, str], split_names: Iterable[str]) -> list[ArrayNamePair]:
+    pairs = []
+    for split in split_names:
+        for images, labels in ARRAY_NAME_PAIRS:
+            of_split = [(f"{images}_{split}", f"{labels}_{split}"), (f"{split}_{images}", f"{split}_{labels}")]
+            forms = of_split if split else [(images, labels)]
+            pairs += [(names[x], names[y]) for x, y in forms if x in names and y in names]
+    return pairs
+
+
+def list_names(file: Path) -> list[str]:
+    """The names of all arrays in a file, of which none is loaded. Raises Failure: as `translate_read_errors`."""
+    names = list[str]()
+
+    def pick(keys: Iterable[str]) -> list[str]:
+        names.extend(keys)
+        return []
+
+    _load(file, pick)
+    return names
+
+
+def _load(file: Path, pick: ArraySelector) -> dict[str, Tensor]:
+    """The arrays whose names `pick` chooses. Raises Failure: as `translate_read_errors`."""
+    with translate_read_errors(file):
+        return LOADERS[file.suffix](file, pick)
+
+
+@contextmanager
+def translate_read_errors(file: Path) -> Iterator[None]:
+    """Translate the errors of numpy, safetensors and torch into a Failure that names the file."""
+    try:
+        files.open_regular_file(file).close()
+        yield
+    except UnpicklingError as error:
+        raise _pickled_objects_failure(file, str(error)) from error
+    except (*PARSE_ERRORS, RuntimeError, SafetensorError, zipfile.BadZipFile, zlib.error) as error:
+        if "DefaultCPUAllocator" in str(error):  # out of memory
+            raise
+        if "allow_pickle" in str(error) or "Object arrays" in str(error):
+            raise _pickled_objects_failure(file, str(error)) from error
+        raise _damaged_file_failure(file, error) from error
+    except OSError as error:
+        if error.errno in (None, EINVAL):  # raised by torch and zipfile for a truncated file
+            raise _damaged_file_failure(file, error) from error
+        raise Failure(
+            f"data.root cannot be read: {error.strerror or error}",
+            found=str(file.absolute()),
+            fix=FIX_DATA_ROOT,
+            code=ExitCode.NO_INPUT,
+        ) from error
+
+
+def _damaged_file_failure(file: Path, error: Exception) -> Failure:
+    reason = str(error).split("\n")[0] or type(error).__name__
+    what = f"{file.name} is no whole {file.suffix} file"
+    return bad_data_failure(file, what, reason, "arrays, as numpy or torch saves them")
+
+
+def _pickled_objects_failure(file: Path, reason: str) -> Failure:
+    """Loading a pickle runs what its author wrote into it."""
+    return Failure(
+        f"{file.name} holds pickled objects, which are not loaded",
+        found=f"{file}: {' '.join(reason.split())[:200]}",
+        expected="plain arrays of numbers",
+        fix="save images as uint8 or float32 and labels as int64: numpy.savez, or safetensors.torch.save_file",
+        code=ExitCode.SECURITY,
+    )
 
 
 def _unshared_memory_notes(file: Path, names: Iterable[str]) -> Iterator[str]:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
+from train.data import arrays
 from train.data.sources import arrays as array_files
 
 FILE = Path("my.npz")
@@ -105,7 +107,7 @@ NAMED: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, str]]]] = {
 
 @pytest.mark.parametrize(("keys", "expected"), NAMED.values(), ids=NAMED)
 def test_arrays_by_name(keys: tuple[str, ...], expected: dict[str, tuple[str, str]]) -> None:
-    assert array_files.find_array_names(keys, FILE) == expected
+    assert arrays.find_array_names(keys, FILE) == expected
 
 
 NO_PAIR: dict[str, tuple[tuple[str, ...], str]] = {
@@ -126,20 +128,22 @@ NO_PAIR: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize(("keys", "said"), NO_PAIR.values(), ids=NO_PAIR)
 def test_arrays_that_are_not_one_pair_are_refused_by_name(keys: tuple[str, ...], said: str) -> None:
     with pytest.raises(Failure, match=said) as caught:
-        array_files.find_array_names(keys, FILE)
+        arrays.find_array_names(keys, FILE)
     assert caught.value.code == ExitCode.DATA
     assert all(key in str(caught.value.found) for key in keys)
 
 
-def shapes(root: Path, kind: str = "npz") -> dict[str, tuple[int, ...]] | None:
-    return array_files.read_image_shapes(DataConfig(name=kind, root=str(root)))
+def located(root: Path, kind: str = "npz") -> dict[str, tuple[str, ...]]:
+    places, _ = arrays.locate_splits(DataConfig(name=kind, root=str(root)), arrays.list_names)
+    return {split: (file.name, *pair) for split, (file, pair) in places.items()}
 
 
-def test_a_look_reads_no_array(tmp_path: Path) -> None:
+def test_a_test_file_is_for_validation_if_there_is_no_other(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", images=np.zeros((50, 4, 4), np.uint8), labels=np.zeros(50, int))
-    assert shapes(tmp_path) == {"training": (50, 4, 4)}
-    np.savez(tmp_path / "test.npz", images=np.zeros((5, 4, 4), np.uint8), labels=np.zeros(5, int))
-    assert shapes(tmp_path) == {"training": (50, 4, 4), "validation": (5, 4, 4)}
+    training = {"training": ("train.npz", "images", "labels")}
+    assert located(tmp_path) == training
+    np.savez(tmp_path / "test.npz", x=np.zeros((5, 4, 4), np.uint8), y=np.zeros(5, int))
+    assert located(tmp_path) == training | {"validation": ("test.npz", "x", "y")}
 
 
 def test_all_splits_may_lie_in_one_file(tmp_path: Path) -> None:
@@ -147,9 +151,19 @@ def test_all_splits_may_lie_in_one_file(tmp_path: Path) -> None:
     splits = {f"x_{split}": np.zeros((size, 4, 4)) for split, size in sizes.items()}
     splits |= {f"y_{split}": np.zeros(size) for split, size in sizes.items()}
     np.savez(tmp_path / "a.npz", **splits)  # type: ignore[arg-type]
-    expected = {"training": (9, 4, 4), "validation": (3, 4, 4), "test": (2, 4, 4)}
-    assert shapes(tmp_path / "a.npz") == expected
+    assert located(tmp_path / "a.npz") == {
+        "training": ("a.npz", "x_train", "y_train"),
+        "validation": ("a.npz", "x_val", "y_val"),
+        "test": ("a.npz", "x_test", "y_test"),
+    }
 
 
-def test_a_pickle_is_not_looked_into(tmp_path: Path) -> None:
-    assert shapes(make(tmp_path, "train.pt"), "tensor") is None
+@pytest.mark.parametrize("kind", ["npz", "tensor"])
+def test_whether_there_is_a_validation_split(kind: str, tmp_path: Path) -> None:
+    splits = {"images": torch.zeros(4, 4, 4, dtype=torch.uint8), "labels": torch.zeros(4, dtype=torch.int64)}
+    for name in ("train", "val"):
+        if kind == "npz":
+            np.savez(tmp_path / f"{name}.npz", **{key: each.numpy() for key, each in splits.items()})
+        else:
+            torch.save(splits, tmp_path / f"{name}.pt")
+        assert array_files.has_validation(DataConfig(name=kind, root=str(tmp_path))) == (name == "val")

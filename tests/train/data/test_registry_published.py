@@ -6,11 +6,8 @@ import importlib
 from dataclasses import fields, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from processes import python
-from safetensors.torch import save_file
 
 from entrypoint import ExitCode, Failure
 from train.config import schema
@@ -22,26 +19,6 @@ from train.data.registry import DataSource
 def count_training(data: DataConfig) -> int | None:
     counts = registry.find_source(data.name).count(data)
     return None if counts is None else counts.training
-
-
-def save(root: Path, kind: str, count: int = 50) -> Path:
-    images, labels = np.zeros((count, 8, 8, 3), np.uint8), np.zeros(count, np.int64)
-    if kind == "npz":
-        np.savez(root / "a.npz", images=images, labels=labels)
-        return root / "a.npz"
-    save_file({"images": torch.from_numpy(images), "labels": torch.from_numpy(labels)}, root / "a.safetensors")
-    return root / "a.safetensors"
-
-
-@pytest.mark.parametrize(("kind", "count"), [("npz", 40), ("tensor", 40)])
-def test_arrays_are_counted_by_their_headers(kind: str, count: int, tmp_path: Path) -> None:
-    assert count_training(DataConfig(name=kind, root=str(save(tmp_path, kind)))) == count
-
-
-def test_arrays_with_a_validation_split_are_all_trained_on(tmp_path: Path) -> None:
-    save(tmp_path, "npz").rename(tmp_path / "train.npz")
-    save(tmp_path, "npz", 9).rename(tmp_path / "test.npz")
-    assert count_training(DataConfig(name="npz", root=str(tmp_path))) == 50
 
 
 @pytest.mark.parametrize("name", [*schema.DATA_SOURCES, "mine:make"])
@@ -62,12 +39,6 @@ def test_the_published_numbers() -> None:
 
 def test_published_files_that_are_to_be_downloaded_may_be_missing(tmp_path: Path) -> None:
     assert count_training(DataConfig(name="cifar100", root=str(tmp_path), download=True)) == 50_000
-
-
-@pytest.mark.parametrize("name", ["a.pt", "a.pth"])
-def test_a_pickles_samples_are_known_at_the_start(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).touch()
-    assert count_training(DataConfig(name="tensor", root=str(tmp_path))) is None
 
 
 def test_the_users_own_samples_are_known_at_the_start() -> None:
