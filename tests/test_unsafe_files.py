@@ -25,8 +25,9 @@ from train import batch_size, file_lock
 from train.checkpoint import format, manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError
 from train.config.schema import DataConfig, ModelConfig, RunConfig
-from train.data import decoded_cache, download, label_table, registry
+from train.data import decoded_cache, download, registry
 from train.data.shards import packing
+from train.data.sources.table import read_table
 from train.evaluation import results
 from train.files import is_plain_name
 from train.inference import export
@@ -41,7 +42,7 @@ Reader = Callable[[Path], object]
 
 
 def of_table(path: Path) -> object:
-    return label_table.read_table(replace(DataConfig(), name="table", root=str(path)))
+    return read_table(replace(DataConfig(), name="table", root=str(path)))
 
 
 def of_arrays(path: Path) -> object:
@@ -330,5 +331,5 @@ def table(folder: Path, text: bytes) -> DataConfig:
 def test_a_path_with_nul_in_a_large_folder_is_not_there(tmp_path: Path) -> None:
     lines = b"".join(b"a\0b/%03d.png,%d\n" % (number, number % 2) for number in range(99))
     with pytest.raises(Failure, match="not there") as caught:
-        label_table.read_table(table(tmp_path, b"path,label\n" + lines))
+        read_table(table(tmp_path, b"path,label\n" + lines))
     assert caught.value.code == 66

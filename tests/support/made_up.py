@@ -1,9 +1,10 @@
-"""Small made-up data sets in the published layout; torchvision's md5 tables are replaced by theirs."""
+"""Small made-up data sets in the published layout; the md5 tables of torchvision and of ours are replaced by theirs."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from torchvision import datasets
 
 from train import rng
+from train.data import download
 
 
 def pixels(count: int, *shape: int) -> np.ndarray:  # type: ignore[type-arg]
@@ -33,6 +35,10 @@ def with_made_up_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, name: str, e
     names = {kind.meta["key"]: [f"name-{label}" for label in range(classes)]}
     md5 = _dump(root / kind.base_folder / kind.meta["filename"], names)
     monkeypatch.setattr(kind, "meta", kind.meta | {"md5": md5})
+    (archive,) = download.PUBLISHED_ARCHIVES[name]
+    hashes = [*kind.train_list, *kind.test_list, (kind.meta["filename"], md5)]
+    files = tuple(download.PublishedFile(path=f"{kind.base_folder}/{file}", md5=each) for file, each in hashes)
+    monkeypatch.setitem(download.PUBLISHED_ARCHIVES, name, (replace(archive, files=files),))
     return kind
 
 

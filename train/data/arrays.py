@@ -30,7 +30,7 @@ from torch.nn.functional import interpolate
 from entrypoint import ExitCode, Failure
 from train import files
 from train.config.schema import DataConfig
-from train.data import split_checks
+from train.data import registry
 from train.data.shape import Shape, height_and_width
 from train.data.sources.arrays import (
     FIX_DATA_ROOT,
@@ -323,8 +323,8 @@ def build_splits(
         fix = "leave data.image_size out: arrays are not resized"
         what = "data.image_size is not the size of the images"
         raise bad_data_failure(training.name, what, f"{shape}", f"{size} pixels", fix)
-    split_checks.refuse_second_splits(data, validation=None if validation is None else validation.name)
-    strata = encoder.strata(training.labels)
+    registry.refuse_second_splits(data, validation=None if validation is None else validation.name)
+    strata, is_own = encoder.strata(training.labels), validation is not None
     training, validation, test, _ = split_off(training, data, strata, validation=validation, test=test)
     content = "clips" if len(shape.size) == 3 else "images"
     note = f"{training.name} holds {content} of {shape}, {_describe_dtype(training.pixels)}"
@@ -334,6 +334,7 @@ def build_splits(
         test=test,
         classes=names,
         shape=shape,
+        has_own_validation=is_own,
         notes=(note,),
         floats=training.pixels.is_floating_point(),
         task=configured_task(data),
@@ -404,7 +405,7 @@ def locate_splits(
     file.
 
     Raises:
-        Failure: as `find_array_files`, `find_array_names` and `split_checks.refuse_second_splits`.
+        Failure: as `find_array_files`, `find_array_names` and `registry.refuse_second_splits`.
     """
     split_files = find_array_files(Path(data.root), data.name)
     file, names = split_files["training"], {path: [*read_names(path)] for path in split_files.values()}
@@ -416,7 +417,7 @@ def locate_splits(
         path, pair = located["test"]
         words = f"{' and '.join(pair)} of {path.name}"
         if "validation" in located or data.fold is not None:
-            split_checks.refuse_second_splits(data, test=words)
+            registry.refuse_second_splits(data, test=words)
         else:
             located["validation"] = located.pop("test")
             notes.append(

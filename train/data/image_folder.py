@@ -27,8 +27,9 @@ from train import files
 from train.config.schema import DataConfig
 from train.data import class_folders, image_lists, partition
 from train.data.class_folders import DirectoryState
+from train.data.registry import refuse_wrong_class_count
 from train.data.sources.arrays import PARSE_ERRORS
-from train.data.split_checks import find_layout, refuse_wrong_class_count
+from train.data.sources.folder import find_layout
 from train.data.splits import DataSplits, ImageFileSource, configured_image_shape, configured_images, split_off
 from train.distributed.shared_memory import HostRanks
 from train.tasks import CLASSIFICATION
@@ -261,6 +262,7 @@ def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> DataSplits:
         test=test,
         classes=classes,
         shape=configured_image_shape(data),
+        has_own_validation=layout.validation is not None,
         notes=(
             *parts.notes,
             *filter(None, (class_folders.describe_unread_files(unread), *class_folders.layout_notes(layout))),

@@ -18,8 +18,8 @@ import torch
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import class_folders, image_lists, label_table, partition, split_checks
-from train.data.label_table import (
+from train.data import class_folders, image_lists, partition, registry
+from train.data.sources.table import (
     NO,
     TEST,
     TRAINING,
@@ -28,6 +28,7 @@ from train.data.label_table import (
     LabelTable,
     bad_table,
     list_lines,
+    read_table,
     refuse_empty_cells,
 )
 from train.data.splits import DataSplits, configured_image_shape, configured_images, split_off
@@ -58,15 +59,15 @@ def open_image_table(data: DataConfig, *_: object) -> DataSplits:
     """The images of all splits.
 
     Raises:
-        Failure: as `label_table.read_table`, `read_labels` and `split_off`; DATA if all training images have one
+        Failure: as `read_table`, `read_labels` and `split_off`; DATA if all training images have one
             number, or a weight of 0; USAGE for a split that the table names and a key asks for.
     """
-    table = label_table.read_table(data)
+    table = read_table(data)
     read = read_labels(table, data)
     encoder = ENCODERS[read.task]
     rows = np.array(table.splits, str)
     of_split = {"training": rows == TRAINING, "validation": rows == VALIDATION, "test": rows == TEST}
-    split_checks.refuse_second_splits(
+    registry.refuse_second_splits(
         data,
         validation=f"the {VALIDATION} rows of {table.file}" if of_split["validation"].any() else None,
         test=f"the {TEST} rows of {table.file}" if of_split["test"].any() else None,
@@ -101,6 +102,7 @@ def open_image_table(data: DataConfig, *_: object) -> DataSplits:
         test=test,
         classes=read.classes,
         shape=configured_image_shape(data),
+        has_own_validation=bool(of_split["validation"].any()),
         notes=(*table.notes, *read.notes, *parts.notes),
         warnings=(*table.warnings, *read.warnings, *missing),
         task=read.task,
@@ -278,7 +280,7 @@ def _read_names(table: LabelTable, task: str, data: DataConfig) -> TableLabels:
         actual = f"{len(cells):,} images of {one_line(classes[0])}"
         raise bad_table(table.file, "has fewer than two classes", actual, "add images of another class")
     _refuse_untrained_names(table, names, "class" if task == CLASSIFICATION else "label")
-    split_checks.refuse_wrong_class_count(data, len(classes), "classes", data.root, " in the table")
+    registry.refuse_wrong_class_count(data, len(classes), "classes", data.root, " in the table")
     numbers = {name: number for number, name in enumerate(classes)}
     values = ENCODERS[task].encode(cells if task == CLASSIFICATION else names, numbers, len(classes))
     if task == MULTI_LABEL:

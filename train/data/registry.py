@@ -58,7 +58,6 @@ class DataSource:
         count: the samples of each split; None if counting is slow, or if only opening the data tells: every task calls
             it before a start. Raises Failure: NO_INPUT for missing data, DATA for broken files.
         check: refuses bad values of the source's keys. Raises Failure: USAGE.
-        has_validation: whether data.root holds a separate validation split, so that data.val_fraction is unused.
 
     Facts:
         keys: the OPTIONAL_KEYS that act on this source.
@@ -74,7 +73,6 @@ class DataSource:
     reader: str
     count: Callable[[DataConfig], SplitCounts | None]
     check: Callable[[DataConfig], None] = lambda data: None  # refuses nothing
-    has_validation: Callable[[DataConfig], bool] = lambda data: False
     keys: frozenset[str]
     origin: Literal["computed", "files", "factory"]
     channels: int | None = None
@@ -283,6 +281,49 @@ def refuse_unused_key(data: DataConfig, key: str) -> None:
         return
     others = " or ".join(name for name in schema.DATA_SOURCES if key in find_source(name).keys)
     raise inapplicable_key_failure(data, key, f"leave data.{key} out, or set data.name to {others}")
+
+
+def refuse_second_splits(data: DataConfig, *, validation: object = None, test: object = None) -> None:
+    """Refuse data.fold and data.test_fraction if the data has validation or test images of its own.
+
+    validation, test: where these are; None: nowhere.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if validation is not None and data.fold is not None:
+        raise Failure(
+            "data.fold does not go with validation images of their own",
+            found=f"data.fold: {data.fold}, and {validation}",
+            expected="one list of images, of which each fold is once the validation split",
+            fix=f"leave data.fold out; or move the images of {validation} to the training images",
+            code=ExitCode.USAGE,
+        )
+    if test is not None and data.test_fraction:
+        raise Failure(
+            "data.test_fraction does not go with test images of their own",
+            found=f"data.test_fraction: {data.test_fraction:g}, and {test}",
+            fix=f"leave data.test_fraction out: {test} is the test split; or move it out of data.root",
+            code=ExitCode.USAGE,
+        )
+
+
+def refuse_wrong_class_count(data: DataConfig, count: int, noun: str, location: str, of_what: str = "") -> None:
+    """Refuse a data.classes that is not the number of classes. Its default claims nothing.
+
+    noun, of_what: such as "classes" and " in the table".
+
+    Raises:
+        Failure: DATA.
+    """
+    if data.classes not in (count, DataConfig().classes):
+        raise Failure(
+            f"data.classes is not the number of {noun}{of_what}",
+            found=f"{count} {noun} in {location}",
+            expected=f"data.classes: {data.classes}",
+            fix=f"set data.classes to {count}, or leave it out",
+            code=ExitCode.DATA,
+        )
 
 
 def inapplicable_key_failure(data: DataConfig, key: str, fix: str) -> Failure:

@@ -276,6 +276,7 @@ class DataSplits:
     mirror: whether a sample's mirror image is of the same class, so that data.augment: standard may use it; false
     for digits, and if the class is a direction. shared: an open file whose offset forked processes would share.
     evaluation_shape: of validation and test samples, if it is another than `shape`.
+    has_own_validation: whether data.root holds a separate validation split, so that data.val_fraction is unused.
     weights: how much each training sample counts in the loss, float32 [count], 1 on average; None: all alike.
     """
 
@@ -293,6 +294,7 @@ class DataSplits:
     target: TargetScale | None = None
     test: SampleSource | None = None
     evaluation_shape: Shape | None = None
+    has_own_validation: bool = False
 
     def map(self, convert: Callable[[SampleSource], SampleSource]) -> DataSplits:
         """The same data with each of its sources converted."""

@@ -286,6 +286,7 @@ class DatasetFacts:
 
     training, validation, test: the samples of each split. digests: of the splits, as far as they
     are known. task: what the labels are; target: of numbers, the scale that the model was trained with.
+    has_own_validation: of data that was opened, as `DataSplits.has_own_validation`.
     """
 
     data: DataConfig
@@ -296,6 +297,7 @@ class DatasetFacts:
     digests: Mapping[str, str] = field(default_factory=dict)
     task: str = CLASSIFICATION
     target: TargetScale | None = None
+    has_own_validation: bool = False
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -514,11 +516,11 @@ def _seen_images_caveat(trained: DatasetFacts, evaluated: DatasetFacts, split: E
         all(is_same[part] for part in resume_rules.SPLIT_NAMES) and trained.data.group == evaluated.data.group
     )
     # A separate validation folder may change if the training split is the same; only the disk tells of such a folder.
-    if not all_images and (is_same_split or (is_same["training"] and evaluated.source.has_validation(evaluated.data))):
+    if not all_images and (is_same_split or (is_same["training"] and evaluated.has_own_validation)):
         return None
     if _data_location(trained.data) != _data_location(evaluated.data) and not _are_same_files(trained, evaluated):
         return _other_location_caveat(trained, evaluated, all_images=all_images)
-    if not all_images and evaluated.source.has_validation(evaluated.data):
+    if not all_images and evaluated.has_own_validation:
         return _moved_images_caveat(trained, evaluated)
     measured, why = evaluated.images, SEEN_IMAGES_CAVEAT
     if not all_images:
@@ -598,7 +600,7 @@ def _other_location_caveat(trained: DatasetFacts, evaluated: DatasetFacts, *, al
         return f"these are the images that the model was trained on: {SEEN_IMAGES_CAVEAT}"
     if all_images and (trained.training, trained.validation) == (evaluated.training, evaluated.validation):
         return f"as many images as in the training: if they are its own, {trained.training:,} of them were trained on"
-    if all_images or evaluated.source.has_validation(evaluated.data):
+    if all_images or evaluated.has_own_validation:
         return None
     return (
         f"{evaluated.validation:,} of the {evaluated.images:,} images in {evaluated.location} are measured, "

@@ -208,6 +208,7 @@ def open_evaluation_data(
         digests=fingerprint[resume_rules.DIGESTS_KEY],
         task=sets.task,
         target=sets.target,
+        has_own_validation=sets.has_own_validation,
     )
     if training_facts is not None:
         sets = map_to_training_classes(sets, training_facts.classes)

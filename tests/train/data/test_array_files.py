@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
@@ -156,14 +155,3 @@ def test_all_splits_may_lie_in_one_file(tmp_path: Path) -> None:
         "validation": ("a.npz", "x_val", "y_val"),
         "test": ("a.npz", "x_test", "y_test"),
     }
-
-
-@pytest.mark.parametrize("kind", ["npz", "tensor"])
-def test_whether_there_is_a_validation_split(kind: str, tmp_path: Path) -> None:
-    splits = {"images": torch.zeros(4, 4, 4, dtype=torch.uint8), "labels": torch.zeros(4, dtype=torch.int64)}
-    for name in ("train", "val"):
-        if kind == "npz":
-            np.savez(tmp_path / f"{name}.npz", **{key: each.numpy() for key, each in splits.items()})
-        else:
-            torch.save(splits, tmp_path / f"{name}.pt")
-        assert array_files.has_validation(DataConfig(name=kind, root=str(tmp_path))) == (name == "val")

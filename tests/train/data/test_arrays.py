@@ -136,6 +136,7 @@ def test_test_arrays_beside_validation_arrays_are_the_test_split(tmp_path: Path)
     sets = find(tmp_path / "a.npz")
     assert sets.test is not None
     assert [len(split.labels) for split in (sets.training, sets.validation, sets.test)] == [40, 8, 6]
+    assert sets.has_own_validation
     assert [note for note in sets.notes if "not read" in note] == []
     summary = registry.summarize(DataConfig(name="npz", root=str(tmp_path / "a.npz")), sets)
     assert summary.description.endswith(", 6 for the test at the end")

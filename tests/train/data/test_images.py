@@ -74,6 +74,16 @@ def test_every_image_is_in_one_split(tmp_path: Path, keys: dict[str, Any], group
     assert (splits.test is not None) == ("test_fraction" in keys)
 
 
+@pytest.mark.parametrize("validation", ["val", "test"])
+def test_a_folder_of_validation_images_is_told_from_a_part_of_the_training_images(
+    tmp_path: Path, validation: str
+) -> None:
+    data = make(tmp_path, *(f"train/{name}/{i}.jpg" for name in ("a", "b") for i in range(4)))
+    assert not image_folder.list_splits(data).has_own_validation
+    make(tmp_path, *(f"{validation}/{name}/1.jpg" for name in ("a", "b")))
+    assert image_folder.list_splits(data).has_own_validation
+
+
 def test_folds_leave_a_folder_test_beside_train_for_the_end(tmp_path: Path) -> None:
     make(tmp_path, *(f"train/{name}/{i}.jpg" for name in ("a", "b") for i in range(5)), "test/a/1.jpg", "test/b/1.jpg")
     data = DataConfig(name="folder", root=str(tmp_path), fold="1/5")

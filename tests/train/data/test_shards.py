@@ -68,9 +68,11 @@ def test_a_share_of_each_class_validates(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["val-00.tar", "val/00.tar", "imagenet-validation-00.tar", "test-00.tar"])
 def test_shards_with_the_name_of_a_split_are_that_split(folder: Path, name: str) -> None:
+    assert not registry.open_splits(data_of(folder)).has_own_validation
     write_tar(folder / name, numbered(100, 4))
     shard_index.write_index(folder, processes=1)
     splits = registry.open_splits(data_of(folder))
+    assert splits.has_own_validation
     assert splits.validation.read(np.arange(4))[:, 0, 0, 0].tolist() == [100, 101, 102, 103]
     assert len(splits.training.labels) == 40
 

@@ -50,6 +50,7 @@ def test_the_images_are_those_of_the_paths(tmp_path: Path) -> None:
 def test_the_split_column_decides_what_is_validation(tmp_path: Path) -> None:
     sets = opened(write_table(tmp_path, rows("aabb", ["train", "Val", "training", "dev"]), "path,label,split"))
     assert (names(sets.training), names(sets.validation)) == (["000.png", "002.png"], ["001.png", "003.png"])
+    assert sets.has_own_validation
 
 
 def test_test_rows_are_the_test_split(tmp_path: Path) -> None:
@@ -80,6 +81,7 @@ def test_a_split_of_the_table_and_of_a_key_is_refused(tmp_path: Path, split: str
 def test_without_a_split_column_a_share_of_every_class_is_for_validation(tmp_path: Path) -> None:
     sets = opened(write_table(tmp_path, rows("ab" * 10)))
     assert [torch.bincount(split.labels).tolist() for split in (sets.training, sets.validation)] == [[8, 8], [2, 2]]
+    assert not sets.has_own_validation
 
 
 def test_the_split_is_that_of_the_same_images_in_class_folders(tmp_path: Path) -> None:

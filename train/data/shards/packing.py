@@ -26,11 +26,12 @@ from PIL import Image
 from entrypoint import ExitCode, Failure, file_writer
 from train import files, rng
 from train.config.schema import DataConfig
-from train.data import decode, image_lists, image_table, label_table, partition, registry
+from train.data import decode, image_lists, image_table, partition, registry
 from train.data.class_folders import IMAGE_SUFFIXES
 from train.data.process_pool import map_in_processes
 from train.data.shard_labels import CLASSES_FILE, GROUP_KEY
 from train.data.shards import index as shard_index
+from train.data.sources.table import read_table
 from train.data.splits import ImageFileSource
 
 PLAN_FILE: Final = "pack.json"
@@ -141,7 +142,7 @@ def pack_images(
 def _group_by_path(data: DataConfig, sources: Iterable[ImageFileSource]) -> dict[str, str]:
     """The group of each image, which stays in one split when the shards are split; empty without groups."""
     if data.name == "table":
-        table = label_table.read_table(data)
+        table = read_table(data)
         groups = image_table.group_names(table, data)
         return {} if groups is None else dict(zip(table.paths, groups, strict=True))
     if data.group is None:

@@ -33,15 +33,15 @@ from train.config.schema import DataConfig
 from train.data import decode
 from train.data.decode import ImageBytes
 from train.data.preprocessing import configured_preprocessing
-from train.data.shape import COLOR_CHANNELS, Shape, height_and_width
+from train.data.registry import refuse_wrong_class_count
+from train.data.shape import COLOR_CHANNELS
 from train.data.shard_labels import LabelKind
 from train.data.shards import index as shard_index
 from train.data.shards.index import ShardIndex
 from train.data.shards.members import BLOCK
 from train.data.shards.order import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout, TrainingRuns
 from train.data.sources.shards import open_index
-from train.data.split_checks import refuse_wrong_class_count
-from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices
+from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices, configured_image_shape
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 from train.tasks import AUTO, CLASSIFICATION, TASKS
 from train.tasks.labels import ENCODERS, missing_validation_warnings
@@ -443,7 +443,8 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK, *_: object) -> 
         validation=sources[1],
         test=open_chosen(test) if len(test) else None,
         classes=classes,
-        shape=Shape(channels=COLOR_CHANNELS[data.color], size=height_and_width(data.image_size)),
+        shape=configured_image_shape(data),
+        has_own_validation=ends[1] > ends[0],
         notes=notes,
         warnings=warnings,
         task=task,

@@ -104,18 +104,11 @@ def count(data: DataConfig) -> None:
     find_array_files(Path(data.root), data.name)
 
 
-def has_validation(data: DataConfig) -> bool:
-    from train.data import arrays  # torch
-
-    return "validation" in arrays.locate_splits(data, arrays.list_names)[0]
-
-
 KEYS: Final = frozenset({"root", "val_fraction", "test_fraction", "fold"})
 
 NPZ: Final = DataSource(
     reader="arrays:open_arrays",
     count=count,
-    has_validation=has_validation,
     keys=KEYS,
     origin="files",
     tasks=tuple(TASKS),

@@ -62,7 +62,6 @@ def published_source(*, training: int, classes: int, channels: int) -> DataSourc
         reader="sources.published:open_published_set",
         count=count,
         check=check,
-        has_validation=lambda data: True,
         keys=frozenset({"root", "download", "mirror", "test_fraction"}),
         origin="files",
         channels=channels,
@@ -96,7 +95,7 @@ def open_published_set(data: DataConfig, *unused: object) -> DataSplits:
     read = (
         _read_cifar if issubclass(dataset, datasets.CIFAR10) else _read_mnist
     )  # the base classes of CIFAR100 and FashionMNIST
-    *splits, classes = read(dataset, Path(data.root))
+    *splits, classes = read(dataset, data)
     size, _ = height_and_width(data.image_size)  # the source's entry refuses any other than a square
     training, validation = (arrays.array_source(*split, data.name, size) for split in splits)
     training, _, test, _ = split_off(training, data, training.labels.numpy(), validation=validation)
@@ -107,40 +106,30 @@ def open_published_set(data: DataConfig, *unused: object) -> DataSplits:
         test=test,
         classes=tuple(classes),
         shape=Shape(channels=channels, size=(size, size)),
+        has_own_validation=True,
         mirror=data.name != "mnist",  # a mirrored digit is mostly no digit
     )
 
 
-def _read_cifar(dataset_class: Any, root: Path) -> tuple[ImagesAndLabels, ImagesAndLabels, list[str]]:
+def _read_cifar(dataset_class: Any, data: DataConfig) -> tuple[ImagesAndLabels, ImagesAndLabels, list[str]]:
     """Read both splits. torchvision compares the hash of every file before it unpickles one."""
     import torch
 
+    root = Path(data.root)
     try:
         with warnings.catch_warnings(action="ignore"):  # the pickles were written by an old numpy
             splits = [dataset_class(root, train=train, download=False) for train in (True, False)]
     except RuntimeError as error:
-        raise _changed_file_failure(dataset_class, root) from error
+        (archive,) = download.PUBLISHED_ARCHIVES[data.name]
+        changed = next((file for file in archive.files if not download.is_intact(file, root)), archive.files[0])
+        raise _not_published_failure(root / changed.path, f"another md5 than {changed.md5}") from error
     training, validation = ((torch.from_numpy(split.data), torch.tensor(split.targets)) for split in splits)
     return training, validation, splits[0].classes
 
 
-def _changed_file_failure(dataset_class: Any, root: Path) -> Failure:
-    """The Failure for the first file whose hash is not the published one."""
-    from torchvision.datasets.utils import check_integrity
-
-    hashes = [
-        *dataset_class.train_list,
-        *dataset_class.test_list,
-        (dataset_class.meta["filename"], dataset_class.meta["md5"]),
-    ]
-    files = ((root / dataset_class.base_folder / name, md5) for name, md5 in hashes)
-    path, md5 = next(((path, md5) for path, md5 in files if not check_integrity(path, md5)), (root, "?"))
-    return _not_published_failure(path, f"another md5 than {md5}")
-
-
-def _read_mnist(dataset_class: Any, root: Path) -> tuple[ImagesAndLabels, ImagesAndLabels, list[str]]:
+def _read_mnist(dataset_class: Any, data: DataConfig) -> tuple[ImagesAndLabels, ImagesAndLabels, list[str]]:
     """Read both splits file by file: torchvision's class would prefer an older cache in the same folder."""
-    folder = root / dataset_class.__name__ / "raw"
+    folder = Path(data.root) / dataset_class.__name__ / "raw"
     training, validation = (_read_idx_pair(folder, name) for name in ("train", "t10k"))
     return training, validation, dataset_class.classes
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from train.config.batches import SplitCounts, count_splits
 from train.config.schema import DataConfig
-from train.data import split_checks
-from train.data.registry import DataSource
+from train.data.registry import DataSource, refuse_second_splits
 from train.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -28,12 +27,6 @@ def count(data: DataConfig) -> SplitCounts:
     return SplitCounts(training=training, validation=len(chosen), test=len(of_test))
 
 
-def has_validation(data: DataConfig) -> bool:
-    from train.data.shards import index as shard_index
-
-    return shard_index.count_images(shard_index.read_facts(Path(data.root))[0], "validation") > 0
-
-
 def open_index(data: DataConfig) -> ShardIndex:
     """The index, compared with the shards.
 
@@ -46,14 +39,13 @@ def open_index(data: DataConfig) -> ShardIndex:
     shard_index.refuse_wrong_entries(index)
     shard_index.refuse_other_shards(index.folder, index.shards)
     own = {split: f"{split} shards in {data.root}" for split in {shard.split for shard in index.shards if shard.images}}
-    split_checks.refuse_second_splits(data, validation=own.get("validation"), test=own.get("test"))
+    refuse_second_splits(data, validation=own.get("validation"), test=own.get("test"))
     return index
 
 
 SHARDS: Final = DataSource(
     reader="shards.source:open_shards",
     count=count,
-    has_validation=has_validation,
     keys=frozenset({"root", "val_fraction", "test_fraction", "fold", "color", "readers", "stage"}),
     origin="files",
     channels=3,
