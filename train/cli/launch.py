@@ -78,7 +78,7 @@ def check_config(config: RunConfig, world_size: int, device: str | None = None) 
     dims = None if shape is None else len(shape.size)
     checks.refuse_dimension_mismatch(config.model.name, dims, f"data.name: {config.data.name}")
     refuse_missing_weights(config)
-    registry.refuse_fixed_evaluation_size(config.data, config.eval.image_size)
+    registry.refuse_cached_evaluation_size(config.data, config.eval.image_size)
     batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size)
     counts = registry.find_source(config.data.name).count(config.data)
     if counts is not None:  # else a start counts them

@@ -66,7 +66,6 @@ class DataSource:
         classes: how many published data has.
         has_class_names: whether classes have names; else they may be numbers only.
         tasks: what its labels may be.
-        resizes: whether it may read evaluation images in another size than training images; a factory's may be files.
         hashes_paths: whether equal digests (`statistics.data_fingerprint`) mean the same files.
     """
 
@@ -79,7 +78,6 @@ class DataSource:
     classes: int | None = None
     has_class_names: bool = False
     hashes_paths: bool = False
-    resizes: bool = False
     tasks: tuple[str, ...] = (CLASSIFICATION,)
 
     def open(self, data: DataConfig, host: HostRanks, cache_folder: Path | None) -> DataSplits:
@@ -222,23 +220,13 @@ def _refuse_other_tasks(data: DataConfig) -> None:
         raise inapplicable_key_failure(data, "task", fix)
 
 
-def refuse_fixed_evaluation_size(data: DataConfig, size: ImageSize | None) -> None:
-    """Refuse an eval.image_size for samples that are stored in one size: as arrays, or in data.cache.
+def refuse_cached_evaluation_size(data: DataConfig, size: ImageSize | None) -> None:
+    """Refuse an eval.image_size for images that are kept in data.cache, in one size.
 
     Raises:
         Failure: USAGE.
     """
-    if size is None or height_and_width(size) == height_and_width(data.image_size):
-        return
-    if not find_source(data.name).resizes:
-        others = " or ".join(name for name in schema.DATA_SOURCES if find_source(name).resizes)
-        raise Failure(
-            f"eval.image_size does not go with data.name: {data.name}",
-            found=f"eval.image_size: {size}",
-            fix=f"leave eval.image_size out, or set data.name to {others}",
-            code=ExitCode.USAGE,
-        )
-    if data.cache is not None:
+    if data.cache is not None and size is not None and height_and_width(size) != height_and_width(data.image_size):
         raise Failure(
             "data.cache keeps images of one size, and eval.image_size is another than data.image_size",
             found=f"eval.image_size: {size}, data.image_size: {data.image_size}",

@@ -97,7 +97,7 @@ class SampleSource:
         raise Failure(
             "eval.image_size reads image files in another size, and these samples are stored in one size",
             found=f"eval.image_size: {size}",
-            fix="leave eval.image_size out",
+            fix="leave eval.image_size out, or set data.name to folder or table or shards",
             code=ExitCode.USAGE,
         )
 

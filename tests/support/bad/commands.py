@@ -196,7 +196,7 @@ LINES: dict[str, Row] = {
     "another-size-for-drawn-images": (
         "check eval.image_size=64",
         64,
-        ("eval.image_size does not go with data.name: synthetic",),
+        ("eval.image_size reads image files in another size, and these samples are stored in one size",),
         "data.name to folder or table",
     ),
     "growing-without-an-end": (

@@ -65,12 +65,6 @@ def test_samples_of_one_size_are_refused() -> None:
     with pytest.raises(Failure, match="stored in one size") as caught:
         image_sizes.with_evaluation_size(registry.open_splits(DataConfig(samples=20, image_size=8)), 16)
     assert caught.value.code == 64
-
-
-@pytest.mark.parametrize("name", ["synthetic", "npz", "cifar10"])
-def test_before_a_start_an_evaluation_size_is_refused_where_nothing_is_resized(name: str) -> None:
-    with pytest.raises(Failure, match=f"eval.image_size does not go with data.name: {name}") as caught:
-        registry.refuse_fixed_evaluation_size(DataConfig(name=name), 64)
     assert "folder or table" in str(caught.value.fix)
 
 

@@ -13,5 +13,4 @@ FACTORY: Final = DataSource(
     keys=frozenset({"root", "classes", "samples", "val_fraction", "cache", "color"}),
     origin="factory",
     tasks=tuple(TASKS),
-    resizes=True,
 )

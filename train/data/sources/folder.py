@@ -35,5 +35,4 @@ FOLDER: Final = DataSource(
     channels=3,
     has_class_names=True,
     hashes_paths=True,
-    resizes=True,
 )

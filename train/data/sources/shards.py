@@ -51,6 +51,5 @@ SHARDS: Final = DataSource(
     channels=3,
     has_class_names=True,
     hashes_paths=True,
-    resizes=True,
     tasks=tuple(TASKS),
 )

@@ -527,6 +527,5 @@ TABLE: Final = DataSource(
     channels=3,
     has_class_names=True,
     hashes_paths=True,
-    resizes=True,
     tasks=tuple(TASKS),
 )
