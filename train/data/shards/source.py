@@ -40,7 +40,7 @@ from train.data.shards import index as shard_index
 from train.data.shards.index import ShardIndex
 from train.data.shards.members import BLOCK
 from train.data.shards.order import ChosenEntries, Int64Array, RemainingEntries, Selection, ShardLayout, TrainingRuns
-from train.data.sources.shards import open_index
+from train.data.sources.shards import refuse_taken_splits
 from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices, configured_image_shape
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 from train.tasks import AUTO, CLASSIFICATION, TASKS
@@ -392,12 +392,21 @@ class ShardSource(EncodedImageSource):
 
 
 def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK, *_: object) -> DataSplits:
-    """All splits. Raises Failure: as `sources.shards.open_index`; DATA for another number of classes."""
+    """All splits.
+
+    Raises:
+        Failure: as `shard_index.read_index`, `refuse_wrong_entries`, `refuse_other_shards` and `refuse_taken_splits`;
+            DATA for another number of classes.
+    """
 
     def compare() -> None:
-        open_index(data)
+        index = shard_index.read_index(Path(data.root))
+        shard_index.refuse_wrong_entries(index)
+        shard_index.refuse_other_shards(index.folder, index.shards)
+        refuse_taken_splits(data, index.shards)
 
-    host.first(compare)  # once on each machine: on a parallel file system, a call for each shard
+    # Once on each machine, whose failure ends all ranks: on a parallel file system, a call for each shard.
+    host.first(compare)
     index = shard_index.read_index(Path(data.root))
     _refuse_other_task(data, index.labels)
     if TASKS[index.labels.task].has_classes:

@@ -5,42 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from train.config.batches import SplitCounts, count_splits
 from train.config.schema import DataConfig
 from train.data.registry import DataSource, refuse_second_splits
 from train.tasks import TASKS
 
 if TYPE_CHECKING:
-    from train.data.shards.index import ShardIndex
+    from collections.abc import Sequence
+
+    from train.data.shards.index import Shard
 
 
-def count(data: DataConfig) -> SplitCounts:
-    """The sizes of the splits that are taken from the training shards; images with groups are split to be counted."""
+def count(data: DataConfig) -> None:
+    """Every task calls this, so it reads only which shards there are; the ranks compare the index with them."""
     from train.data.shards import index as shard_index
 
-    index = open_index(data)
-    if index.groups is None:
-        is_own = shard_index.count_images(index.shards, "validation") > 0
-        return count_splits(len(index.order), data, has_validation=is_own)
-    chosen, of_test, _ = shard_index.split_training(index, data)
-    training = len(index.order) - len(chosen) - len(of_test)
-    return SplitCounts(training=training, validation=len(chosen), test=len(of_test))
+    refuse_taken_splits(data, shard_index.read_facts(Path(data.root))[0])
 
 
-def open_index(data: DataConfig) -> ShardIndex:
-    """The index, compared with the shards.
-
-    Raises:
-        Failure: as `shard_index.read_index`, `refuse_wrong_entries`, `refuse_other_shards` and `refuse_second_splits`.
-    """
-    from train.data.shards import index as shard_index
-
-    index = shard_index.read_index(Path(data.root))
-    shard_index.refuse_wrong_entries(index)
-    shard_index.refuse_other_shards(index.folder, index.shards)
-    own = {split: f"{split} shards in {data.root}" for split in {shard.split for shard in index.shards if shard.images}}
+def refuse_taken_splits(data: DataConfig, shards: Sequence[Shard]) -> None:
+    """Raises Failure (USAGE) for a split that has shards and is asked for by a key."""
+    own = {split: f"{split} shards in {data.root}" for split in {shard.split for shard in shards if shard.images}}
     refuse_second_splits(data, validation=own.get("validation"), test=own.get("test"))
-    return index
 
 
 SHARDS: Final = DataSource(
