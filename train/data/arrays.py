@@ -45,8 +45,8 @@ from train.files import bad_data_failure, format_bytes
 from train.tasks import CLASSIFICATION, configured_task
 from train.tasks.labels import ENCODERS, LabelEncoder, configured_encoder, describe_tensor, one_number_failure
 
-# First byte of a zip archive, of one array, and of a pickle, which is then refused as a pickle.
-FIRST_BYTES: Final = (b"P", b"\x93", b"\x80")
+# Of a zip archive, of an empty one, of one array, and of a pickle, which is then refused as a pickle.
+FIRST_BYTES: Final = (b"PK\x03\x04", b"PK\x05\x06", b"\x93", b"\x80")
 ZIP_LOCAL_HEADER: Final = struct.Struct("<26xHH")  # ends with the lengths of the name and of the extra field
 READ_CHUNK_BYTES: Final = 2**20
 MIN_IMAGE_AXES: Final = 3  # labels have fewer axes; they are read, not mapped
@@ -86,7 +86,7 @@ def load_npz(file: Path, pick: ArraySelector) -> dict[str, Tensor]:
         ValueError, KeyError, OSError, zipfile.BadZipFile, zlib.error: for a file of another format, or a damaged one.
     """
     with file.open("rb") as stream:  # numpy would leave a broken file open
-        if stream.read(1) not in FIRST_BYTES:  # numpy would report a text file as a pickle
+        if not stream.read(4).startswith(FIRST_BYTES):  # numpy would report any other file as a pickle
             raise ValueError("no archive of numpy's")
         stream.seek(0)
         archive = np.load(stream, allow_pickle=False)
