@@ -78,6 +78,11 @@ class Plan:
         """
         return self.world.num_nodes == 1 and self.launcher != "torchrun"
 
+    @property
+    def starts_all_ranks(self) -> bool:
+        """Whether no other task starts ranks of this world."""
+        return self.spawn == self.world.world_size
+
     def num_threads(self, environ: Mapping[str, str]) -> str:
         """OMP_NUM_THREADS of each rank: the user's, or its share of the cores."""
         return environ.get("OMP_NUM_THREADS") or str(self.threads)

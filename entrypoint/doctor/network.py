@@ -33,22 +33,14 @@ def check(context: CheckContext) -> list[Finding]:
         return []
     if context.plan.world.world_size == 1:
         return [ok("network", "one rank: no connection is needed")]
-    interface_findings = [
-        finding
-        for name in INTERFACE_VARIABLES
-        if (finding := check_interface_variable(name, context.environ.get(name), interface_names()))
-    ]
+    interfaces = [name for _, name in socket.if_nameindex()]
+    values = {name: context.environ.get(name) for name in INTERFACE_VARIABLES}
     return [
         *check_own_name(socket.gethostname()),
-        *interface_findings,
+        *filter(None, (check_interface_variable(name, value, interfaces) for name, value in values.items())),
         # All ranks of one host meet on loopback.
         *([check_port(LOOPBACK, context.plan.ports)] if context.plan.one_host else _check_master(context.plan)),
     ]
-
-
-def interface_names() -> tuple[str, ...]:
-    """The names of this host's network interfaces."""
-    return tuple(name for _, name in socket.if_nameindex())
 
 
 def check_own_name(host: str) -> list[Finding]:

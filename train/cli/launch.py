@@ -326,7 +326,7 @@ def start_ranks(
     command = [sys.executable, "-m", "train.worker", *arguments]
     policy = replace(supervision_policy(config, folder), **supervision)
     return run_plan(
-        plan, command, environ, log_dir=folder / "logs", foreign=False, care=policy, stop_signals=stop_signals
+        plan, command, environ, log_dir=folder / "logs", foreign=False, policy=policy, stop_signals=stop_signals
     )
 
 
