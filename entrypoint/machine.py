@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from entrypoint import engines
 from entrypoint.accelerators import amd, nvidia
 from entrypoint.engines import EngineName
-from entrypoint.files import StrPath, read_text
+from entrypoint.files import StrPath, process_stat, read_text
 from entrypoint.platforms import HOST_FILES
 
 
@@ -177,12 +177,13 @@ def slurm_job_of_parents(pid: int, proc: StrPath = "/proc", max_parents: int = 1
     """
     for _ in range(max_parents):
         process = os.path.join(proc, str(pid))
-        variables = _read_process_environ(process)
+        entries = read_text(process, "environ").split("\0")
+        variables = dict(entry.split("=", 1) for entry in entries if "=" in entry)
         if "SLURM_JOB_ID" in variables:
             return {name: value for name, value in variables.items() if name.startswith("SLURM_")}
         if step_title := _SLURMSTEPD_TITLE.match(read_text(process, "cmdline")):
             return {"SLURM_JOB_ID": step_title[1], "SLURM_STEP_ID": step_title[2]}
-        pid = _parent_pid(process)
+        pid = int((process_stat(process) or ("?", 0))[1])
         if pid <= 1:
             break
     step_cgroup = _SLURM_STEP_CGROUP.search(read_text(proc, "self", "cgroup"))
@@ -197,16 +198,6 @@ def count_oom_kills(root: StrPath = "/") -> int:
 
 
 _OOM_KILL_LINE = re.compile(r"^oom_kill (\d+)$", re.M)
-
-
-def _read_process_environ(process: str) -> dict[str, str]:
-    entries = read_text(process, "environ").split("\0")
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
-
-
-def _parent_pid(process: str) -> int:
-    words = read_text(process, "stat").rpartition(")")[2].split()  # the name may contain spaces and parentheses
-    return int(words[1]) if words else 0
 
 
 # What the checks compare with a training's needs
@@ -229,7 +220,9 @@ def free_memory_mib(root: StrPath = "/") -> int | None:
     for folder in cgroup_folders(root, "memory"):
         limit, used = _read_cgroup_number(folder, "memory"), _read_cgroup_number(folder, "memory used")
         if limit is not None and used is not None:
-            free.append(max(0, limit - used + _reclaimable_bytes(folder)) // MIB)
+            # The kernel frees cached files when memory is needed.
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)$", read_text(folder, "memory.stat"), re.M)
+            free.append(max(0, limit - used + int(cached[1] if cached else 0)) // MIB)
     return min(free, default=None)
 
 
@@ -265,9 +258,3 @@ def _read_cgroup_number(folder: str, value: str) -> int | None:
         if text.isdigit():
             return int(text) if int(text) < _UNLIMITED else None
     return None
-
-
-def _reclaimable_bytes(folder: str) -> int:
-    """Bytes of cached files, which the kernel frees when memory is needed."""
-    match = re.search(r"^(?:total_)?inactive_file (\d+)$", read_text(folder, "memory.stat"), re.M)
-    return int(match[1]) if match else 0

@@ -133,7 +133,10 @@ def plan_allocation(
         ports=ports,
         launch_id=allocation.launch_id,
         agent_store=allocation.agent_store,
-        threads=_threads_per_rank(machine, spawn, ranks_on_node),
+        # A rank's share of this task's cores, and at most its share of the machine's. Tasks that are not bound (mpirun
+        # --bind-to none, srun --cpu-bind=none) or are bound to the same cores (mpirun's default: one NUMA node) would
+        # otherwise each use all of them.
+        threads=max(1, min(machine.cores // spawn, machine.machine_cores // ranks_on_node)),
         cores=_cores_near_gpus(machine, spawn) if device == "cuda" else (),
         sources={
             "device": "given" if chosen else "NVML" if device == "cuda" else NO_DRIVER_SOURCE,
@@ -181,15 +184,6 @@ def _exchange_sources(allocation: Allocation, environ: Mapping[str, str]) -> dic
     source = "PMI" if pmi.is_available(environ, allocation.task, allocation.num_tasks) else "a file in the run's folder"
     names = ["hosts"] if allocation.master_addr else ["hosts", "master_addr"]
     return dict.fromkeys(names, source)
-
-
-def _threads_per_rank(machine: Machine, spawn: int, ranks_on_node: int) -> int:
-    """A rank's share of this task's cores, and at most its share of the machine's cores.
-
-    Tasks that are not bound (mpirun --bind-to none, srun --cpu-bind=none) or are bound to the same
-    cores (mpirun's default: one NUMA node) would otherwise each use all of them.
-    """
-    return max(1, min(machine.cores // spawn, machine.machine_cores // ranks_on_node))
 
 
 def _cores_near_gpus(machine: Machine, spawn: int) -> tuple[frozenset[int], ...]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from entrypoint.files import read_text
+from entrypoint.files import process_stat, read_text
 from entrypoint.heartbeat import DUMP_SIGNAL, TRACE_PREFIX, TRACE_SIGNAL
 
 DUMP_TIMEOUT_S: Final = 1.0  # for one process to write its stacks
@@ -114,8 +114,7 @@ def _main_thread_frames(dump: str) -> list[tuple[str, str]]:
 
 def process_state(pid: int) -> str:
     """The state letter R, S, D, T, t or Z; `?` for a process that has ended."""
-    words = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return words[0] if words else "?"
+    return next(iter(process_stat("/proc", str(pid))), "?")
 
 
 def descendant_pids(pid: int) -> list[int]:

@@ -366,7 +366,11 @@ def supervise(watch: Supervision, inbox: SignalInbox) -> int:
     watch.alive = list(watch.children)
     with selectors.DefaultSelector() as selector:
         selector.register(inbox.read_end, selectors.EVENT_READ)
-        pipes = _register_pipes(selector, watch.children)
+        pipes = 2 * len(watch.children)
+        for child in watch.children:
+            for descriptor, stream in ((1, child.process.stdout), (2, child.process.stderr)):
+                assert stream is not None  # both are pipes
+                selector.register(stream, selectors.EVENT_READ, (child.tee, descriptor))
         while not watch.finished:
             pipes -= _pump_output(selector, POLL_INTERVAL_S if watch.hang else 0.5)
             for signum in inbox.drain():
@@ -387,14 +391,6 @@ def supervise(watch: Supervision, inbox: SignalInbox) -> int:
         watch.console.end_line()
     watch.report()
     return watch.exit_code()
-
-
-def _register_pipes(selector: selectors.BaseSelector, children: Sequence[Child]) -> int:
-    for child in children:
-        for descriptor, stream in ((1, child.process.stdout), (2, child.process.stderr)):
-            assert stream is not None  # both are pipes
-            selector.register(stream, selectors.EVENT_READ, (child.tee, descriptor))
-    return 2 * len(children)
 
 
 def _pump_output(selector: selectors.BaseSelector, timeout_s: float) -> int:

@@ -193,16 +193,8 @@ def near_cores(uuids: Sequence[str]) -> tuple[frozenset[int], ...]:
     return _with_nvml(lambda nvml: tuple(read(nvml, uuid) for uuid in uuids)) or ()
 
 
-def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA that the driver supports, such as (12, 2); None without a driver, or if it does not say.
-
-    Raises:
-        Failure: as `list_gpus`.
-    """
-    return _with_nvml(_read_driver_cuda)
-
-
 def _read_driver_cuda(nvml: Any) -> tuple[int, int] | None:
+    """The newest CUDA that the driver supports, such as (12, 2); None if it does not say."""
     version = ask(nvml, "nvmlSystemGetCudaDriverVersion_v2", default=0)
     return (version // 1000, version % 1000 // 10) if version else None
 
@@ -482,16 +474,11 @@ def nvml_failure(error: int, message: str, root: StrPath = "/") -> Failure | Non
     # Without device files NVML takes a driver that is loaded for one that is not.
     if (error == NVML_LIBRARY_NOT_FOUND and files) or (error == NVML_DRIVER_NOT_LOADED and loaded):
         return library_failure("libnvidia-ml.so.1", message, root)
-    if error == NVML_LIBRARY_NOT_FOUND or (
-        error == NVML_DRIVER_NOT_LOADED and not (files or _has_nvidia_display_controller(root))
-    ):
+    names = map(read_text, _list_files(root, ("sys/bus/pci/devices/*/modalias",)))
+    on_bus = any("v000010DE" in name and "bc03" in name for name in names)  # PCI's number of the vendor, and the class
+    if error == NVML_LIBRARY_NOT_FOUND or (error == NVML_DRIVER_NOT_LOADED and not (files or on_bus)):
         return None
     return driver_failure("nvml", error, f"NVML error {error}: {message}")
-
-
-def _has_nvidia_display_controller(root: StrPath) -> bool:
-    names = map(read_text, _list_files(root, ("sys/bus/pci/devices/*/modalias",)))
-    return any("v000010DE" in name and "bc03" in name for name in names)  # PCI's number of the vendor, and the class
 
 
 def library_failure(library: str, message: str, root: StrPath = "/") -> Failure:
@@ -681,12 +668,13 @@ def rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
     Empty where none is needed.
 
     Raises:
-        Failure: as `compat_folder`.
+        Failure: as `compat_folder` and `list_gpus`.
     """
     if not environ.get(COMPAT_VARIABLE):
         return {}
     torch = images.installed_torch_versions()
-    folder = compat_folder(environ, driver_cuda(), images.parse_version(torch[1]) if torch and torch[1] else None)
+    torch_cuda = images.parse_version(torch[1]) if torch and torch[1] else None
+    folder = compat_folder(environ, _with_nvml(_read_driver_cuda), torch_cuda)
     if folder is None:
         return {}
     rest = environ.get("LD_LIBRARY_PATH")

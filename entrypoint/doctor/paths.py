@@ -18,7 +18,7 @@ from entrypoint import engines, environment
 from entrypoint.doctor.context import DEFAULT_OUTPUT, CheckContext, Finding, fail, failure_finding, graded, ok, warn
 from entrypoint.errors import ExitCode
 from entrypoint.machine import MIB, filesystem_type
-from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
+from entrypoint.mounts import is_ephemeral_path, nearest_existing, unmounted_path_failure
 
 MIN_FREE_SPACE_MIB = 100
 RECOMMENDED_FREE_SPACE_MIB = 5 * 1024  # a few checkpoints with 100 million parameters
@@ -76,7 +76,7 @@ def check_caches(environ: Mapping[str, str]) -> list[Finding]:
     unwritable = {
         name: environ[name]
         for name in environment.CACHE_VARIABLES
-        if environ.get(name) and not environment.is_writable(nearest_existing_folder(Path(environ[name]).absolute()))
+        if environ.get(name) and not environment.is_writable(nearest_existing(Path(environ[name]).absolute()))
     }
     fix = "unset {0}, or set it to a folder that you may write"
     return [warn("caches", f"{name}={path} cannot be written", fix.format(name)) for name, path in unwritable.items()]
@@ -93,7 +93,7 @@ def check_user(uid: int) -> Finding:
 def check_output(context: CheckContext) -> list[Finding]:
     """Check that the output folder is writable and has space, and that rename works."""
     folder = context.output.absolute()
-    existing = nearest_existing_folder(folder)
+    existing = nearest_existing(folder)
     if error := find_write_error(existing):
         return [_unwritable_output_finding(context, folder, existing, error)]
     fs_type = filesystem_type(existing, context.root)
@@ -103,11 +103,6 @@ def check_output(context: CheckContext) -> list[Finding]:
         text = f"{finding.text}; it is in the container, and a run there may vanish with it"
         finding = replace(finding, state="fail" if finding.state == "fail" else "warn", text=text, fix=_OUTPUT_FIX)
     return [finding]
-
-
-def nearest_existing_folder(folder: Path) -> Path:
-    """The folder itself, or its nearest existing parent."""
-    return next(candidate for candidate in (folder, *folder.parents) if os.path.lexists(candidate))
 
 
 def find_write_error(folder: Path) -> str | None:
