@@ -76,12 +76,6 @@ def fix(driver_cuda: tuple[int, int], capabilities: Collection[Capability]) -> s
     )
 
 
-def image_with_torch(version: str, cuda: tuple[int, int]) -> Image | None:
-    """The image that holds this torch; None for another one, whose architectures are not known."""
-    identity = (version.partition("+")[0], cuda)
-    return next((image for image in IMAGES.values() if (image.torch, image.cuda) == identity), None)
-
-
 def installed_torch_versions(package: Path | None = None) -> tuple[str, str | None] | None:
     """The installed torch's version and its CUDA version (None for a CPU build); None without torch.
 

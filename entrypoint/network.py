@@ -173,11 +173,6 @@ def interface_between(hosts: Sequence[str], master: str) -> str | None:
     return next((name for name in candidates if name not in (None, LOOPBACK_INTERFACE)), towards)
 
 
-def is_loopback_only_here(master: str) -> bool:
-    """Whether the master's name means loopback here but not everywhere, unlike `localhost`."""
-    return not is_loopback(master) and is_loopback(resolve(master))
-
-
 def _candidate_interfaces(hosts: Sequence[str], addresses: Sequence[str]) -> Iterator[str | None]:
     for host in hosts:
         with suppress(Failure):  # it does not resolve here: try the next one

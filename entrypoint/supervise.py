@@ -6,7 +6,6 @@ the end of a rank that was killed and could not report it itself, also for a ran
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import selectors
@@ -152,7 +151,7 @@ class SignalInbox:
 
     def drain(self) -> list[int]:
         """The signals to pass on since the last call."""
-        with contextlib.suppress(BlockingIOError):
+        with suppress(BlockingIOError):
             os.read(self.read_end, 4096)
         return [self.arrived.popleft() for _ in range(len(self.arrived))]
 

@@ -40,7 +40,8 @@ def torch_findings(
         return [fail(_DRIVER_FINDING, f"{text}: the driver is too old", image_fix)]
     enough = ": it runs, one major version is enough" if snapshot.cuda < needed else ""
     findings = [ok(_DRIVER_FINDING, text + enough)]
-    image = images.image_with_torch(version, needed)
+    identity = (version.partition("+")[0], needed)  # of another torch the architectures are not known
+    image = next((each for each in images.IMAGES.values() if (each.torch, each.cuda) == identity), None)
     without_code = [gpu for gpu in gpus if image and gpu.capability and not image.has_code_for(gpu.capability)]
     if without_code:
         names = ", ".join(

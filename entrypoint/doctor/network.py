@@ -13,6 +13,7 @@ from entrypoint import engines, network
 from entrypoint.doctor.context import CheckContext, Finding, fail, failure_finding, ok, warn
 from entrypoint.errors import Failure
 from entrypoint.plan import Plan
+from entrypoint.world import is_loopback
 
 CONNECT_TIMEOUT_S = 2.0
 ACCEPT_TIMEOUT_S = 0.5  # for a connection that is forwarded to this host
@@ -88,7 +89,7 @@ def _check_master(plan: Plan) -> list[Finding]:
     if towards is None:
         return [fail("master", f"{host} is {address}, and this host has no route to it", _ROUTE_FIX)]
     master = ok("master", f"{host} is {address}, through {towards}")
-    if plan.world.num_nodes > 1 and network.is_loopback_only_here(host):
+    if plan.world.num_nodes > 1 and is_loopback(address) and not is_loopback(host):  # here, but not on every host
         master = _loopback_master_finding(plan, f"{host} is {address}, this host itself")
     if plan.agent_store:
         return [master]
