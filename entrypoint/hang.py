@@ -369,13 +369,16 @@ class HangWatch:
                 code=ExitCode.PEER,
             )
         else:
+            in_first_step = culprit.phase == "step" and not culprit.warm
+            key = "start" if in_first_step else "save" if culprit.phase == "end" else culprit.phase
             failure = Failure(
                 describe_hang(culprit, statuses, size),
                 found=f"silent for {culprit.silent_s:.0f} s; "
                 f"stacks: {self.policy.errors.stacks_path(culprit.rank)}"
                 + (f"; not ended in NCCL: {culprit.unfinished}" if culprit.unfinished else ""),
                 expected=f"a heartbeat within {culprit.limit_s:.0f} s",
-                fix=f"start the same command again; if it is only slow: {_longer_timeout_setting(culprit)}",
+                fix=f"start the same command again; if it is only slow: launch.timeouts.{key}="
+                f"{max(60, 4 * culprit.limit_s):.0f}",
                 kept=kept,
                 code=ExitCode.HANG,
             )
@@ -403,12 +406,6 @@ class HangWatch:
             if path != self.status_path:
                 statuses += call_with_timeout(partial(_read_statuses, path)) or ()
         return statuses
-
-
-def _longer_timeout_setting(culprit: RankStatus) -> str:
-    in_first_step = culprit.phase == "step" and not culprit.warm
-    key = "start" if in_first_step else "save" if culprit.phase == "end" else culprit.phase
-    return f"launch.timeouts.{key}={max(60, 4 * culprit.limit_s):.0f}"
 
 
 def _read_statuses(path: Path) -> list[RankStatus]:
