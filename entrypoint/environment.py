@@ -55,7 +55,11 @@ def clean_environ(
         # Whether Python finds this project by itself: a checkout may be used without.
         if not any(any(Path(folder).glob("train_image-*.dist-info")) for folder in site.getsitepackages()):
             child["PYTHONPATH"] = str(CHECKOUT)
-    notes += _drop_missing_preloads(child) + _drop_missing_compilers(child) + _replace_unwritable_home(child, scratch)
+    notes += _drop_missing_preloads(child)
+    for name in COMPILER_VARIABLES:  # the host's, which triton and torch.compile would use unchecked
+        if name in child and not shutil.which(child[name], path=child.get("PATH")):
+            notes.append(f"{name} names a compiler that is not here and is left out: {child.pop(name)}")
+    notes += _replace_unwritable_home(child, scratch)
     if "USER" not in child or "LOGNAME" not in child:
         name = child.get("USER") or child.get("LOGNAME") or user_name(os.getuid())
         child.update(USER=name, LOGNAME=name)
@@ -126,14 +130,3 @@ def _drop_missing_preloads(child: dict[str, str]) -> list[str]:
     if not child["LD_PRELOAD"]:
         del child["LD_PRELOAD"]
     return [f"LD_PRELOAD names files that are not here and are left out: {' '.join(missing)}"]
-
-
-def _drop_missing_compilers(child: dict[str, str]) -> list[str]:
-    """Remove the host's CC and CXX, which triton and torch.compile would use unchecked."""
-    path = child.get("PATH")
-    missing = {
-        name: child.pop(name)
-        for name in COMPILER_VARIABLES
-        if name in child and not shutil.which(child[name], path=path)
-    }
-    return [f"{name} names a compiler that is not here and is left out: {value}" for name, value in missing.items()]

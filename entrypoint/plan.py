@@ -263,11 +263,6 @@ def _num_ranks_to_start(allocation: Allocation, options: LaunchOptions, machine:
     else:
         num_devices = len(machine.gpus) if device == "cuda" else 1
         spawn = 1 if allocation.launcher in per_rank.LAUNCHERS and allocation.num_tasks > 1 else num_devices
-    _refuse_too_few_gpus(allocation, machine, device, spawn)
-    return spawn
-
-
-def _refuse_too_few_gpus(allocation: Allocation, machine: Machine, device: str, spawn: int) -> None:
     ranks_on_node = spawn if allocation.one_task_per_node else allocation.tasks_on_node
     # With --gpus-per-task each task sees one GPU, its own. Whether the tasks' GPUs differ is
     # checked by UUID before NCCL starts.
@@ -289,6 +284,7 @@ def _refuse_too_few_gpus(allocation: Allocation, machine: Machine, device: str, 
             fix=f"start {num_gpus} rank{plural} per node, or ask the scheduler for {ranks_on_node} GPUs per node",
             code=ExitCode.NODE,
         )
+    return spawn
 
 
 def _gpu_warnings(allocation: Allocation, machine: Machine, device: str, spawn: int) -> tuple[str, ...]:
