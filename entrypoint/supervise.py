@@ -200,7 +200,7 @@ class Supervision:
 
     def reap(self) -> None:
         """Collect the ranks that ended; the first failure ends the others."""
-        # A rank that exited before the end of its work has lost the others a peer, whatever its code.
+        # A rank that exits before the end of its work is a lost peer to the others, whatever its code says.
         ended = [
             (child, int(ExitCode.PEER) if child.ended_early else int(child.process.returncode))
             for child in self.alive
