@@ -138,7 +138,7 @@ def run_ranks(plan: Plan, command: Sequence[str], environ: Mapping[str, str], *,
     """Run a command on the plan's ranks of this task, each phase within the limit; returns the exit code."""
     limits = HangTimeouts(start=limit_s, step=limit_s, evaluation=limit_s, save=limit_s, data=limit_s)
     policy = SupervisionPolicy(limits=limits, errors=RunErrors(logs))
-    return run_plan(plan, command, environ, log_dir=logs, foreign=False, care=policy)
+    return run_plan(plan, command, environ, log_dir=logs, foreign=False, policy=policy)
 
 
 def parse_counts(text: str) -> list[int]:

@@ -6,6 +6,7 @@ It never imports torch. `train` may import the names that are offered here, and 
 from __future__ import annotations
 
 from entrypoint import engines, file_writer, monitor, network
+from entrypoint.accelerators import nvidia
 from entrypoint.children import die_with_parent
 from entrypoint.console import (
     PrintableText,
@@ -93,6 +94,7 @@ __all__ = [
     "monitor",
     "network",
     "num_usable_cores",
+    "nvidia",
     "open_regular_file",
     "parse_json",
     "parse_launch_options",

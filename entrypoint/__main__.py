@@ -58,10 +58,7 @@ others. `spawn` is the number of ranks that this task starts.
 
 
 class EntrypointParser(StrictArgumentParser):
-    """An argparse parser whose errors are Failures: they carry a fix and our exit code. Its texts keep their lines."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+    """An argparse parser whose errors are Failures: they carry a fix and our exit code."""
 
     def error(self, message: str) -> NoReturn:
         """Raise a Failure; argparse would exit with code 2."""

@@ -11,8 +11,10 @@ import shutil
 import site
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+
+from entrypoint.files import StrPath
 
 # Host Python settings that reach into a container or another environment and change what is imported.
 PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
@@ -28,7 +30,7 @@ CHECKOUT = Path(__file__).parents[1]
 
 
 def clean_environ(
-    environ: Mapping[str, str], *, foreign: bool, scratch: Path | None
+    environ: Mapping[str, str], *, foreign: bool, scratch: StrPath | None
 ) -> tuple[dict[str, str], list[str]]:
     """The environment for a rank, and one note for each of the user's variables that was changed.
 
@@ -36,7 +38,10 @@ def clean_environ(
     folder. scratch: the folder to use if HOME cannot be written.
     """
     child = dict(environ)
-    leaks = [*(name for name in PYTHON_VARIABLES if child.pop(name, None)), *_user_site_packages(environ)]
+    leaks = [name for name in PYTHON_VARIABLES if child.pop(name, None)]
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"  # of `pip install --user`
+    user_packages = os.path.join(environ.get("HOME") or "/nonexistent", ".local/lib", version, "site-packages")
+    leaks += [user_packages] if os.path.isdir(user_packages) else []  # also False if this user may not read it
     notes = [f"not used, it would change what is imported: {', '.join(leaks)}"] if leaks else []
     if child.pop(INSPECT_VARIABLE, None):
         notes.append(f"not used, it would make a finished program wait for input: {INSPECT_VARIABLE}")
@@ -47,18 +52,18 @@ def clean_environ(
         child.pop("PYTHONSAFEPATH", None)
     else:
         child["PYTHONSAFEPATH"] = "1"
-        if not _is_installed():
+        # Whether Python finds this project by itself: a checkout may be used without.
+        if not any(any(Path(folder).glob("train_image-*.dist-info")) for folder in site.getsitepackages()):
             child["PYTHONPATH"] = str(CHECKOUT)
-    notes += _drop_missing_preloads(child) + _drop_missing_compilers(child) + _replace_unwritable_home(child, scratch)
+    notes += _drop_missing_preloads(child)
+    for name in COMPILER_VARIABLES:  # the host's, which triton and torch.compile would use unchecked
+        if name in child and not shutil.which(child[name], path=child.get("PATH")):
+            notes.append(f"{name} names a compiler that is not here and is left out: {child.pop(name)}")
+    notes += _replace_unwritable_home(child, scratch)
     if "USER" not in child or "LOGNAME" not in child:
         name = child.get("USER") or child.get("LOGNAME") or user_name(os.getuid())
         child.update(USER=name, LOGNAME=name)
     return child, notes
-
-
-def _is_installed() -> bool:
-    """Whether Python finds this project by itself; a checkout may be used without."""
-    return any(any(Path(folder).glob("train_image-*.dist-info")) for folder in site.getsitepackages())
 
 
 def user_name(uid: int) -> str:
@@ -69,7 +74,7 @@ def user_name(uid: int) -> str:
         return f"uid{uid}"
 
 
-def is_writable(folder: str | os.PathLike[str] | None) -> bool:
+def is_writable(folder: StrPath | None) -> bool:
     """Try it by writing: permission bits do not show quotas, read-only mounts or squashed root."""
     if not folder:
         return False
@@ -80,31 +85,20 @@ def is_writable(folder: str | os.PathLike[str] | None) -> bool:
         return False
 
 
-def first_writable_folder(folders: Iterable[str | None]) -> Path | None:
-    """The first folder that can be written."""
-    return next((Path(folder) for folder in folders if folder and is_writable(folder)), None)
-
-
 def scratch_parent(environ: Mapping[str, str]) -> Path | None:
     """The first writable folder for temporary files.
 
     With a read-only root often only /dev/shm is left.
     """
-    return first_writable_folder((environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm", "."))
+    folders = (environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm", ".")
+    return next((Path(folder) for folder in folders if folder and is_writable(folder)), None)
 
 
-def _user_site_packages(environ: Mapping[str, str]) -> list[str]:
-    """The folder of `pip install --user` for this version of Python, if it exists."""
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    folder = Path(environ.get("HOME") or "/nonexistent", ".local/lib", version, "site-packages")
-    return [str(folder)] if os.path.isdir(folder) else []  # also False if this user may not read it
-
-
-def _replace_unwritable_home(child: dict[str, str], scratch: Path | None) -> list[str]:
+def _replace_unwritable_home(child: dict[str, str], scratch: StrPath | None) -> list[str]:
     notes = []
-    if not is_writable(child.get("TMPDIR") or "/tmp") and scratch:
+    if scratch and not is_writable(child.get("TMPDIR") or "/tmp"):
         child["TMPDIR"] = str(scratch)
-    if not is_writable(child.get("HOME")) and scratch:
+    if scratch and not is_writable(child.get("HOME")):
         notes.append(f"HOME ({child.get('HOME') or 'not set'}) cannot be written: caches go to {scratch}")
         child["HOME"] = str(scratch)
         for cache in [name for name in child if name in CACHE_VARIABLES and not is_writable(child[name])]:
@@ -132,19 +126,7 @@ def _drop_missing_preloads(child: dict[str, str]) -> list[str]:
     missing = [name for name in libraries if "/" in name and not Path(name).exists()]
     if not missing:
         return []
-    existing = [name for name in libraries if name not in missing]
-    child.pop("LD_PRELOAD")
-    if existing:
-        child["LD_PRELOAD"] = " ".join(existing)
+    child["LD_PRELOAD"] = " ".join(name for name in libraries if name not in missing)
+    if not child["LD_PRELOAD"]:
+        del child["LD_PRELOAD"]
     return [f"LD_PRELOAD names files that are not here and are left out: {' '.join(missing)}"]
-
-
-def _drop_missing_compilers(child: dict[str, str]) -> list[str]:
-    """Remove the host's CC and CXX, which triton and torch.compile would use unchecked."""
-    path = child.get("PATH")
-    missing = {
-        name: child.pop(name)
-        for name in COMPILER_VARIABLES
-        if name in child and not shutil.which(child[name], path=path)
-    }
-    return [f"{name} names a compiler that is not here and is left out: {value}" for name, value in missing.items()]

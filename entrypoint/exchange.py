@@ -69,7 +69,8 @@ def exchange_hosts(
     task, num_tasks = planned.world.rank // planned.spawn, planned.world.world_size // planned.spawn
     if pmi.is_available(environ, task, num_tasks):
         with suppress(pmi.PmiClosedError):  # on all tasks alike: a command before this one has used it
-            return place_task(planned, _exchange_over_pmi(environ, me, task, num_tasks, deadline, check), task)
+            values = pmi.exchange_values(environ, ",".join(astuple(me)), task, num_tasks, deadline, check)
+            return place_task(planned, [TaskHost(*value.split(",", 4)) for value in values], task)
         if planned.world.num_nodes == 1:
             return replace(planned, exchanges_hosts=False)
     key = f"hosts-{_hash(planned.launch_id)}"
@@ -118,23 +119,6 @@ def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int) -> Plan:
     )
 
 
-def _exchange_over_pmi(
-    environ: Mapping[str, str],
-    me: TaskHost,
-    task: int,
-    num_tasks: int,
-    deadline: float,
-    check: Callable[[], None],
-) -> list[TaskHost]:
-    with pmi.PmiClient(environ, deadline, check) as client:
-        client.initialize()
-        client.put(f"train-host-{task}", ",".join(astuple(me)))
-        client.barrier()
-        values = [client.get(f"train-host-{other}").split(",", 4) for other in range(num_tasks)]
-        client.finalize()
-    return [TaskHost(*words) for words in values]
-
-
 def _exchange_through_files(
     folder: Path, me: TaskHost, task: int, num_tasks: int, deadline: float, check: Callable[[], None]
 ) -> list[TaskHost]:
@@ -147,7 +131,14 @@ def _exchange_through_files(
     _write_json(own, asdict(me))
     confirmed, interval_s = "", 0.01
     while True:
-        _refuse_another_start(own, me)
+        written = _task_host(read_json_object(own))
+        if written is not None and written.nonce != me.nonce:  # another process has written this task's file since
+            raise Failure(
+                "another start of this training is under way in the same folder",
+                found=f"{own}, written by {written.host} too",
+                fix="wait until it has ended, or give this one its own run.name",
+                code=ExitCode.OUTPUT,
+            )
         if task == 0:
             hosts = [_task_host(read_json_object(folder / f"task-{other}.json")) for other in range(num_tasks)]
             missing = [other for other, host in enumerate(hosts) if host is None]
@@ -170,7 +161,13 @@ def _exchange_through_files(
         if not missing:
             return complete
         if time.monotonic() > deadline:
-            raise _missing_tasks_failure(folder, missing, num_tasks)
+            raise Failure(
+                f"tasks did not tell their hosts in time: missing {list_some(missing, 8)} of {num_tasks}",
+                found=f"no file of theirs in {folder}",
+                fix="look at the output of these tasks; if the nodes do not share this folder, set run.output_dir to "
+                "one that they do; or start one task per node with --nodes --node-rank --master-addr --master-port",
+                code=ExitCode.PEER,
+            )
         check()
         time.sleep(interval_s)
         interval_s = min(interval_s * 1.5, MAX_POLL_INTERVAL_S)
@@ -183,28 +180,6 @@ def _digest(tasks: Sequence[TaskHost]) -> str:
 
 def _hash(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:16]
-
-
-def _refuse_another_start(own: Path, me: TaskHost) -> None:
-    """Refuse if another process has written this task's file since."""
-    other = _task_host(read_json_object(own))
-    if other is not None and other.nonce != me.nonce:
-        raise Failure(
-            "another start of this training is under way in the same folder",
-            found=f"{own}, written by {other.host} too",
-            fix="wait until it has ended, or give this one its own run.name",
-            code=ExitCode.OUTPUT,
-        )
-
-
-def _missing_tasks_failure(folder: Path, missing: Sequence[int], num_tasks: int) -> Failure:
-    return Failure(
-        f"tasks did not tell their hosts in time: missing {list_some(missing, 8)} of {num_tasks}",
-        found=f"no file of theirs in {folder}",
-        fix="look at the output of these tasks; if the nodes do not share this folder, set run.output_dir to one that "
-        "they do; or start one task per node with --nodes --node-rank --master-addr --master-port",
-        code=ExitCode.PEER,
-    )
 
 
 def _task_host(values: Any) -> TaskHost | None:

@@ -32,6 +32,11 @@ def read_text(*parts: StrPath) -> str:
         return ""
 
 
+def process_stat(*process: StrPath) -> list[str]:
+    """The words of a process's stat, from its state on; none if it has ended. process: its folder in /proc."""
+    return read_text(*process, "stat").rpartition(")")[2].split()  # its name may hold spaces and parentheses
+
+
 def open_regular_file(path: Path) -> BufferedReader:
     """Open the regular file `path`, or the one that a link leads to, to read it.
 

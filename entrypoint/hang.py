@@ -188,7 +188,14 @@ def describe_hang(culprit: RankStatus, statuses: Sequence[RankStatus], world_siz
     done = "has finished no step" if not culprit.step else f"last finished step {culprit.step}"
     halted = f", {HALTED_STATES[culprit.state]}" if culprit.state in HALTED_STATES else ""
     at = f" at {culprit.where}" if culprit.where else ""
-    also_stalled = [status.rank for status in statuses if _is_equally_stalled(status, culprit)]
+    # As far behind as the culprit, and not only waiting either.
+    also_stalled = [
+        status.rank
+        for status in statuses
+        if status.rank != culprit.rank
+        and (status.progress, status.waits) == (culprit.progress, False)
+        and (status.state in HALTED_STATES) == (culprit.state in HALTED_STATES)
+    ]
     others = sorted(
         {_describe_phase(status) for status in statuses if status.rank not in (culprit.rank, *also_stalled)}
     )
@@ -197,12 +204,6 @@ def describe_hang(culprit: RankStatus, statuses: Sequence[RankStatus], world_siz
     return (
         f"{rank} {done}{halted} and sits in {_describe_phase(culprit, alone=True)}{at}{also_stalled_text}{others_text}"
     )
-
-
-def _is_equally_stalled(status: RankStatus, culprit: RankStatus) -> bool:
-    """Whether this rank is as far behind as the culprit, and also does not only wait."""
-    both_halted = (status.state in HALTED_STATES) == (culprit.state in HALTED_STATES)
-    return status.rank != culprit.rank and status.progress == culprit.progress and not status.waits and both_halted
 
 
 def _describe_phase(status: RankStatus, *, alone: bool = False) -> str:
@@ -301,9 +302,10 @@ class HangWatch:
         if (
             self._answer_deadline is None
             and time_s >= self._next_check
-            and (self._is_stalled(living) or self._is_asked_by_peer(time_s))
+            and (find_blocking_rank([*map(self._status_of, living)]) is not None or self._is_asked_by_peer(time_s))
         ):
-            self._publish(living)
+            self._own_statuses = [self._examine(child) for child in living]
+            self._publish()
             self._answer_deadline = time_s + PEER_ANSWER_TIMEOUT_S
         return None if self._answer_deadline is None else self._decide(time_s)
 
@@ -312,9 +314,6 @@ class HangWatch:
         with suppress(OSError):
             self.status_path.unlink()
 
-    def _is_stalled(self, living: Sequence[Child]) -> bool:
-        return bool(living) and find_blocking_rank([self._status_of(child) for child in living]) is not None
-
     def _is_asked_by_peer(self, time_s: float) -> bool:
         """Whether another task has reported silent ranks."""
         if self.alone or time_s < self._next_peer_poll:
@@ -322,8 +321,8 @@ class HangWatch:
         self._next_peer_poll = time_s + PEER_POLL_INTERVAL_S
         return any(status.silent_s >= status.limit_s for status in self._read_peer_statuses())
 
-    def _publish(self, living: Sequence[Child]) -> None:
-        self._own_statuses = [self._examine(child) for child in living]
+    def _publish(self) -> None:
+        """Write the status of this task's ranks for the other tasks."""
         if not self.alone:
             self._write(self.status_path, json.dumps([asdict(status) for status in self._own_statuses]))
 
@@ -348,7 +347,9 @@ class HangWatch:
         statuses = [*self._own_statuses, *([] if self.alone else self._read_peer_statuses())]
         size = self.children[0].world.world_size
         if len(statuses) < size and time_s < (self._answer_deadline or 0):
-            self._republish(time_s)
+            if time_s >= self._next_peer_poll:
+                self._next_peer_poll = time_s + PEER_POLL_INTERVAL_S
+                self._publish()  # again: NFS shows an old state of the folder until this client changes it
             return None
         culprit = find_blocking_rank(statuses)
         if culprit is None:
@@ -356,21 +357,32 @@ class HangWatch:
             self.withdraw()
             return None
         missing = sorted(set(range(size)) - {status.rank for status in statuses})
-        failure = (
-            self._hang_failure(culprit, statuses, size)
-            if self.alone or not missing
-            else self._lost_ranks_failure(missing, size)
-        )
+        kept = call_with_timeout(self.policy.kept)
+        if missing and not self.alone:
+            ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {size}"
+            failure = Failure(
+                f"no word from {ranks}: its node is lost or cannot be reached",
+                found=f"the ranks on {self.host} wait for it, and its parent process has not answered for "
+                f"{PEER_ANSWER_TIMEOUT_S:.0f} s",
+                fix="look at that node; start the same command again to resume",
+                kept=kept,
+                code=ExitCode.PEER,
+            )
+        else:
+            in_first_step = culprit.phase == "step" and not culprit.warm
+            key = "start" if in_first_step else "save" if culprit.phase == "end" else culprit.phase
+            failure = Failure(
+                describe_hang(culprit, statuses, size),
+                found=f"silent for {culprit.silent_s:.0f} s; "
+                f"stacks: {self.policy.errors.stacks_path(culprit.rank)}"
+                + (f"; not ended in NCCL: {culprit.unfinished}" if culprit.unfinished else ""),
+                expected=f"a heartbeat within {culprit.limit_s:.0f} s",
+                fix=f"start the same command again; if it is only slow: launch.timeouts.{key}="
+                f"{max(60, 4 * culprit.limit_s):.0f}",
+                kept=kept,
+                code=ExitCode.HANG,
+            )
         return RunError(failure=failure, rank=culprit.rank, host=culprit.host, step=culprit.step)
-
-    def _republish(self, time_s: float) -> None:
-        """Write the file again.
-
-        NFS shows an old state of the folder until this client changes it.
-        """
-        if time_s >= self._next_peer_poll:
-            self._next_peer_poll = time_s + PEER_POLL_INTERVAL_S
-            self._write(self.status_path, json.dumps([asdict(status) for status in self._own_statuses]))
 
     def _status_of(self, child: Child) -> RankStatus:
         silence, world = self._silences[child.world.rank], child.world
@@ -394,35 +406,6 @@ class HangWatch:
             if path != self.status_path:
                 statuses += call_with_timeout(partial(_read_statuses, path)) or ()
         return statuses
-
-    def _hang_failure(self, culprit: RankStatus, statuses: Sequence[RankStatus], size: int) -> Failure:
-        return Failure(
-            describe_hang(culprit, statuses, size),
-            found=f"silent for {culprit.silent_s:.0f} s; "
-            f"stacks: {self.policy.errors.stacks_path(culprit.rank)}"
-            + (f"; not ended in NCCL: {culprit.unfinished}" if culprit.unfinished else ""),
-            expected=f"a heartbeat within {culprit.limit_s:.0f} s",
-            fix=f"start the same command again; if it is only slow: {_longer_timeout_setting(culprit)}",
-            kept=call_with_timeout(self.policy.kept),
-            code=ExitCode.HANG,
-        )
-
-    def _lost_ranks_failure(self, missing: Sequence[int], size: int) -> Failure:
-        ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {size}"
-        return Failure(
-            f"no word from {ranks}: its node is lost or cannot be reached",
-            found=f"the ranks on {self.host} wait for it, and its parent process has not answered for "
-            f"{PEER_ANSWER_TIMEOUT_S:.0f} s",
-            fix="look at that node; start the same command again to resume",
-            kept=call_with_timeout(self.policy.kept),
-            code=ExitCode.PEER,
-        )
-
-
-def _longer_timeout_setting(culprit: RankStatus) -> str:
-    in_first_step = culprit.phase == "step" and not culprit.warm
-    key = "start" if in_first_step else "save" if culprit.phase == "end" else culprit.phase
-    return f"launch.timeouts.{key}={max(60, 4 * culprit.limit_s):.0f}"
 
 
 def _read_statuses(path: Path) -> list[RankStatus]:

@@ -134,8 +134,15 @@ class HeartbeatChannel:
 
     def read(self) -> HeartbeatRecord | None:
         """The rank's last complete beat; None before its first."""
-        record = read_heartbeat(self._map)
-        self._last = record or self._last
+        # What is written last is read first: both numbers are equal unless the rank writes meanwhile.
+        (back,) = _BACK_STRUCT.unpack_from(self._map, _FRONT_STRUCT.size + _BODY_STRUCT.size)
+        phase, point, *steps, micro, at = _BODY_STRUCT.unpack_from(self._map, _FRONT_STRUCT.size)
+        (front,) = _FRONT_STRUCT.unpack_from(self._map, 0)
+        if front == back != 0:
+            step, first = (None if value == NO_STEP else value for value in steps)
+            self._last = HeartbeatRecord(
+                number=back, phase=PHASES[phase], point=POINTS[point], step=step, first=first, micro=micro, at=at
+            )
         return self._last
 
     def close(self) -> None:
@@ -143,19 +150,6 @@ class HeartbeatChannel:
         self._map.close()
         os.close(self.page)
         os.close(self.stacks)
-
-
-def read_heartbeat(page: mmap.mmap) -> HeartbeatRecord | None:
-    """The beat on the page; None before the first one and during a write."""
-    (back,) = _BACK_STRUCT.unpack_from(page, _FRONT_STRUCT.size + _BODY_STRUCT.size)  # written last, so read first
-    phase, point, step, first, micro, at = _BODY_STRUCT.unpack_from(page, _FRONT_STRUCT.size)
-    (front,) = _FRONT_STRUCT.unpack_from(page, 0)
-    if front != back or back == 0:
-        return None
-    step, first = (None if value == NO_STEP else value for value in (step, first))
-    return HeartbeatRecord(
-        number=back, phase=PHASES[phase], point=POINTS[point], step=step, first=first, micro=micro, at=at
-    )
 
 
 def attach_heartbeat(environ: Mapping[str, str]) -> Heartbeat:

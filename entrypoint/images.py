@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,10 +37,6 @@ class Image:
     min_driver: int
     architectures: tuple[Capability, ...]
 
-    def runs_on(self, driver_cuda: tuple[int, int], capabilities: Iterable[Capability]) -> bool:
-        """Whether it runs with a driver of this CUDA on all these GPUs."""
-        return driver_cuda[0] >= self.cuda[0] and all(map(self.has_code_for, capabilities))
-
     def has_code_for(self, capability: Capability) -> bool:
         """Whether a GPU of this compute capability runs the code of its torch."""
         major, minor = capability
@@ -66,23 +62,18 @@ IMAGES: Final[Mapping[str, Image]] = {
 }
 
 
-def image_that_runs_on(driver_cuda: tuple[int, int], capabilities: Iterable[Capability]) -> Image | None:
-    """The newest image for this driver and these GPUs; None if there is none."""
-    capabilities = tuple(capabilities)
-    return next((image for image in IMAGES.values() if image.runs_on(driver_cuda, capabilities)), None)
-
-
-def image_with_oldest_driver(capabilities: Iterable[Capability]) -> Image | None:
-    """Of the images with code for these GPUs, the one that runs with the oldest driver."""
-    capabilities = tuple(capabilities)
-    fitting = [image for image in IMAGES.values() if all(map(image.has_code_for, capabilities))]
-    return min(fitting, key=lambda image: image.min_driver, default=None)
-
-
-def image_with_torch(version: str, cuda: tuple[int, int]) -> Image | None:
-    """The image that holds this torch; None for another one, whose architectures are not known."""
-    identity = (version.partition("+")[0], cuda)
-    return next((image for image in IMAGES.values() if (image.torch, image.cuda) == identity), None)
+def fix(driver_cuda: tuple[int, int], capabilities: Collection[Capability]) -> str:
+    """Name the image that runs on this driver and these GPUs; without one, the oldest driver on which one would run."""
+    with_code = [image for image in IMAGES.values() if all(map(image.has_code_for, capabilities))]
+    if image := next((image for image in with_code if driver_cuda[0] >= image.cuda[0]), None):
+        return f"use the image that `{image.build}` builds, which runs here (docs/image.md)"
+    if not with_code:
+        return "no image of this project has code for this GPU: leave it out with CUDA_VISIBLE_DEVICES, or --device cpu"
+    image = min(with_code, key=lambda image: image.min_driver)
+    return (
+        f"ask the administrator for driver {image.min_driver} or newer: the image that `{image.build}` builds runs "
+        "with it; without GPUs: --device cpu"
+    )
 
 
 def installed_torch_versions(package: Path | None = None) -> tuple[str, str | None] | None:

@@ -13,8 +13,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -49,13 +49,13 @@ def run_plan(
     *,
     log_dir: Path,
     foreign: bool,
-    care: SupervisionPolicy | None = None,
+    policy: SupervisionPolicy | None = None,
     stop_signals: list[int] | None = None,
 ) -> int:
     """Run `command` once per rank, wait, and return the exit code for the task.
 
     Output goes to `log_dir/rank-NNNN.log`, and that of rank 0 also to the console. foreign: the
-    command is not our own worker. care: how our own workers are supervised. stop_signals: those that
+    command is not our own worker. policy: how our own workers are supervised. stop_signals: those that
     arrived before this call; the signal that is forwarded to the ranks is appended.
 
     Raises:
@@ -69,29 +69,49 @@ def run_plan(
         inbox.arrived.extend(dict.fromkeys(stop_signals))
         if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed
             die_with_parent(signal.SIGTERM, os.getppid())
-        deadline = time.monotonic() + (care.limits.start if care else START_TIMEOUT_S)
+        deadline = time.monotonic() + (policy.limits.start if policy else START_TIMEOUT_S)
         if planned.exchanges_hosts:
             planned = _exchange_hosts(planned, environ, log_dir, deadline, inbox, console)
         if planned.world.num_nodes > 1:
             _resolve_master(planned, deadline, inbox, console)
         base, notes = environment.clean_environ(environ, foreign=foreign, scratch=scratch)
         notes += _adapt_foreign_environ(planned, base) if foreign else []
-        notes += [*_restart_notes(planned, care), *_address_notes(planned, foreign)]
-        _report_notes(planned, notes, console)
+        notes += _address_notes(planned, foreign)
+        restarts = policy.restarts if policy and planned.starts_all_ranks else 0
+        if policy and policy.restarts > restarts:
+            unused = "launch.max_restarts is not used: this task starts only some of the ranks."
+            notes.append(f"{unused} The job script requeues the job")
+        lines = [*(f"note: {note}" for note in notes), *(f"WARNING: {warning}" for warning in planned.warnings)]
+        for line in lines if planned.world.rank == 0 else ():  # once per run
+            console.say(line)
         for name in (heartbeat.HEARTBEAT_VARIABLE, "PMI_FD"):
             base.pop(name, None)  # of an outer run; and mpiexec's socket, which ranks do not inherit
-        added = _shared_variables(planned, environ, console, care)
-        handover = _make_handover(planned, environ, console, added)
+        added = _shared_variables(planned, environ, console, policy)
+        handover = Handover(
+            launch_id=planned.launch_id,
+            job=current_job_key(environ),
+            launcher=planned.launcher,
+            hosts=planned.hosts,
+            ports=planned.ports,
+            sources=planned.sources,
+            added=tuple(name for name in added if name != DEVICE_VARIABLE and not environ.get(name)),
+            one_host=planned.one_host,
+            agent_store=planned.agent_store,
+            terminal=console.is_terminal,
+        )
         shared = base | added | _master_port_variable(planned, foreign)
         for attempt in itertools.count():
-            variables = shared | _attempt_variables(handover, attempt)
-            code, stop = _run_attempt(planned, command, variables, log_dir, console, foreign, care, inbox)
+            # Another launch_id for each attempt: no rank may connect to the store of an earlier one.
+            launch_id = handover.launch_id + (f":attempt-{attempt}" if attempt else "")
+            variables = shared | replace(handover, launch_id=launch_id).to_environ() | {ATTEMPT_VARIABLE: str(attempt)}
+            code, stop = _run_attempt(planned, command, variables, log_dir, console, foreign, policy, inbox)
             if stop is not None:
                 stop_signals.append(stop)
-            if stop is not None or care is None or not _may_restart(planned, care, attempt, code):
+            is_accident = code in {each for each in ExitCode if each.restart}
+            if policy is None or stop is not None or attempt >= restarts or not is_accident:
                 return code
-            care.failed(code)
-            console.say(f"restart {attempt + 1} of {care.restarts}, in place (launch.max_restarts)")
+            policy.failed(code)
+            console.say(f"restart {attempt + 1} of {restarts}, in place (launch.max_restarts)")
     raise AssertionError("unreachable")
 
 
@@ -160,19 +180,6 @@ def _run_attempt(
             child.close()
 
 
-def _may_restart(planned: Plan, policy: SupervisionPolicy, attempt: int, code: int) -> bool:
-    """Whether to restart in place."""
-    return (
-        _starts_all_ranks(planned) and attempt < policy.restarts and code in {each for each in ExitCode if each.restart}
-    )
-
-
-def _restart_notes(planned: Plan, policy: SupervisionPolicy | None) -> list[str]:
-    if policy is None or policy.restarts == 0 or _starts_all_ranks(planned):
-        return []
-    return ["launch.max_restarts is not used: this task starts only some of the ranks. The job script requeues the job"]
-
-
 def _address_notes(planned: Plan, foreign: bool) -> list[str]:
     """A note if MASTER_ADDR is not this host's. Foreign ranks would wait for it.
 
@@ -200,16 +207,6 @@ def _adapt_foreign_environ(planned: Plan, environ: dict[str, str]) -> list[str]:
         *(f"not used, all ranks of a node would share its first core: {name}" for name in [", ".join(bound)] if name),
         *(f"not used, the ranks compute on the CPU: {text}" for text in replaced),
     ]
-
-
-def _starts_all_ranks(planned: Plan) -> bool:
-    return planned.spawn == planned.world.world_size
-
-
-def _attempt_variables(handover: Handover, attempt: int) -> dict[str, str]:
-    """Another launch_id for each attempt: no rank may connect to the store of an earlier one."""
-    launch_id = handover.launch_id + (f":attempt-{attempt}" if attempt else "")
-    return replace(handover, launch_id=launch_id).to_environ() | {ATTEMPT_VARIABLE: str(attempt)}
 
 
 def _flight_recorder_variables(
@@ -275,22 +272,6 @@ def _shared_variables(
     return variables
 
 
-def _make_handover(planned: Plan, environ: Mapping[str, str], console: Console, variables: Iterable[str]) -> Handover:
-    """What our own worker reads. variables: those that all ranks get."""
-    return Handover(
-        launch_id=planned.launch_id,
-        job=current_job_key(environ),
-        launcher=planned.launcher,
-        hosts=planned.hosts,
-        ports=planned.ports,
-        sources=planned.sources,
-        added=tuple(name for name in variables if name != DEVICE_VARIABLE and not environ.get(name)),
-        one_host=planned.one_host,
-        agent_store=planned.agent_store,
-        terminal=console.is_terminal,
-    )
-
-
 def _interface_variables(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     """The network interface for gloo and NCCL: the one that leads to rank 0, unless the user chose.
 
@@ -331,7 +312,7 @@ def _master_port_variable(planned: Plan, foreign: bool) -> dict[str, str]:
     """
     if not foreign or planned.agent_store:
         return {}
-    ports = planned.ports if _starts_all_ranks(planned) else planned.ports[:1]
+    ports = planned.ports if planned.starts_all_ranks else planned.ports[:1]
     if planned.world.rank > 0:
         return {"MASTER_PORT": str(planned.ports[0])}
     host = network.listen_address(planned.world.master_addr, planned.world.num_nodes)
@@ -339,23 +320,10 @@ def _master_port_variable(planned: Plan, foreign: bool) -> dict[str, str]:
         return {"MASTER_PORT": str(listener.getsockname()[1])}
 
 
-def _report_notes(planned: Plan, notes: Sequence[str], console: Console) -> None:
-    """Print notes and warnings once per run, in the task of rank 0."""
-    if planned.world.rank == 0:
-        for note in notes:
-            console.say(f"note: {note}")
-        for warning in planned.warnings:
-            console.say(f"WARNING: {warning}")
-
-
-@contextmanager
-def _scratch_home(environ: Mapping[str, str]) -> Iterator[Path | None]:
+def _scratch_home(environ: Mapping[str, str]) -> AbstractContextManager[str | None]:
     """A temporary folder that replaces a HOME or TMPDIR that cannot be written; removed when the run ends."""
     needed = not all(map(environment.is_writable, (environ.get("HOME"), environ.get("TMPDIR") or "/tmp")))
     parent = environment.scratch_parent(environ) if needed else None
-    path = Path(tempfile.mkdtemp(prefix="train-home-", dir=parent)) if parent else None
-    try:
-        yield path
-    finally:
-        if path:
-            shutil.rmtree(path, ignore_errors=True)
+    if parent is None:
+        return nullcontext()
+    return tempfile.TemporaryDirectory(prefix="train-home-", dir=str(parent), ignore_cleanup_errors=True)

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from entrypoint import engines
-from entrypoint.accelerators import nvidia
+from entrypoint.accelerators import amd, nvidia
 from entrypoint.engines import EngineName
-from entrypoint.files import StrPath, read_text
+from entrypoint.files import StrPath, process_stat, read_text
 from entrypoint.platforms import HOST_FILES
 
 
@@ -63,19 +63,6 @@ def _read_cores_quota(folder: str) -> float | None:
     return int(words[0]) / int(words[1]) if all(word.isdigit() for word in words) and int(words[1]) else None
 
 
-AMD_DEVICE = "/dev/kfd"
-_AMD_VERSION_LINE = re.compile(r"^gfx_target_version (\d+)$", re.M)
-# gfx908 (MI100), gfx90a (MI200), gfx940 to gfx942 (MI300), gfx950 (MI350), as 10000 x major + 100 x minor + stepping.
-# Integrated GPUs and those for displays have other numbers. Source: kfd_device.c in the kernel.
-INSTINCT_VERSIONS = ("90008", "90010", "90400", "90401", "90402", "90500")
-# Values of the variables by which schedulers and users give a process GPUs, that mean none. Slurm sets
-# ROCR_VISIBLE_DEVICES on NVIDIA nodes too.
-NO_GPU_VALUES = {
-    nvidia.VISIBLE_VARIABLE: nvidia.HIDDEN_VALUES,
-    "ROCR_VISIBLE_DEVICES": ("", "-1"),
-    "HIP_VISIBLE_DEVICES": ("", "-1"),
-    "SLURM_GPUS_ON_NODE": ("", "0"),
-}
 _SLURMSTEPD_TITLE = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 # The step `extern` holds ssh sessions to a node of the job: they are no task of it.
 _SLURM_STEP_CGROUP = re.compile(r"/job_(\d+)/step_(?!extern)(\w+)")
@@ -136,8 +123,8 @@ def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: StrPath
         gpus=usable,
         gpu_cores=nvidia.near_cores(usable) if len(usable) > 1 else (),
         idle=tuple(name for name in nvidia.select_gpus(all_gpus, visible) if name not in usable),
-        amd=AMD_DEVICE if look_for_amd and os.path.exists(os.path.join(root, AMD_DEVICE.lstrip("/"))) else "",
-        amd_accelerators=look_for_amd and has_amd_accelerators(root),
+        amd=amd.find_device_file(root) if look_for_amd else "",
+        amd_accelerators=look_for_amd and amd.has_accelerators(root),
         container=engines.detect(),
         hidden_job={} if "SLURM_JOB_ID" in environ else slurm_job_of_parents(os.getppid()),
         host_files=_read_host_files(environ, root),
@@ -150,15 +137,6 @@ def _threads_per_core(core_ids: Iterable[int], root: StrPath) -> int:
     file = os.path.join(root, f"sys/devices/system/cpu/cpu{min(core_ids)}/topology/thread_siblings")
     siblings = int(read_text(file).strip().replace(",", "") or "0", 16)
     return siblings.bit_count() // (sum(siblings >> core & 1 for core in core_ids) or 1) or 1
-
-
-def has_amd_accelerators(root: StrPath = "/") -> bool:
-    """Whether the kernel lists an AMD GPU of the Instinct series."""
-    folder = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
-    nodes = os.listdir(folder) if os.path.isdir(folder) else []
-    texts = (read_text(folder, node, "properties") for node in nodes)
-    versions = {match[1] for text in texts if (match := _AMD_VERSION_LINE.search(text))}
-    return not versions.isdisjoint(INSTINCT_VERSIONS)
 
 
 def _read_host_files(environ: Mapping[str, str], root: StrPath) -> dict[str, str]:
@@ -199,12 +177,13 @@ def slurm_job_of_parents(pid: int, proc: StrPath = "/proc", max_parents: int = 1
     """
     for _ in range(max_parents):
         process = os.path.join(proc, str(pid))
-        variables = _read_process_environ(process)
+        entries = read_text(process, "environ").split("\0")
+        variables = dict(entry.split("=", 1) for entry in entries if "=" in entry)
         if "SLURM_JOB_ID" in variables:
             return {name: value for name, value in variables.items() if name.startswith("SLURM_")}
         if step_title := _SLURMSTEPD_TITLE.match(read_text(process, "cmdline")):
             return {"SLURM_JOB_ID": step_title[1], "SLURM_STEP_ID": step_title[2]}
-        pid = _parent_pid(process)
+        pid = int((process_stat(process) or ("?", 0))[1])
         if pid <= 1:
             break
     step_cgroup = _SLURM_STEP_CGROUP.search(read_text(proc, "self", "cgroup"))
@@ -219,16 +198,6 @@ def count_oom_kills(root: StrPath = "/") -> int:
 
 
 _OOM_KILL_LINE = re.compile(r"^oom_kill (\d+)$", re.M)
-
-
-def _read_process_environ(process: str) -> dict[str, str]:
-    entries = read_text(process, "environ").split("\0")
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
-
-
-def _parent_pid(process: str) -> int:
-    words = read_text(process, "stat").rpartition(")")[2].split()  # the name may contain spaces and parentheses
-    return int(words[1]) if words else 0
 
 
 # What the checks compare with a training's needs
@@ -251,7 +220,9 @@ def free_memory_mib(root: StrPath = "/") -> int | None:
     for folder in cgroup_folders(root, "memory"):
         limit, used = _read_cgroup_number(folder, "memory"), _read_cgroup_number(folder, "memory used")
         if limit is not None and used is not None:
-            free.append(max(0, limit - used + _reclaimable_bytes(folder)) // MIB)
+            # The kernel frees cached files when memory is needed.
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)$", read_text(folder, "memory.stat"), re.M)
+            free.append(max(0, limit - used + int(cached[1] if cached else 0)) // MIB)
     return min(free, default=None)
 
 
@@ -287,9 +258,3 @@ def _read_cgroup_number(folder: str, value: str) -> int | None:
         if text.isdigit():
             return int(text) if int(text) < _UNLIMITED else None
     return None
-
-
-def _reclaimable_bytes(folder: str) -> int:
-    """Bytes of cached files, which the kernel frees when memory is needed."""
-    match = re.search(r"^(?:total_)?inactive_file (\d+)$", read_text(folder, "memory.stat"), re.M)
-    return int(match[1]) if match else 0

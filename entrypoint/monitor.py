@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from entrypoint import stacks
 from entrypoint.accelerators import nvidia
-from entrypoint.files import StrPath, read_text
+from entrypoint.files import StrPath, process_stat, read_text
 from entrypoint.threads import start_daemon_thread
 
 # Of the rank's process and its descendants, since the first measurement. Sums only grow, so the difference of any two
@@ -73,10 +73,8 @@ class ProcessMeter:
         return self._last_figures
 
     def _cpu_seconds(self, descendants: list[int]) -> float:
-        return sum(self._ticks(pid) for pid in (self._pid, *descendants)) / CLOCK_TICKS_PER_S
-
-    def _ticks(self, pid: int) -> int:
-        return sum(map(int, read_text(self._proc, f"{pid}/stat").rpartition(")")[2].split()[_CPU_TIME_FIELDS]))
+        stats = (process_stat(self._proc, str(pid)) for pid in (self._pid, *descendants))
+        return sum(int(ticks) for stat in stats for ticks in stat[_CPU_TIME_FIELDS]) / CLOCK_TICKS_PER_S
 
     def _memory(self) -> tuple[int, int]:
         """Bytes of the rank itself: resident now, and its peak; 0 once it has ended."""

@@ -38,16 +38,21 @@ def unmounted_path_failure(
     """
     if (engine or engines.detect()) != "apptainer" or os.path.exists(path):
         return None
-    real_path = Path(os.path.realpath(path))
-    existing = _nearest_container_folder(real_path, own)
-    if existing is None:
+    absolute, real_path = os.path.abspath(path), Path(os.path.realpath(path))
+    existing = nearest_existing(real_path)
+    try:
+        if existing.stat().st_dev not in {root.stat().st_dev for root in own}:  # the folder is not the container's own
+            return None
+    except OSError:
         return None
-    absolute = os.path.abspath(path)
+    folder = shlex.quote(str(real_path.parent if real_path.suffix else real_path))
+    # Apptainer mounts the working directory only if its path has no symbolic link.
+    link = 'cd "$(pwd -P)" before you start or submit; or ' if Path.cwd() == existing else ""
     return Failure(
         f"{name} {path} is not visible inside the container",
         found=("" if absolute == str(real_path) else f"{absolute} leads to {real_path}; ")
         + f"of {real_path} only {existing} exists, and it belongs to the container",
-        fix=_bind_mount_fix(real_path, existing),
+        fix=f"{link}apptainer exec --bind {folder} ..., or for srun and sbatch: export APPTAINER_BIND={folder}",
         code=code,
     )
 
@@ -58,16 +63,10 @@ def is_ephemeral_path(path: Path, *, engine: EngineName | None = None, root: Str
     That is certain for Apptainer's session (`--contain`, `--writable-tmpfs`) and for our image's
     own layer, which root can write. Another container may be a complete machine that stays.
     """
-    if (engine or engines.detect(root)) == "apptainer":
-        return _is_in_apptainer_session(path, root)
-    return os.path.exists(os.path.join(root, OUR_IMAGE_MARKER)) and find_mount(path, root)[0] == "/"
-
-
-def _is_in_apptainer_session(path: Path, root: StrPath) -> bool:
-    """Whether `path` is in Apptainer's session, a memory file system with its /etc/passwd.
-
-    A writable image (`--overlay`, `--writable`) has the size of the disk that it is on instead.
-    """
+    if (engine or engines.detect(root)) != "apptainer":
+        return os.path.exists(os.path.join(root, OUR_IMAGE_MARKER)) and find_mount(path, root)[0] == "/"
+    # Apptainer's session is a memory file system with its /etc/passwd. A writable image (`--overlay`, `--writable`) has
+    # the size of the disk that it is on instead.
     passwd = os.path.join(root, "etc/passwd")
     try:
         device, session_device, root_device = (os.stat(location).st_dev for location in (path, passwd, root))
@@ -77,20 +76,6 @@ def _is_in_apptainer_session(path: Path, root: StrPath) -> bool:
     return device in (session_device, root_device) and sizes[0] == sizes[1]
 
 
-def _nearest_container_folder(path: Path, own: Iterable[Path] = CONTAINER_ROOTS) -> Path | None:
-    """The nearest existing folder at or above `path`, if it is the container's own."""
-    existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
-    try:
-        return existing if existing.stat().st_dev in {root.stat().st_dev for root in own} else None
-    except OSError:
-        return None
-
-
-def _bind_mount_fix(path: Path, existing: Path) -> str:
-    """The fix with --bind.
-
-    Apptainer mounts the working directory only if its path has no symbolic link.
-    """
-    folder = shlex.quote(str(path.parent if path.suffix else path))
-    link = 'cd "$(pwd -P)" before you start or submit; or ' if Path.cwd() == existing else ""
-    return f"{link}apptainer exec --bind {folder} ..., or for srun and sbatch: export APPTAINER_BIND={folder}"
+def nearest_existing(path: Path) -> Path:
+    """The file or folder itself, or its nearest existing parent. A broken link exists."""
+    return next(candidate for candidate in (path, *path.parents) if os.path.lexists(candidate))

@@ -47,7 +47,13 @@ def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
         except OSError as error:
             listener.close()
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise _bind_failure(host, port, error) from error
+                raise Failure(
+                    f"rank 0 cannot listen on {host}:{port}: {error.strerror}",
+                    found=f"master address {host}",
+                    expected="an address of the machine that rank 0 runs on",
+                    fix="unset MASTER_ADDR, or set it to the host of rank 0",
+                    code=ExitCode.PEER,
+                ) from error
         else:
             return listener
     listened_on = "this host" if host in ("::", "0.0.0.0") else host  # on all its addresses
@@ -84,16 +90,6 @@ def is_own_address(address: str) -> bool:
     except Failure:
         return False
     return True
-
-
-def _bind_failure(host: str, port: int, error: OSError) -> Failure:
-    return Failure(
-        f"rank 0 cannot listen on {host}:{port}: {error.strerror}",
-        found=f"master address {host}",
-        expected="an address of the machine that rank 0 runs on",
-        fix="unset MASTER_ADDR, or set it to the host of rank 0",
-        code=ExitCode.PEER,
-    )
 
 
 def resolve(host: str) -> str:
@@ -177,11 +173,6 @@ def interface_between(hosts: Sequence[str], master: str) -> str | None:
     return next((name for name in candidates if name not in (None, LOOPBACK_INTERFACE)), towards)
 
 
-def is_loopback_only_here(master: str) -> bool:
-    """Whether the master's name means loopback here but not everywhere, unlike `localhost`."""
-    return not is_loopback(master) and is_loopback(resolve(master))
-
-
 def _candidate_interfaces(hosts: Sequence[str], addresses: Sequence[str]) -> Iterator[str | None]:
     for host in hosts:
         with suppress(Failure):  # it does not resolve here: try the next one
@@ -226,16 +217,12 @@ def _source_address(address: str) -> str | None:
 
 def _interface_addresses() -> list[tuple[str, str]]:
     """The interfaces of this host with their addresses, those of IPv4 first. Without link-local ones."""
-    pairs = [(name, address) for _, name in socket.if_nameindex() if (address := _ipv4_address(name))]
+    answers = ((name, _query_interface(name, _SIOCGIFADDR)) for _, name in socket.if_nameindex())
+    pairs = [(name, socket.inet_ntoa(answer[4:8])) for name, answer in answers if answer]
     for digits, _, _, scope, _, name in map(str.split, read_text("/proc/net/if_inet6").splitlines()):
         if scope != _LINK_LOCAL_SCOPE:
             pairs.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))))
     return pairs
-
-
-def _ipv4_address(interface: str) -> str | None:
-    answer = _query_interface(interface, _SIOCGIFADDR)
-    return socket.inet_ntoa(answer[4:8]) if answer else None
 
 
 def _is_running(interface: str) -> bool:

@@ -87,10 +87,13 @@ class StoreOnce(argparse.Action):
 
 
 class StrictArgumentParser(argparse.ArgumentParser):
-    """An argument parser that refuses an option that is given twice. Its help is folded to the terminal's width."""
+    """An argument parser that refuses an option that is given twice.
+
+    Its texts keep their lines; its help is folded to the terminal's width.
+    """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter} | options)
         for action in (None, "store"):
             self.register("action", action, StoreOnce)
 

@@ -12,12 +12,12 @@ from hashlib import sha256
 from typing import Literal
 
 from entrypoint import engines, pmi
-from entrypoint.accelerators import nvidia
+from entrypoint.accelerators import amd, nvidia
 from entrypoint.console import shell_command
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers import detect_allocation, per_node, per_rank, slurm
 from entrypoint.launchers.allocation import Allocation
-from entrypoint.machine import NO_GPU_VALUES, Machine, read_machine
+from entrypoint.machine import Machine, read_machine
 from entrypoint.options import DeviceChoice, LaunchOptions
 from entrypoint.world import World, is_loopback, pack_address
 
@@ -37,7 +37,12 @@ def candidate_ports(launch_id: str, port_range: tuple[int, int] | None = None) -
 
 
 _SEPARATE_RUNS_FIX = "a separate run for each (CUDA_VISIBLE_DEVICES=MIG-... and its own run.name), or full GPUs only"
-AMD_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+# Variables by which schedulers and users give a process GPUs, and their values that mean none.
+NO_GPU_VALUES = {
+    nvidia.VISIBLE_VARIABLE: nvidia.HIDDEN_VALUES,
+    **dict.fromkeys(amd.VISIBLE_VARIABLES, amd.HIDDEN_VALUES),
+    "SLURM_GPUS_ON_NODE": ("", "0"),
+}
 NO_DRIVER_SOURCE = "no NVIDIA driver"  # why a plan has the device cpu, although nobody asked for it
 
 
@@ -72,6 +77,11 @@ class Plan:
         Torchrun's variables count ranks and do not show whether hosts differ.
         """
         return self.world.num_nodes == 1 and self.launcher != "torchrun"
+
+    @property
+    def starts_all_ranks(self) -> bool:
+        """Whether no other task starts ranks of this world."""
+        return self.spawn == self.world.world_size
 
     def num_threads(self, environ: Mapping[str, str]) -> str:
         """OMP_NUM_THREADS of each rank: the user's, or its share of the cores."""
@@ -123,7 +133,10 @@ def plan_allocation(
         ports=ports,
         launch_id=allocation.launch_id,
         agent_store=allocation.agent_store,
-        threads=_threads_per_rank(machine, spawn, ranks_on_node),
+        # A rank's share of this task's cores, and at most its share of the machine's. Tasks that are not bound (mpirun
+        # --bind-to none, srun --cpu-bind=none) or are bound to the same cores (mpirun's default: one NUMA node) would
+        # otherwise each use all of them.
+        threads=max(1, min(machine.cores // spawn, machine.machine_cores // ranks_on_node)),
         cores=_cores_near_gpus(machine, spawn) if device == "cuda" else (),
         sources={
             "device": "given" if chosen else "NVML" if device == "cuda" else NO_DRIVER_SOURCE,
@@ -173,15 +186,6 @@ def _exchange_sources(allocation: Allocation, environ: Mapping[str, str]) -> dic
     return dict.fromkeys(names, source)
 
 
-def _threads_per_rank(machine: Machine, spawn: int, ranks_on_node: int) -> int:
-    """A rank's share of this task's cores, and at most its share of the machine's cores.
-
-    Tasks that are not bound (mpirun --bind-to none, srun --cpu-bind=none) or are bound to the same
-    cores (mpirun's default: one NUMA node) would otherwise each use all of them.
-    """
-    return max(1, min(machine.cores // spawn, machine.machine_cores // ranks_on_node))
-
-
 def _cores_near_gpus(machine: Machine, spawn: int) -> tuple[frozenset[int], ...]:
     """Each rank's cores, if one task starts several: those of its GPU's NUMA node. Empty: ranks are not bound.
 
@@ -213,23 +217,13 @@ def choose_device(options: LaunchOptions, machine: Machine, environ: Mapping[str
     if nvidia.hides_all_gpus(environ.get(nvidia.VISIBLE_VARIABLE)):
         promises = []  # hidden on purpose, whatever the scheduler gave
     requested = options.device == "cuda" or bool(promises)
-    only_amd = "CUDA_VISIBLE_DEVICES" not in promises and not set(promises).isdisjoint(AMD_VARIABLES)
+    only_amd = nvidia.VISIBLE_VARIABLE not in promises and not set(promises).isdisjoint(amd.VISIBLE_VARIABLES)
     if machine.amd_accelerators or only_amd or (requested and machine.amd):
-        raise _amd_failure(machine, environ, promises)
+        seen = [machine.amd] if machine.amd else []
+        raise amd.unusable_failure([*seen, *(f"{name}={environ[name]}" for name in promises)])
     if requested:
         raise _no_gpu_failure(machine, environ, promises)
     return "cpu"
-
-
-def _amd_failure(machine: Machine, environ: Mapping[str, str], promises: Sequence[str]) -> Failure:
-    seen = [machine.amd] if machine.amd else []
-    seen += [f"{name}={environ[name]}" for name in promises]
-    return Failure(
-        "the GPUs of this node are AMD's, and this image computes on NVIDIA's only",
-        found=f"{', '.join(seen)}, and no NVIDIA GPU",
-        fix="take nodes with NVIDIA GPUs; or train without GPUs: --device cpu. docs/image.md says what ROCm would need",
-        code=ExitCode.IMAGE_MISMATCH,
-    )
 
 
 def _no_gpu_failure(machine: Machine, environ: Mapping[str, str], promises: Sequence[str]) -> Failure:
@@ -269,11 +263,6 @@ def _num_ranks_to_start(allocation: Allocation, options: LaunchOptions, machine:
     else:
         num_devices = len(machine.gpus) if device == "cuda" else 1
         spawn = 1 if allocation.launcher in per_rank.LAUNCHERS and allocation.num_tasks > 1 else num_devices
-    _refuse_too_few_gpus(allocation, machine, device, spawn)
-    return spawn
-
-
-def _refuse_too_few_gpus(allocation: Allocation, machine: Machine, device: str, spawn: int) -> None:
     ranks_on_node = spawn if allocation.one_task_per_node else allocation.tasks_on_node
     # With --gpus-per-task each task sees one GPU, its own. Whether the tasks' GPUs differ is
     # checked by UUID before NCCL starts.
@@ -295,12 +284,12 @@ def _refuse_too_few_gpus(allocation: Allocation, machine: Machine, device: str, 
             fix=f"start {num_gpus} rank{plural} per node, or ask the scheduler for {ranks_on_node} GPUs per node",
             code=ExitCode.NODE,
         )
+    return spawn
 
 
 def _gpu_warnings(allocation: Allocation, machine: Machine, device: str, spawn: int) -> tuple[str, ...]:
     if device != "cuda":
-        text = f"this machine has an AMD GPU ({machine.amd}), which this image cannot use: training computes on the CPU"
-        return (f"{text}. fix: --device cpu, if that is meant",) if machine.amd else ()
+        return (amd.unused_warning(machine.amd),) if machine.amd else ()
     ranks_on_node, num_gpus = (spawn if allocation.one_task_per_node else allocation.tasks_on_node), len(machine.gpus)
     if machine.idle:
         return (

@@ -12,7 +12,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from entrypoint.errors import ExitCode, Failure
 
@@ -43,16 +43,38 @@ def inherited_sockets(environ: Mapping[str, str]) -> tuple[int, ...]:
     return ()
 
 
+def exchange_values(
+    environ: Mapping[str, str], value: str, task: int, num_tasks: int, deadline: float, check: Callable[[], None]
+) -> list[str]:
+    """The values of all tasks, when each has published its own: printable ASCII without spaces.
+
+    Raises:
+        Failure: PEER if the launcher refuses, is gone, or answers too late.
+        PmiClosedError: if it does not take the first message.
+    """
+    client = PmiClient(environ, deadline, check)
+    with closing(client.socket):
+        if not inherited_sockets(environ):  # over a port the launcher asks who it is
+            client.request(f"cmd=initack pmiid={environ['PMI_ID']}", "initack")
+        client.request("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")
+        store = client.request("cmd=get_my_kvsname", "my_kvsname")["kvsname"]  # which all tasks share
+        client.request(f"cmd=put kvsname={store} key=train-host-{task} value={value}", "put_result")
+        client.request("cmd=barrier_in", "barrier_out")  # until all tasks are here
+        gets = [f"cmd=get kvsname={store} key=train-host-{other}" for other in range(num_tasks)]
+        values = [client.request(get, "get_result")["value"] for get in gets]
+        client.request("cmd=finalize", "finalize_ack")  # without it the end of this task would be a crash
+    return values
+
+
 class PmiClient:
     """One task's connection to its launcher. `check` is called while it waits; it may raise."""
 
     def __init__(self, environ: Mapping[str, str], deadline: float, check: Callable[[], None]) -> None:
         self._deadline, self._check, self._received = deadline, check, b""
         sockets = inherited_sockets(environ)
-        self._id = "" if sockets else environ["PMI_ID"]  # over a port the launcher asks who it is
-        self._socket = socket.socket(fileno=os.dup(sockets[0])) if sockets else self._connect(environ["PMI_PORT"])
-        self._socket.setblocking(True)
-        self._store, self._answered = "", False
+        self.socket = socket.socket(fileno=os.dup(sockets[0])) if sockets else self._connect(environ["PMI_PORT"])
+        self.socket.setblocking(True)
+        self._answered = False
 
     def _connect(self, address: str) -> socket.socket:
         host, _, port = address.rpartition(":")
@@ -66,35 +88,6 @@ class PmiClient:
             except (OSError, ValueError) as error:
                 raise self._failure(f"PMI_PORT={address}", str(error)) from error
 
-    def initialize(self) -> None:
-        """Agree on the protocol's version, and learn the name of the tasks' common store."""
-        if self._id:
-            self.request(f"cmd=initack pmiid={self._id}", "initack")
-        self.request("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")
-        self._store = self.request("cmd=get_my_kvsname", "my_kvsname")["kvsname"]
-
-    def __enter__(self) -> PmiClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-
-    def finalize(self) -> None:
-        """Tell the launcher that this task needs it no longer; without that its end would be a crash."""
-        self.request("cmd=finalize", "finalize_ack")
-
-    def put(self, key: str, value: str) -> None:
-        """Publish a value: printable ASCII without spaces."""
-        self.request(f"cmd=put kvsname={self._store} key={key} value={value}", "put_result")
-
-    def get(self, key: str) -> str:
-        """The value that a task has put before the last barrier."""
-        return self.request(f"cmd=get kvsname={self._store} key={key}", "get_result")["value"]
-
-    def barrier(self) -> None:
-        """Wait until all tasks are here."""
-        self.request("cmd=barrier_in", "barrier_out")
-
     def request(self, message: str, answer: str) -> dict[str, str]:
         """Send a message; returns the words of the answer.
 
@@ -103,7 +96,7 @@ class PmiClient:
             PmiClosedError: if it does not take the first one.
         """
         try:
-            self._socket.sendall(f"{message}\n".encode())
+            self.socket.sendall(f"{message}\n".encode())
             while True:
                 words = dict(word.split("=", 1) for word in self._read_line().split() if "=" in word)
                 if words.get("cmd") == "set":  # after initack: numbers that are known already
@@ -120,8 +113,8 @@ class PmiClient:
     def _read_line(self) -> str:
         while b"\n" not in self._received:
             self._check()
-            if select.select([self._socket], [], [], POLL_INTERVAL_S)[0]:
-                data = self._socket.recv(65536)
+            if select.select([self.socket], [], [], POLL_INTERVAL_S)[0]:
+                data = self.socket.recv(65536)
                 if not data:
                     raise ConnectionError("the launcher has closed the connection")
                 self._received += data

@@ -36,9 +36,11 @@ def preload_mapped_files(root: StrPath = "/", advise: Advise | None = None, engi
     if not (fs_type.startswith("fuse") or (fs_type, engine or engines.detect()) == ("overlay", "apptainer")):
         return 0
     try:
-        populate = advise or _load_madvise()
+        libc = ctypes.CDLL(None)
+        libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     except (OSError, AttributeError):  # another C library
         return 0
+    populate = advise or (lambda start, size: libc.madvise(start, size, MADV_POPULATE_READ) == 0)
     return sum(size for start, size in file_mappings(read_text(root, "proc/self/maps")) if populate(start, size))
 
 
@@ -49,9 +51,3 @@ def file_mappings(maps: str) -> Iterator[tuple[int, int]]:
         if match and not any(part in match[3] for part in SKIPPED_PATHS):
             start, end = int(match[1], 16), int(match[2], 16)
             yield start, end - start
-
-
-def _load_madvise() -> Advise:
-    libc = ctypes.CDLL(None)
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return lambda start, size: libc.madvise(start, size, MADV_POPULATE_READ) == 0

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from entrypoint.files import read_text
+from entrypoint.files import process_stat, read_text
 from entrypoint.heartbeat import DUMP_SIGNAL, TRACE_PREFIX, TRACE_SIGNAL
 
 DUMP_TIMEOUT_S: Final = 1.0  # for one process to write its stacks
@@ -53,12 +53,14 @@ class ProcessStacks:
 def collect_stacks(pid: int, descriptor: int) -> ProcessStacks:
     """Collect the stacks that a rank and its descendants dump into `descriptor`."""
     state = process_state(pid)
-    parts, dump = [_read_proc_files(pid)], _request_dump(pid, descriptor)
-    parts.append(dump or f"no Python stacks of process {pid}: {_describe_silence(state)}\n")
-    child_dumps = {child: _request_dump(child, descriptor) for child in descendant_pids(pid)}
+    silence = "it is stopped" if state in "Tt" else "it waits in the kernel" if state == "D" else "it does not answer"
+    parts, dump = [_read_proc_files(pid)], _request(pid, descriptor, DUMP_SIGNAL, _DUMP_END)
+    parts.append(dump or f"no Python stacks of process {pid}: {silence}\n")
+    child_dumps = {child: _request(child, descriptor, DUMP_SIGNAL, _DUMP_END) for child in descendant_pids(pid)}
     for child, child_dump in child_dumps.items():
         parts += [f"\n# process {child}, started by it\n", _read_proc_files(child, ("wchan",)), child_dump]
-    if answer := _request_unfinished(pid, descriptor):
+    answer = _request(pid, descriptor, TRACE_SIGNAL, _ANSWER_END).partition(TRACE_PREFIX)[2].strip()
+    if answer:
         parts.append(f"\n{TRACE_PREFIX}{answer}\n")
     frame = _data_worker_frame(dump, child_dumps.values()) or innermost_frame(dump)
     return ProcessStacks(
@@ -112,8 +114,7 @@ def _main_thread_frames(dump: str) -> list[tuple[str, str]]:
 
 def process_state(pid: int) -> str:
     """The state letter R, S, D, T, t or Z; `?` for a process that has ended."""
-    words = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return words[0] if words else "?"
+    return next(iter(process_stat("/proc", str(pid))), "?")
 
 
 def descendant_pids(pid: int) -> list[int]:
@@ -125,29 +126,13 @@ def descendant_pids(pid: int) -> list[int]:
     return [descendant for child in children for descendant in (child, *descendant_pids(child))]
 
 
-def handles_signal(pid: int, number: int) -> bool:
-    """Whether the process has a handler for this signal; without one it would kill the process."""
-    caught = _CAUGHT_SIGNALS_LINE.search(read_text(f"/proc/{pid}/status"))
-    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
-
-
-def _request_dump(pid: int, descriptor: int) -> str:
-    """Signal the process and return the stacks that it dumps.
-
-    Empty for a stopped one, which handles no signal.
-    """
-    return _request(pid, descriptor, DUMP_SIGNAL, _DUMP_END)
-
-
-def _request_unfinished(pid: int, descriptor: int) -> str:
-    """Ask a rank for NCCL's oldest unfinished operation; empty if it has none to tell, or does not answer."""
-    answer = _request(pid, descriptor, TRACE_SIGNAL, _ANSWER_END)
-    return answer.partition(TRACE_PREFIX)[2].strip()
-
-
 def _request(pid: int, descriptor: int, number: int, end: re.Pattern[bytes]) -> str:
-    """Signal the process and return what it writes, until that ends as `end` says."""
-    if process_state(pid) in "Tt?Z" or not handles_signal(pid, number):
+    """Signal the process and return what it writes, until that ends as `end` says.
+
+    Empty for a stopped one, which handles no signal, and for one without a handler, which the signal would kill.
+    """
+    caught = _CAUGHT_SIGNALS_LINE.search(read_text(f"/proc/{pid}/status"))
+    if process_state(pid) in "Tt?Z" or caught is None or not int(caught[1], 16) >> (number - 1) & 1:
         return ""
     start = os.fstat(descriptor).st_size
     with suppress(ProcessLookupError, PermissionError):
@@ -167,7 +152,3 @@ def _read_proc_files(pid: int, names: Iterable[str] = PROC_FILES) -> str:
             text = "\n".join(STATUS_LINE.findall(text)) if name == "status" else text
             sections += f"# /proc/{pid}/{name}\n{text}\n"
     return sections + "\n"
-
-
-def _describe_silence(state: str) -> str:
-    return "it is stopped" if state in "Tt" else "it waits in the kernel" if state == "D" else "it does not answer"

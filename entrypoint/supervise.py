@@ -6,7 +6,6 @@ the end of a rank that was killed and could not report it itself, also for a ran
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import selectors
@@ -29,16 +28,6 @@ from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S
 from entrypoint.run_errors import RunError, RunErrors, blame_order, cause
 from entrypoint.tee import Console
 from entrypoint.threads import call_with_timeout
-
-
-def out_of_memory_failure(who: str) -> Failure:
-    """The Failure for a rank that the OOM killer ended."""
-    return Failure(
-        f"{who} was killed by the kernel: out of host memory",
-        fix=f"ask for more memory ({engines.fix('memory')}, sbatch --mem), or lower data.workers or "
-        "train.micro_batch_size",
-        code=ExitCode.RESOURCE,
-    )
 
 
 def killed_by_signal_failure(who: str, signum: int, late_s: float | None = None) -> Failure:
@@ -86,15 +75,6 @@ def cuda_abort_failure(who: str, host: str, last_lines: Iterable[str]) -> Failur
         found=error[0].strip(),
         fix=f"leave this node out (srun --exclude={host}) and report it: nvidia-smi -q -d ECC shows the GPU's memory",
         code=ExitCode.NODE,
-    )
-
-
-def early_exit_failure(who: str, code: int) -> Failure:
-    """The Failure for a rank that exited with OK or STOPPED before its end."""
-    return Failure(
-        f"{who} left with exit code {code} before its work was done",
-        fix="look for sys.exit, os._exit or exec in your own code or a library; start the same command again to resume",
-        code=ExitCode.PEER,
     )
 
 
@@ -171,7 +151,7 @@ class SignalInbox:
 
     def drain(self) -> list[int]:
         """The signals to pass on since the last call."""
-        with contextlib.suppress(BlockingIOError):
+        with suppress(BlockingIOError):
             os.read(self.read_end, 4096)
         return [self.arrived.popleft() for _ in range(len(self.arrived))]
 
@@ -182,8 +162,8 @@ class Supervision:
 
     hang: the watch over our own workers' heartbeats. hosts: of all ranks, if known. stop_signal:
     the request to stop that was forwarded. overdue: a rank did not stop in time. hang_failure: the
-    run hangs. death: how a killed rank ended. cause_reported: the cause of the first failure is on
-    the console.
+    run hangs. death: how the first failed rank ended, if it could not report that itself.
+    cause_reported: the cause of the first failure is on the console.
     """
 
     children: list[Child]
@@ -200,7 +180,7 @@ class Supervision:
     kill_at: float | None = None
     overdue: bool = False
     hang_failure: RunError | None = None
-    death: RunError | None = None
+    death: Failure | None = None
     cause_reported: bool = False
     peer_report_deadline: float = 0.0
 
@@ -220,56 +200,56 @@ class Supervision:
 
     def reap(self) -> None:
         """Collect the ranks that ended; the first failure ends the others."""
-        ended = [(child, _rank_exit_code(child)) for child in self.alive if child.process.poll() is not None]
+        # A rank that exits before the end of its work is a lost peer to the others, whatever its code says.
+        ended = [
+            (child, int(ExitCode.PEER) if child.ended_early else int(child.process.returncode))
+            for child in self.alive
+            if child.process.poll() is not None
+        ]
         self.alive = [child for child in self.alive if child.process.returncode is None]
-        if (
-            (failed := [pair for pair in ended if pair[1] != 0])
-            and self.first_failed is None
-            and self.hang_failure is None
-        ):
-            self.first_failed = min(failed, key=_blame_order)
+        failed = [pair for pair in ended if pair[1] != 0]
+        if failed and self.first_failed is None and self.hang_failure is None:
+            self.first_failed = child, code = min(failed, key=_blame_order)
             self.peer_report_deadline = time.monotonic() + PEER_REPORT_WAIT_S
-            if failure := self._death_failure(*self.first_failed):
-                self._report_death(*self.first_failed, failure)
-            stopped = self.first_failed[1] == ExitCode.STOPPED
+            if death := self._death_failure(child, code):  # at once: it cannot report itself
+                self.death, self.cause_reported = death, True
+                death.kept = call_with_timeout(self.hang.policy.kept) if self.hang else None
+                self.console.say(str(death))
+                self._record_failure()
+            stopped = code == ExitCode.STOPPED
             self.kill_at = time.monotonic() + (self.save_timeout_s if stopped else FAILURE_GRACE_S)
-            for child in [] if stopped else self.alive:
-                child.send(signal.SIGTERM)
+            for other in [] if stopped else self.alive:
+                other.send(signal.SIGTERM)
 
-    def _report_death(self, child: Child, code: int, failure: Failure) -> None:
-        """Report the first failed rank at once, which cannot report itself."""
-        self.cause_reported = True
-        if self.hang:
-            failure.kept = call_with_timeout(self.hang.policy.kept)
-            self.death = RunError(
-                failure=failure,
-                rank=child.world.rank,
-                host=self.hostname,
-                step=child.step,
-                killed=code < 0,
-            )
-        self.console.say(str(failure))
-        self._record_failure()
+    def _describe(self, child: Child) -> str:
+        return f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
 
     def _death_failure(self, child: Child, code: int) -> Failure | None:
         """The Failure of a first failed rank that could not report it itself; None if it could."""
+        who = self._describe(child)
         if self.stop_signal == -code:
             return None
-        who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
         if child.ended_early:
-            return early_exit_failure(who, child.process.returncode)
+            return Failure(
+                f"{who} left with exit code {child.process.returncode} before its work was done",
+                fix="look for sys.exit, os._exit or exec in your own code or a library; start the same command again "
+                "to resume",
+                code=ExitCode.PEER,
+            )
         if code == -signal.SIGKILL and self.oom_kills() > self.oom_kills_before:
-            return out_of_memory_failure(who)
+            return Failure(
+                f"{who} was killed by the kernel: out of host memory",
+                fix=f"ask for more memory ({engines.fix('memory')}, sbatch --mem), or lower data.workers or "
+                "train.micro_batch_size",
+                code=ExitCode.RESOURCE,
+            )
         is_explained = code in (*ExitCode, -signal.SIGKILL) or (self.foreign and code > 0)
-        if not is_explained and (failure := limit_failure(who, child.tee.last_lines)):
-            return failure
-        if code == -signal.SIGABRT and (failure := cuda_abort_failure(who, self.hostname, child.tee.last_lines)):
-            return failure
-        return (
-            killed_by_signal_failure(who, -code, late_s=self.save_timeout_s if self.overdue else None)
-            if code < 0
-            else None
-        )
+        failure = None if is_explained else limit_failure(who, child.tee.last_lines)
+        if failure is None and code == -signal.SIGABRT:
+            failure = cuda_abort_failure(who, self.hostname, child.tee.last_lines)
+        if failure is None and code < 0:
+            failure = killed_by_signal_failure(who, -code, late_s=self.save_timeout_s if self.overdue else None)
+        return failure
 
     def check_heartbeats(self) -> None:
         """Look for a hang, which ends all ranks.
@@ -292,7 +272,11 @@ class Supervision:
 
         Once more at the end, when no rank can overwrite it.
         """
-        failed = self.hang_failure or self.death
+        failed = self.hang_failure
+        if self.death and self.first_failed:
+            child, code = self.first_failed
+            rank, step = child.world.rank, child.step
+            failed = RunError(failure=self.death, rank=rank, host=self.hostname, step=step, killed=code < 0)
         if failed and self.hang:
             call_with_timeout(partial(self.hang.policy.errors.write_cause, failed))
 
@@ -349,8 +333,7 @@ class Supervision:
         code = self.first_failed[1]
         if self.stop_signal == -code:  # it had no signal handler (yet)
             return 128 - code if self.foreign else int(ExitCode.STOPPED)
-        failure = self._death_failure(*self.first_failed)
-        return code if failure is None else int(failure.code)
+        return code if self.death is None else int(self.death.code)
 
     def report(self) -> None:
         """Report the first failed rank, unless that was done.
@@ -369,9 +352,10 @@ class Supervision:
         was_shown = child.tee.was_shown(
             other.tee for other in self.children if other is not child or other.world.world_size == 1
         )
-        who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
-        if self._death_failure(child, code) is None and not was_shown:
-            self.console.say(f"{who} was the first to fail: exit code {code}. log: {child.tee.log.name}")
+        if self.death is None and not was_shown:
+            self.console.say(
+                f"{self._describe(child)} was the first to fail: exit code {code}. log: {child.tee.log.name}"
+            )
         if child.tee.console is None and not was_shown:
             self.console.say(join_lines(f"  | {line}" for line in child.tee.last_lines))
 
@@ -381,7 +365,11 @@ def supervise(watch: Supervision, inbox: SignalInbox) -> int:
     watch.alive = list(watch.children)
     with selectors.DefaultSelector() as selector:
         selector.register(inbox.read_end, selectors.EVENT_READ)
-        pipes = _register_pipes(selector, watch.children)
+        pipes = 2 * len(watch.children)
+        for child in watch.children:
+            for descriptor, stream in ((1, child.process.stdout), (2, child.process.stderr)):
+                assert stream is not None  # both are pipes
+                selector.register(stream, selectors.EVENT_READ, (child.tee, descriptor))
         while not watch.finished:
             pipes -= _pump_output(selector, POLL_INTERVAL_S if watch.hang else 0.5)
             for signum in inbox.drain():
@@ -404,14 +392,6 @@ def supervise(watch: Supervision, inbox: SignalInbox) -> int:
     return watch.exit_code()
 
 
-def _register_pipes(selector: selectors.BaseSelector, children: Sequence[Child]) -> int:
-    for child in children:
-        for descriptor, stream in ((1, child.process.stdout), (2, child.process.stderr)):
-            assert stream is not None  # both are pipes
-            selector.register(stream, selectors.EVENT_READ, (child.tee, descriptor))
-    return 2 * len(children)
-
-
 def _pump_output(selector: selectors.BaseSelector, timeout_s: float) -> int:
     """Pass on the available output; return how many pipes were closed."""
     ended = 0
@@ -427,11 +407,6 @@ def _pump_output(selector: selectors.BaseSelector, timeout_s: float) -> int:
             key.fileobj.close()  # type: ignore[union-attr]
             ended += 1
     return ended
-
-
-def _rank_exit_code(child: Child) -> int:
-    """The exit code of a rank that has ended; PEER if it exited before the end of its work."""
-    return int(ExitCode.PEER) if child.ended_early else int(child.process.returncode)
 
 
 def _blame_order(ended: tuple[Child, int]) -> tuple[bool, bool, int]:

@@ -56,9 +56,14 @@ class Console:
     def write(self, descriptor: int, data: bytes) -> None:
         """Pass bytes on for at most CONSOLE_TIMEOUT_S."""
         view, deadline = memoryview(data), time.monotonic() + CONSOLE_TIMEOUT_S
-        self._track_open_line(descriptor, data)
+        if data.endswith((b"\n", b"\r")):
+            self._unfinished = set() if self.is_terminal else self._unfinished - {descriptor}
+        elif data:
+            self._unfinished.add(descriptor)
+        ready = select.poll()
+        ready.register(descriptor, select.POLLOUT)
         while view and descriptor not in self._closed:
-            if not _accepts_write(descriptor, deadline - time.monotonic()):
+            if not ready.poll(max(deadline - time.monotonic(), 0) * 1000):  # PIPE_BUF bytes would block
                 self._lose(descriptor)
                 return
             try:
@@ -92,12 +97,6 @@ class Console:
         """End the line of an interrupted progress bar before the next message."""
         if self.err in self._unfinished or (self.is_terminal and self._unfinished):
             self.write(self.err, b"\n")
-
-    def _track_open_line(self, descriptor: int, data: bytes) -> None:
-        if data.endswith((b"\n", b"\r")):
-            self._unfinished = set() if self.is_terminal else self._unfinished - {descriptor}
-        elif data:
-            self._unfinished.add(descriptor)
 
 
 @dataclass(slots=True)
@@ -162,18 +161,6 @@ class Tee:
             pass  # a full disk must not end a training over its log; a failing save reports itself
 
 
-def _accepts_write(descriptor: int, seconds: float) -> bool:
-    """Whether a write of PIPE_BUF bytes would return at once, with or without an error."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    return bool(poll.poll(max(seconds, 0) * 1000))
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    """A link could lead to another file, and a pipe would wait for its reader."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-
 def open_log(folder: Path, rank: int) -> IO[bytes]:
     """Open the rank's log for appending: a requeued job continues the same file.
 
@@ -183,7 +170,9 @@ def open_log(folder: Path, rank: int) -> IO[bytes]:
     path = folder / f"rank-{rank:04d}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return open(path, "ab", opener=_open_no_link)
+        # A link could lead to another file, and a pipe would wait for its reader.
+        safe_flags = os.O_NOFOLLOW | os.O_NONBLOCK
+        return open(path, "ab", opener=lambda name, flags: os.open(name, flags | safe_flags, 0o666))
     except OSError as error:
         raise Failure(
             f"the log of rank {rank} cannot be written: {error.strerror}",

@@ -193,16 +193,8 @@ def near_cores(uuids: Sequence[str]) -> tuple[frozenset[int], ...]:
     return _with_nvml(lambda nvml: tuple(read(nvml, uuid) for uuid in uuids)) or ()
 
 
-def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA that the driver supports, such as (12, 2); None without a driver, or if it does not say.
-
-    Raises:
-        Failure: as `list_gpus`.
-    """
-    return _with_nvml(_read_driver_cuda)
-
-
 def _read_driver_cuda(nvml: Any) -> tuple[int, int] | None:
+    """The newest CUDA that the driver supports, such as (12, 2); None if it does not say."""
     version = ask(nvml, "nvmlSystemGetCudaDriverVersion_v2", default=0)
     return (version // 1000, version % 1000 // 10) if version else None
 
@@ -451,6 +443,7 @@ DRIVER_LIBRARY_FOLDERS: Final = (
 CPU_FIX: Final = "; or train without GPUs: --device cpu"
 CUDA_NO_DEVICE: Final = 100
 _EXCLUDE_FIX: Final = "leave this node out (srun --exclude) and report it"
+EXCLUDE_NODE_FIX: Final = "leave this node out (srun --exclude={host})"  # where the host is known
 
 
 def _with_nvml(question: Callable[[Any], T], root: StrPath = "/", nvml: Any = None) -> T | None:
@@ -482,16 +475,11 @@ def nvml_failure(error: int, message: str, root: StrPath = "/") -> Failure | Non
     # Without device files NVML takes a driver that is loaded for one that is not.
     if (error == NVML_LIBRARY_NOT_FOUND and files) or (error == NVML_DRIVER_NOT_LOADED and loaded):
         return library_failure("libnvidia-ml.so.1", message, root)
-    if error == NVML_LIBRARY_NOT_FOUND or (
-        error == NVML_DRIVER_NOT_LOADED and not (files or _has_nvidia_display_controller(root))
-    ):
+    names = map(read_text, _list_files(root, ("sys/bus/pci/devices/*/modalias",)))
+    on_bus = any("v000010DE" in name and "bc03" in name for name in names)  # PCI's number of the vendor, and the class
+    if error == NVML_LIBRARY_NOT_FOUND or (error == NVML_DRIVER_NOT_LOADED and not (files or on_bus)):
         return None
     return driver_failure("nvml", error, f"NVML error {error}: {message}")
-
-
-def _has_nvidia_display_controller(root: StrPath) -> bool:
-    names = map(read_text, _list_files(root, ("sys/bus/pci/devices/*/modalias",)))
-    return any("v000010DE" in name and "bc03" in name for name in names)  # PCI's number of the vendor, and the class
 
 
 def library_failure(library: str, message: str, root: StrPath = "/") -> Failure:
@@ -512,14 +500,23 @@ def _list_files(root: StrPath, patterns: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverProblem:
-    """A cause, its fix, and the errors by which NVML and CUDA (cuInit) tell it.
+    """A cause, its fix, and how it shows: at the start as a number, in a program that computes as CUDA's message.
 
-    code: IMAGE_MISMATCH where the next node gives the same answer: job scripts start again on another one after NODE.
+    Attributes:
+        fix: for a message with {host}, and {doctor} and {check} for two commands as they were typed.
+        nvml, cuda: the errors of nvmlInit and cuInit.
+        messages: parts of CUDA's messages. what: what is wrong with the GPU that they are about.
+        show_line: whether the user's code may be the cause of a message, so that its line is shown.
+        code: IMAGE_MISMATCH where the next node gives the same answer: job scripts start again on another one after
+            NODE.
     """
 
     fix: str
     nvml: tuple[int, ...] = ()
     cuda: tuple[int, ...] = ()
+    messages: tuple[str, ...] = ()
+    what: str = ""
+    show_line: bool = False
     code: ExitCode = ExitCode.NODE
 
 
@@ -604,6 +601,82 @@ DRIVER_PROBLEMS = (
         "LD_LIBRARY_PATH, and use the image for this driver (docs/image.md)",
         code=ExitCode.IMAGE_MISMATCH,
     ),
+    # What a training meets later. Of a broken driver the message says less than cuInit's number, which the doctor asks.
+    DriverProblem(
+        messages=("uncorrectable ECC error", "uncorrectable NVLink error", "over nvlink or a hardware error"),
+        what="its hardware reports an error that it cannot correct",
+        fix=EXCLUDE_NODE_FIX + " and report it: nvidia-smi -q -d ECC shows its memory; a reset of the GPU may help",
+    ),
+    DriverProblem(
+        messages=(
+            "unspecified launch failure",
+            "an illegal memory access was encountered",
+            "an illegal instruction was encountered",
+            "misaligned address",
+            "invalid program counter",
+            "hardware stack error",
+            "operation not supported on global/shared address space",
+        ),
+        what="a kernel failed on it",
+        fix="where only torch's own kernels ran, this GPU or its driver is the likelier reason: "
+        + EXCLUDE_NODE_FIX
+        + " and look "
+        "for Xid in its dmesg; where CUDA or Triton kernels of your own ran, they are: with CUDA_LAUNCH_BLOCKING=1 the "
+        "line that is named is where it failed, and theirs fail on other nodes too",
+        show_line=True,
+    ),
+    DriverProblem(
+        messages=("busy or unavailable", "exclusive-thread device already in use"),
+        what="it is busy or does not answer",
+        fix="end the other program on it (nvidia-smi), or start one rank per GPU: in the compute mode "
+        "EXCLUSIVE_PROCESS (nvidia-smi -q -d COMPUTE) it takes one process; where nobody uses it, " + EXCLUDE_NODE_FIX,
+    ),
+    DriverProblem(
+        messages=("no kernel image is available", "device kernel image is invalid"),
+        what="there is no code for this kind of GPU",
+        fix="take other GPUs, or the image that docs/image.md names for these; build kernels of your own for these too",
+        code=ExitCode.IMAGE_MISMATCH,
+    ),
+    DriverProblem(
+        messages=(
+            "CUDA driver version is insufficient",
+            "driver on your system is too old",
+            "compiled with an unsupported toolchain",
+            "forward compatibility was attempted",
+        ),
+        what="its driver does not run this image's CUDA",
+        fix="{doctor} names the image that runs with this driver (docs/image.md); or ask "
+        "the administrator for a newer one",
+        code=ExitCode.IMAGE_MISMATCH,
+    ),
+    DriverProblem(
+        messages=("invalid device ordinal", "no CUDA-capable device is detected"),
+        what="CUDA does not find it",
+        fix="compare nvidia-smi -L with CUDA_VISIBLE_DEVICES; where a GPU is missing from the list, "
+        + EXCLUDE_NODE_FIX,
+    ),
+    DriverProblem(
+        messages=(
+            "unknown error",
+            "initialization error",
+            "system not yet initialized",
+            "unsupported display driver / cuda driver combination",
+            "the launch timed out and was terminated",
+            "MPS client",
+            "MPS server",
+        ),
+        what="CUDA does not run on it",
+        fix="{doctor} starts CUDA, and has a fix for each of its errors; " + EXCLUDE_NODE_FIX,
+    ),
+    DriverProblem(
+        messages=("device-side assert triggered",),
+        what="an index was out of range there (a device-side assert)",
+        fix="labels must be 0 to classes - 1 ({check}); in a model "
+        "or data of your own look at indexes, embeddings and outputs: with CUDA_LAUNCH_BLOCKING=1 the line that is "
+        "named is where it failed",
+        code=ExitCode.DATA,
+        show_line=True,
+    ),
 )
 _OTHER_PROBLEM = DriverProblem(fix=f"see what `nvidia-smi` and dmesg say; {_EXCLUDE_FIX}")
 
@@ -618,6 +691,11 @@ def driver_failure(library: Literal["nvml", "cuda"], error: int, message: str) -
     """The Failure for a driver that does not answer. error: nvmlInit's or cuInit's. message: the library's words."""
     problem = next((problem for problem in DRIVER_PROBLEMS if error in getattr(problem, library)), _OTHER_PROBLEM)
     return Failure(_WHAT[library], found=message, fix=problem.fix + CPU_FIX, code=problem.code)
+
+
+def problem_of_message(message: str) -> DriverProblem | None:
+    """What a message of CUDA to a running program means; None for one that says nothing of the GPU or its driver."""
+    return next((each for each in DRIVER_PROBLEMS if any(part in message for part in each.messages)), None)
 
 
 # How CUDA starts
@@ -681,12 +759,13 @@ def rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
     Empty where none is needed.
 
     Raises:
-        Failure: as `compat_folder`.
+        Failure: as `compat_folder` and `list_gpus`.
     """
     if not environ.get(COMPAT_VARIABLE):
         return {}
     torch = images.installed_torch_versions()
-    folder = compat_folder(environ, driver_cuda(), images.parse_version(torch[1]) if torch and torch[1] else None)
+    torch_cuda = images.parse_version(torch[1]) if torch and torch[1] else None
+    folder = compat_folder(environ, _with_nvml(_read_driver_cuda), torch_cuda)
     if folder is None:
         return {}
     rest = environ.get("LD_LIBRARY_PATH")

@@ -49,10 +49,8 @@ def _check_plan(context: CheckContext, plans: list[Plan]) -> list[Finding]:
     start = f"{planned.launcher}: this task starts {ranks} on {planned.device}"
     return [
         ok("plan", f"{start}, node {world.node_rank} of {world.num_nodes}"),
-        *map(_warning_finding, planned.warnings),
+        *(
+            warn("plan", text, fix or f"see `{shell_command('entrypoint show')}`")
+            for text, _, fix in (warning.partition(" fix: ") for warning in planned.warnings)
+        ),
     ]
-
-
-def _warning_finding(warning: str) -> Finding:
-    text, _, fix = warning.partition(" fix: ")
-    return warn("plan", text, fix or f"see `{shell_command('entrypoint show')}`")

@@ -63,23 +63,17 @@ def check_allreduce(context: CheckContext, words: Sequence[str], launch: LaunchF
     if context.plan is None:
         return []  # the plan's own finding tells why
     launch = launch or launch_allreduce
-    shared = _exchange_folder(context)
+    # Where tasks tell each other their hosts, if they must: a folder that they share, unlike a temporary one.
+    shared = context.output.absolute() / "doctor" if context.plan.exchanges_hosts else None
     outcome = launch([*words, *(("--logs", str(shared)) if shared else ())], context.environ, ALL_RANKS_TIMEOUT_S)
     if shared and outcome.code == 0 and context.plan.world.rank == 0:
         shutil.rmtree(shared, ignore_errors=True)
     findings = [*allreduce_findings(outcome, context.plan), *_transport_findings(outcome, context)]
-    starts_all_ranks = context.plan.spawn == context.plan.world.world_size
-    if outcome.hung and context.plan.device == "cuda" and starts_all_ranks and context.plan.spawn > 2:
+    if outcome.hung and context.plan.device == "cuda" and context.plan.starts_all_ranks and context.plan.spawn > 2:
         findings.append(
             check_gpu_pairs(read_machine(context.environ).gpus[: context.plan.spawn], context.environ, launch)
         )
     return findings
-
-
-def _exchange_folder(context: CheckContext) -> Path | None:
-    """Where tasks tell each other their hosts, if they must: a folder that they share, unlike a temporary one."""
-    exchanges = context.plan is not None and context.plan.exchanges_hosts
-    return context.output.absolute() / "doctor" if exchanges else None
 
 
 def launch_allreduce(words: Sequence[str], environ: Mapping[str, str], limit_s: float) -> LaunchResult:
@@ -89,9 +83,10 @@ def launch_allreduce(words: Sequence[str], environ: Mapping[str, str], limit_s: 
         check = [*python, "train.distributed.allreduce_check", "--result", str(result), "--timeout", f"{limit_s:g}"]
         words = words if "--logs" in words else ["--logs", f"{folder}/logs", *words]
         command = [*python, "entrypoint", "run", *words, "--", *check]
-        code, console = _run_with_timeout(
-            command, {**environ, **_nccl_debug_variables(folder, environ)}, limit_s + _GRACE_S
-        )
+        variables = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P"}  # NCCL logs its transports
+        variables |= {"NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p"}
+        variables = dict(environ) if environ.get("NCCL_DEBUG") else {**environ, **variables}
+        code, console = _run_with_timeout(command, variables, limit_s + _GRACE_S)
         log_dir = Path(words[words.index("--logs") + 1])
         logs = [read_text(file) for file in sorted(log_dir.glob("*.log"))]
         nccl_logs = [read_text(file) for file in Path(folder).glob("nccl.*")]
@@ -109,13 +104,9 @@ def allreduce_findings(outcome: LaunchResult, plan: Plan) -> list[Finding]:
         hang_fix = _HANG_FIX if plan.device == "cuda" else run_by_hand
         return [fail(_FINDING_NAME, what or "the ranks were not done in time", hang_fix)]
     if outcome.code:
-        return [
-            fail(
-                _FINDING_NAME,
-                what or f"the ranks ended with {outcome.code}: {_last_line(outcome.text)}",
-                fix or run_by_hand,
-            )
-        ]
+        last_line = next((line.strip() for line in reversed(outcome.text.splitlines()) if line.strip()), "no output")
+        text = what or f"the ranks ended with {outcome.code}: {last_line}"
+        return [fail(_FINDING_NAME, text, fix or run_by_hand)]
     if outcome.result is None:
         return [ok(_FINDING_NAME, "the all-reduce of this task's ranks worked; the task of rank 0 reports its speed")]
     return [ok(_FINDING_NAME, _describe_speed(outcome.result, outcome.transports))]
@@ -177,12 +168,6 @@ def _describe_speed(result: Mapping[str, Any], transports: Sequence[str]) -> str
     return f"{result['ranks']} ranks over {result['backend']} ({route}): every sum right, {speed}"
 
 
-def _nccl_debug_variables(folder: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that make NCCL log its transports; none if the user has set NCCL_DEBUG."""
-    variables = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P", "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p"}
-    return {} if environ.get("NCCL_DEBUG") else variables
-
-
 def _run_with_timeout(command: Sequence[str], environ: Mapping[str, str], limit_s: float) -> tuple[int | None, str]:
     """The exit code (None after a timeout) and the output."""
     try:
@@ -193,7 +178,3 @@ def _run_with_timeout(command: Sequence[str], environ: Mapping[str, str], limit_
     except subprocess.TimeoutExpired as error:  # the ranks die with their parent
         return None, (error.stdout or b"").decode(errors="replace")
     return done.returncode, done.stdout.decode(errors="replace")
-
-
-def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")

@@ -32,21 +32,23 @@ def torch_findings(
     if torch_cuda is None:
         return [fail(_DRIVER_FINDING, f"{driver}, but torch {version} is a build for the CPU only", _CUDA_BUILD_FIX)]
     needed = images.parse_version(torch_cuda)
+    image_fix = images.fix(snapshot.cuda, [gpu.capability for gpu in gpus if gpu.capability])
     text = f"{driver}; torch {version} was built for CUDA {torch_cuda}"
     if folder := nvidia.compat_folder(environ or {}, snapshot.cuda, needed):
         text = f"{text}: the driver is too old by itself, and {nvidia.COMPAT_VARIABLE}={folder} is used"
     elif snapshot.cuda[0] < needed[0]:
-        return [fail(_DRIVER_FINDING, f"{text}: the driver is too old", _other_image_fix(snapshot.cuda, gpus))]
+        return [fail(_DRIVER_FINDING, f"{text}: the driver is too old", image_fix)]
     enough = ": it runs, one major version is enough" if snapshot.cuda < needed else ""
     findings = [ok(_DRIVER_FINDING, text + enough)]
-    image = images.image_with_torch(version, needed)
+    identity = (version.partition("+")[0], needed)  # of another torch the architectures are not known
+    image = next((each for each in images.IMAGES.values() if (each.torch, each.cuda) == identity), None)
     without_code = [gpu for gpu in gpus if image and gpu.capability and not image.has_code_for(gpu.capability)]
     if without_code:
         names = ", ".join(
             dict.fromkeys(f"{gpu.name} ({_format_version(gpu.capability or (0, 0))})" for gpu in without_code)
         )
         text = f"torch {version} has no code for the compute capability of {names}"
-        findings.append(fail("architecture", text, _other_image_fix(snapshot.cuda, gpus)))
+        findings.append(fail("architecture", text, image_fix))
     return findings
 
 
@@ -69,20 +71,6 @@ _LIBCUDA_FIX = (
     "its libcuda.so.1 has to be here: NVIDIA_DRIVER_CAPABILITIES=compute,utility for docker, --nv for apptainer"
 )
 _CUDA_BUILD_FIX = "install a CUDA build of torch (pip from an index that has one), or use the project's image"
-
-
-def _other_image_fix(driver_cuda: tuple[int, int], gpus: tuple[Gpu, ...]) -> str:
-    """The image that runs here; without one, the oldest driver with which one would."""
-    capabilities = [gpu.capability for gpu in gpus if gpu.capability]
-    if image := images.image_that_runs_on(driver_cuda, capabilities):
-        return f"use the image that `{image.build}` builds, which runs here (docs/image.md)"
-    image = images.image_with_oldest_driver(capabilities)
-    if image is None:
-        return "no image of this project has code for this GPU: leave it out with CUDA_VISIBLE_DEVICES, or --device cpu"
-    return (
-        f"ask the administrator for driver {image.min_driver} or newer: the image that `{image.build}` builds runs "
-        "with it; without GPUs: --device cpu"
-    )
 
 
 def _format_version(version: tuple[int, int]) -> str:
@@ -141,13 +129,19 @@ def gpu_findings(snapshot: Snapshot, gpus: tuple[Gpu, ...]) -> list[Finding]:
         text = f"CUDA_VISIBLE_DEVICES hides all {len(snapshot.gpus)} GPUs: training would compute on the CPU"
         return [warn("gpus", text, "unset CUDA_VISIBLE_DEVICES, or say --device cpu")]
     models = ", ".join(dict.fromkeys(f"{gpu.name} with {gpu.memory_mib / 1024:.0f} GiB" for gpu in gpus))
-    summary = [ok("gpus", f"{len(gpus)} of {len(snapshot.gpus)}: {models}: {' '.join(gpu.uuid for gpu in gpus)}")]
-    return [
-        *summary,
-        *_check_mixed_models(gpus),
-        *(finding for gpu in gpus for finding in _gpu_problems(gpu)),
-        *_check_peer_access(snapshot, gpus),
-    ]
+    findings = [ok("gpus", f"{len(gpus)} of {len(snapshot.gpus)}: {models}: {' '.join(gpu.uuid for gpu in gpus)}")]
+    if len(names := sorted({gpu.name for gpu in gpus})) > 1:
+        text = f"the GPUs differ ({', '.join(names)}): all ranks wait for the slowest at each step"
+        findings.append(warn("gpu kinds", text, "choose equal ones with CUDA_VISIBLE_DEVICES"))
+    findings += (finding for gpu in gpus for finding in _gpu_problems(gpu))
+    indices = {gpu.index for gpu in gpus}
+    if pairs := [f"{i}-{j}" for i, j in snapshot.pairs_without_p2p if {i, j} <= indices]:
+        text = f"no direct copies between GPUs {', '.join(pairs[:8])}: gradients go through the host's memory, slower"
+        fix = "nothing, if the board has no such path; if a start hangs: NCCL_P2P_DISABLE=1, and IOMMU or ACS off in "
+        findings.append(warn("peer access", text, f"{fix}the BIOS"))
+    elif len(gpus) > 1:
+        findings.append(ok("peer access", "all GPUs reach each other's memory"))
+    return findings
 
 
 def _gpu_problems(gpu: Gpu) -> Iterator[Finding]:
@@ -168,24 +162,3 @@ def _gpu_problems(gpu: Gpu) -> Iterator[Finding]:
         text = f"{name}: {gpu.used_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB are taken already"
         fix = "end what runs there (nvidia-smi names it), if yours"
         yield warn("gpu memory", f"{text}, by {gpu.programs} programs", fix)
-
-
-def _check_mixed_models(gpus: tuple[Gpu, ...]) -> list[Finding]:
-    names = sorted({gpu.name for gpu in gpus})
-    if len(names) == 1:
-        return []
-    text = f"the GPUs differ ({', '.join(names)}): all ranks wait for the slowest at each step"
-    return [warn("gpu kinds", text, "choose equal ones with CUDA_VISIBLE_DEVICES")]
-
-
-def _check_peer_access(snapshot: Snapshot, gpus: tuple[Gpu, ...]) -> list[Finding]:
-    """Find pairs of used GPUs without peer access: their copies go through the host's memory."""
-    indices = {gpu.index for gpu in gpus}
-    pairs = [f"{i}-{j}" for i, j in snapshot.pairs_without_p2p if {i, j} <= indices]
-    if len(gpus) < 2 or not pairs:
-        return [ok("peer access", "all GPUs reach each other's memory")] if len(gpus) > 1 else []
-    text = f"no direct copies between GPUs {', '.join(pairs[:8])}: gradients go through the host's memory, slower"
-    fix = (
-        "nothing, if the board has no such path; if a start hangs: NCCL_P2P_DISABLE=1, and IOMMU or ACS off in the BIOS"
-    )
-    return [warn("peer access", text, fix)]

@@ -13,6 +13,7 @@ from entrypoint import engines, network
 from entrypoint.doctor.context import CheckContext, Finding, fail, failure_finding, ok, warn
 from entrypoint.errors import Failure
 from entrypoint.plan import Plan
+from entrypoint.world import is_loopback
 
 CONNECT_TIMEOUT_S = 2.0
 ACCEPT_TIMEOUT_S = 0.5  # for a connection that is forwarded to this host
@@ -33,22 +34,14 @@ def check(context: CheckContext) -> list[Finding]:
         return []
     if context.plan.world.world_size == 1:
         return [ok("network", "one rank: no connection is needed")]
-    interface_findings = [
-        finding
-        for name in INTERFACE_VARIABLES
-        if (finding := check_interface_variable(name, context.environ.get(name), interface_names()))
-    ]
+    interfaces = [name for _, name in socket.if_nameindex()]
+    values = {name: context.environ.get(name) for name in INTERFACE_VARIABLES}
     return [
         *check_own_name(socket.gethostname()),
-        *interface_findings,
+        *filter(None, (check_interface_variable(name, value, interfaces) for name, value in values.items())),
         # All ranks of one host meet on loopback.
         *([check_port(LOOPBACK, context.plan.ports)] if context.plan.one_host else _check_master(context.plan)),
     ]
-
-
-def interface_names() -> tuple[str, ...]:
-    """The names of this host's network interfaces."""
-    return tuple(name for _, name in socket.if_nameindex())
 
 
 def check_own_name(host: str) -> list[Finding]:
@@ -96,7 +89,7 @@ def _check_master(plan: Plan) -> list[Finding]:
     if towards is None:
         return [fail("master", f"{host} is {address}, and this host has no route to it", _ROUTE_FIX)]
     master = ok("master", f"{host} is {address}, through {towards}")
-    if plan.world.num_nodes > 1 and network.is_loopback_only_here(host):
+    if plan.world.num_nodes > 1 and is_loopback(address) and not is_loopback(host):  # here, but not on every host
         master = _loopback_master_finding(plan, f"{host} is {address}, this host itself")
     if plan.agent_store:
         return [master]

@@ -18,7 +18,7 @@ from entrypoint import engines, environment
 from entrypoint.doctor.context import DEFAULT_OUTPUT, CheckContext, Finding, fail, failure_finding, graded, ok, warn
 from entrypoint.errors import ExitCode
 from entrypoint.machine import MIB, filesystem_type
-from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
+from entrypoint.mounts import is_ephemeral_path, nearest_existing, unmounted_path_failure
 
 MIN_FREE_SPACE_MIB = 100
 RECOMMENDED_FREE_SPACE_MIB = 5 * 1024  # a few checkpoints with 100 million parameters
@@ -76,7 +76,7 @@ def check_caches(environ: Mapping[str, str]) -> list[Finding]:
     unwritable = {
         name: environ[name]
         for name in environment.CACHE_VARIABLES
-        if environ.get(name) and not _can_write_or_create(Path(environ[name]))
+        if environ.get(name) and not environment.is_writable(nearest_existing(Path(environ[name]).absolute()))
     }
     fix = "unset {0}, or set it to a folder that you may write"
     return [warn("caches", f"{name}={path} cannot be written", fix.format(name)) for name, path in unwritable.items()]
@@ -93,24 +93,16 @@ def check_user(uid: int) -> Finding:
 def check_output(context: CheckContext) -> list[Finding]:
     """Check that the output folder is writable and has space, and that rename works."""
     folder = context.output.absolute()
-    existing = nearest_existing_folder(folder)
+    existing = nearest_existing(folder)
     if error := find_write_error(existing):
         return [_unwritable_output_finding(context, folder, existing, error)]
     fs_type = filesystem_type(existing, context.root)
     fs_type = fs_type if folder.exists() else f"{fs_type}, not there yet"
     finding = free_space_finding(folder, *read_free_space(existing), fs_type)
-    return [_ephemeral_output_finding(finding) if is_ephemeral_path(existing, root=context.root) else finding]
-
-
-def _ephemeral_output_finding(finding: Finding) -> Finding:
-    """The finding for an output folder that ends with the container; more space would not help."""
-    text = f"{finding.text}; it is in the container, and a run there may vanish with it"
-    return replace(finding, state="fail" if finding.state == "fail" else "warn", text=text, fix=_OUTPUT_FIX)
-
-
-def nearest_existing_folder(folder: Path) -> Path:
-    """The folder itself, or its nearest existing parent."""
-    return next(candidate for candidate in (folder, *folder.parents) if os.path.lexists(candidate))
+    if is_ephemeral_path(existing, root=context.root):  # more space would not help
+        text = f"{finding.text}; it is in the container, and a run there may vanish with it"
+        finding = replace(finding, state="fail" if finding.state == "fail" else "warn", text=text, fix=_OUTPUT_FIX)
+    return [finding]
 
 
 def find_write_error(folder: Path) -> str | None:
@@ -172,13 +164,9 @@ def _unwritable_output_finding(context: CheckContext, folder: Path, existing: Pa
     the user named is not, and neither is a broken link.
     """
     text = f"{folder}: {existing} {error}"
-    starts_all_ranks = context.plan is None or context.plan.spawn == context.plan.world.world_size
+    starts_all_ranks = context.plan is None or context.plan.starts_all_ranks
     if context.output == DEFAULT_OUTPUT and starts_all_ranks and os.path.exists(existing):
         return warn("output", f"{text}; a run would go to a temporary folder and may be lost", _OUTPUT_FIX)
     if unmounted := unmounted_path_failure("the output folder", folder, code=ExitCode.OUTPUT):
         return failure_finding("output", unmounted)
     return fail("output", text, _SPACE_FIX if error.endswith(_DISK_FULL_MESSAGES) else _OUTPUT_FIX)
-
-
-def _can_write_or_create(folder: Path) -> bool:
-    return environment.is_writable(nearest_existing_folder(folder.absolute()))

@@ -5,12 +5,12 @@ It reports only what is not ok, and leaves out what the training itself refuses 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from entrypoint.console import terminal_columns, use_color
 from entrypoint.doctor import gpu, host, paths, report
-from entrypoint.doctor.context import CheckContext, Finding
+from entrypoint.doctor.context import CheckContext
 from entrypoint.doctor.runner import Check, run_checks
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.files import StrPath
@@ -47,8 +47,13 @@ def run_preflight(
         Failure: NODE or IMAGE_MISMATCH, where a training on this node's GPUs is certain to fail.
     """
     context = CheckContext(environ=environ, plan=planned, workers=workers, root=root)
-    findings = preflight_findings(context)
-    _refuse_fatal_findings(findings)
+    checks = preflight_checks(context)
+    limit_s = GPU_PREFLIGHT_TIMEOUT_S if "gpus" in checks else PREFLIGHT_TIMEOUT_S
+    # A check that is not ready in time says nothing: the training will meet what keeps it waiting.
+    findings = run_checks(checks, context, limit_s, late=lambda name, limit_s: [])
+    for finding in findings:
+        if finding.state == "fail" and finding.name in FATAL_FINDINGS:
+            raise Failure(finding.text, fix=finding.fix, code=finding.code or FATAL_FINDINGS[finding.name])
     if planned.world.local_rank > 0:
         return ()
     if planned.world.rank > 0:
@@ -58,17 +63,6 @@ def run_preflight(
         return tuple(report.as_lines(findings, colour=False))
     colour, columns = use_color(True, environ), terminal_columns(terminal)
     return tuple(report.as_lines(findings, colour=colour, columns=columns))
-
-
-def preflight_findings(context: CheckContext) -> list[Finding]:
-    """Return the findings that are not ok.
-
-    A check that is not ready in time says nothing: the training will meet what keeps it waiting.
-    """
-    checks = preflight_checks(context)
-    limit_s = GPU_PREFLIGHT_TIMEOUT_S if "gpus" in checks else PREFLIGHT_TIMEOUT_S
-    findings = run_checks(checks, context, limit_s, late=lambda name, limit_s: [])
-    return [finding for finding in findings if finding.state != "ok"]
 
 
 def preflight_checks(context: CheckContext) -> dict[str, Check]:
@@ -81,9 +75,3 @@ def preflight_checks(context: CheckContext) -> dict[str, Check]:
     if context.plan is not None and context.plan.device == "cuda":
         checks = {"gpus": gpu.preflight, "cuda": gpu.check_cuda, **checks}
     return checks
-
-
-def _refuse_fatal_findings(findings: Sequence[Finding]) -> None:
-    for finding in findings:
-        if finding.state == "fail" and finding.name in FATAL_FINDINGS:
-            raise Failure(finding.text, fix=finding.fix, code=finding.code or FATAL_FINDINGS[finding.name])

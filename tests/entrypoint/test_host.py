@@ -92,21 +92,6 @@ def test_a_machine_that_does_not_count_has_none(tmp_path: Path, cgroups: str) ->
 
 
 @pytest.mark.parametrize(
-    ("versions", "accelerators"),
-    [(("0", "90010"), True), (("0", "90402"), True), (("0", "90012"), False), (("110000",), False), ((), False)],
-    ids=["MI200", "MI300", "integrated", "for a display", "none"],
-)
-def test_an_instinct_gpu_is_told_from_those_for_displays(
-    tmp_path: Path, versions: tuple[str, ...], accelerators: bool
-) -> None:
-    for number, version in enumerate(versions):
-        node = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(number)
-        node.mkdir(parents=True)
-        (node / "properties").write_text(f"simd_count 440\ngfx_target_version {version}\nvendor_id 4098\n")
-    assert machine.has_amd_accelerators(tmp_path) is accelerators
-
-
-@pytest.mark.parametrize(
     ("siblings", "core_ids", "threads"),
     [("00000000,00000011\n", {0, 1}, 2), ("00000011\n", {0, 4}, 1), ("00000001\n", {0, 1}, 1), ("", {0}, 1)],
     ids=["one thread of each core", "both threads", "no hyperthreads", "not said"],

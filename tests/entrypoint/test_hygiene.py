@@ -118,8 +118,8 @@ def test_writable_is_found_out_by_writing(tmp_path: Path) -> None:
     assert not environment.is_writable(None)
 
 
-def test_the_first_writable_folder_is_taken(tmp_path: Path) -> None:
-    assert environment.first_writable_folder([None, "/proc", str(tmp_path)]) == tmp_path
+def test_temporary_files_go_to_the_first_folder_that_can_be_written() -> None:
+    assert environment.scratch_parent({"TMPDIR": "/proc"}) == Path("/tmp")
 
 
 def test_scratch_prefers_the_users_temporary_folder(tmp_path: Path) -> None:

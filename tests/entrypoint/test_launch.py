@@ -312,7 +312,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, restarts:
     monkeypatch.chdir(tmp_path)
     command = [sys.executable, "-c", RANK + script]
     watched = care(tmp_path, restarts, step)
-    return run_plan(planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, care=watched)
+    return run_plan(planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, policy=watched)
 
 
 def test_success_that_a_rank_has_said_is_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +357,7 @@ def test_each_start_that_is_followed_by_another_is_told(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     told: list[int] = []
     command, watched = [sys.executable, "-c", RANK + "os._exit(69)"], replace(care(tmp_path, 2), failed=told.append)
-    run_plan(planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, care=watched)
+    run_plan(planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, policy=watched)
     assert told == [69, 69]
 
 
@@ -380,7 +380,7 @@ def test_the_folder_of_the_flight_recorder_is_there_before_a_rank_is(
     monkeypatch.chdir(tmp_path)
     watched = replace(care(tmp_path), errors=RunErrors.in_run(tmp_path / "run"))
     command = [sys.executable, "-c", RANK + "os.rmdir('run/errors')\n" + END]  # 1 where it is not there
-    assert run_plan(planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, care=watched) == 0
+    assert run_plan(planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, policy=watched) == 0
 
 
 def test_nothing_is_recorded_without_gpus(tmp_path: Path) -> None:

@@ -103,9 +103,10 @@ def test_a_rank_that_torch_ends_for_an_error_of_its_gpu_is_78(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("kills", "code"), [(5, 69), (6, 71)], ids=["by someone", "by the kernel, meanwhile"])
 def test_a_rank_killed_for_want_of_memory_is_71(kills: int, code: int) -> None:
-    child = Child(world=worlds.ALONE, process=SimpleNamespace(pid=1), tee=None)  # type: ignore[arg-type]
-    watch = Supervision([child], "host", False, Console(is_terminal=False), lambda: kills, 5)
-    watch.first_failed = (child, -signal.SIGKILL)
+    process = SimpleNamespace(pid=1, returncode=-signal.SIGKILL, poll=lambda: -signal.SIGKILL)
+    child = Child(world=worlds.ALONE, process=process, tee=None)  # type: ignore[arg-type]
+    watch = Supervision([child], "host", False, Console(is_terminal=False), lambda: kills, 5, alive=[child])
+    watch.reap()
     assert watch.exit_code() == code
 
 

@@ -140,11 +140,7 @@ class TrainArgumentParser(StrictArgumentParser):
     words: Sequence[str] = ()
 
     def __init__(self, *, arguments: Arguments = MappingProxyType({}), **options: Any) -> None:
-        super().__init__(
-            formatter_class=options.pop("formatter_class", argparse.RawDescriptionHelpFormatter),
-            allow_abbrev=False,
-            **options,
-        )
+        super().__init__(allow_abbrev=False, **options)
         add_arguments(self, arguments)
 
     def parse_intermixed_args(  # type: ignore[override]
@@ -326,7 +322,7 @@ def start_ranks(
     command = [sys.executable, "-m", "train.worker", *arguments]
     policy = replace(supervision_policy(config, folder), **supervision)
     return run_plan(
-        plan, command, environ, log_dir=folder / "logs", foreign=False, care=policy, stop_signals=stop_signals
+        plan, command, environ, log_dir=folder / "logs", foreign=False, policy=policy, stop_signals=stop_signals
     )
 
 

@@ -1,7 +1,7 @@
 """This module chooses a rank's device and precision, and explains errors of CUDA and NCCL.
 
-One table maps the messages of CUDA, its libraries and NCCL to a Failure with a fix. Every module
-that computes uses it.
+Every module that computes asks it to turn a message of CUDA, its libraries or NCCL into a Failure with a fix; what
+each error of CUDA means stands in the launcher's table of the driver's problems.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import socket
 import traceback
 from collections.abc import MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from entrypoint import ExitCode, Failure, Handover, engines, shell_command
+from entrypoint import ExitCode, Failure, Handover, engines, nvidia, shell_command
 from train.config import checks
 from train.config.precisions import PRECISIONS
 
@@ -46,103 +45,6 @@ NCCL_CUDA_ERROR: Final = "unhandled cuda error"
 LIBRARY_FOLDERS: Final = tuple(Path(torch.__file__).parents[1] / name for name in ("torch", "accelerate"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceErrorKind:
-    """CUDA errors that have the same fix.
-
-    Attributes:
-        messages: parts of CUDA's messages.
-        fix: with {host}, and {doctor} and {check} for two commands as they were typed.
-        show_line: whether the user's code may be the cause, so that its line is shown.
-    """
-
-    messages: tuple[str, ...]
-    what: str
-    fix: str
-    code: ExitCode = ExitCode.NODE
-    show_line: bool = False
-
-
-EXCLUDE_NODE_FIX: Final = "leave this node out (srun --exclude={host})"
-DEVICE_ERROR_KINDS: Final = (
-    DeviceErrorKind(
-        messages=("uncorrectable ECC error", "uncorrectable NVLink error", "over nvlink or a hardware error"),
-        what="its hardware reports an error that it cannot correct",
-        fix=EXCLUDE_NODE_FIX + " and report it: nvidia-smi -q -d ECC shows its memory; a reset of the GPU may help",
-    ),
-    DeviceErrorKind(
-        messages=(
-            "unspecified launch failure",
-            "an illegal memory access was encountered",
-            "an illegal instruction was encountered",
-            "misaligned address",
-            "invalid program counter",
-            "hardware stack error",
-            "operation not supported on global/shared address space",
-        ),
-        what="a kernel failed on it",
-        fix="where only torch's own kernels ran, this GPU or its driver is the likelier reason: "
-        + EXCLUDE_NODE_FIX
-        + " and look "
-        "for Xid in its dmesg; where CUDA or Triton kernels of your own ran, they are: with CUDA_LAUNCH_BLOCKING=1 the "
-        "line that is named is where it failed, and theirs fail on other nodes too",
-        show_line=True,
-    ),
-    DeviceErrorKind(
-        messages=("busy or unavailable", "exclusive-thread device already in use"),
-        what="it is busy or does not answer",
-        fix="end the other program on it (nvidia-smi), or start one rank per GPU: in the compute mode "
-        "EXCLUSIVE_PROCESS (nvidia-smi -q -d COMPUTE) it takes one process; where nobody uses it, " + EXCLUDE_NODE_FIX,
-    ),
-    DeviceErrorKind(
-        messages=("no kernel image is available", "device kernel image is invalid"),
-        what="there is no code for this kind of GPU",
-        fix="take other GPUs, or the image that docs/image.md names for these; build kernels of your own for these too",
-        code=ExitCode.IMAGE_MISMATCH,
-    ),
-    DeviceErrorKind(
-        messages=(
-            "CUDA driver version is insufficient",
-            "driver on your system is too old",
-            "compiled with an unsupported toolchain",
-            "forward compatibility was attempted",
-        ),
-        what="its driver does not run this image's CUDA",
-        fix="{doctor} names the image that runs with this driver (docs/image.md); or ask "
-        "the administrator for a newer one",
-        code=ExitCode.IMAGE_MISMATCH,
-    ),
-    DeviceErrorKind(
-        messages=("invalid device ordinal", "no CUDA-capable device is detected"),
-        what="CUDA does not find it",
-        fix="compare nvidia-smi -L with CUDA_VISIBLE_DEVICES; where a GPU is missing from the list, "
-        + EXCLUDE_NODE_FIX,
-    ),
-    DeviceErrorKind(
-        messages=(
-            "unknown error",
-            "initialization error",
-            "system not yet initialized",
-            "unsupported display driver / cuda driver combination",
-            "the launch timed out and was terminated",
-            "MPS client",
-            "MPS server",
-        ),
-        what="CUDA does not run on it",
-        fix="{doctor} starts CUDA, and has a fix for each of its errors; " + EXCLUDE_NODE_FIX,
-    ),
-    DeviceErrorKind(
-        messages=("device-side assert triggered",),
-        what="an index was out of range there (a device-side assert)",
-        fix="labels must be 0 to classes - 1 ({check}); in a model "
-        "or data of your own look at indexes, embeddings and outputs: with CUDA_LAUNCH_BLOCKING=1 the line that is "
-        "named is where it failed",
-        code=ExitCode.DATA,
-        show_line=True,
-    ),
-)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the GPU had no memory left."""
     return isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY_PATTERN.search(str(error)) is not None
@@ -165,29 +67,20 @@ def failure_from_error(error: BaseException, index: int | None = None) -> Failur
         )
     if is_nccl_error(error) and SHARED_MEMORY_PATTERN.search(summarize_error(error)):
         return _shared_memory_failure(error)
-    error_kind = _match_device_error(error)
-    if error_kind is None:
+    match = CUDA_ERROR_PATTERN.search(str(error))
+    problem = nvidia.problem_of_message(match[1]) if match else None
+    if problem is None:
         return _nccl_failure(error) if is_nccl_error(error) else None
     return Failure(
-        f"{describe_gpu(index)}: {error_kind.what}",
-        found=summarize_error(error) + (_last_user_line(error) if error_kind.show_line else ""),
-        fix=error_kind.fix.format(
+        f"{describe_gpu(index)}: {problem.what}",
+        found=summarize_error(error) + (_last_user_line(error) if problem.show_line else ""),
+        fix=problem.fix.format(
             host=socket.gethostname(),
             doctor=shell_command("entrypoint doctor"),
             check=shell_command("train data check", same_config=True),
         ),
-        code=error_kind.code,
+        code=problem.code,
     )
-
-
-def _match_device_error(error: BaseException) -> DeviceErrorKind | None:
-    match = CUDA_ERROR_PATTERN.search(str(error))
-    if match is None:
-        return None
-    for error_kind in DEVICE_ERROR_KINDS:
-        if any(message in match[1] for message in error_kind.messages):
-            return error_kind
-    return None
 
 
 def is_nccl_error(error: BaseException) -> bool:
@@ -251,7 +144,7 @@ def _nccl_failure(error: BaseException) -> Failure:
         return Failure(
             f"{describe_gpu()}: CUDA failed in NCCL",
             found=summarize_error(error),
-            fix=EXCLUDE_NODE_FIX.format(host=socket.gethostname()) + again,
+            fix=nvidia.EXCLUDE_NODE_FIX.format(host=socket.gethostname()) + again,
             code=ExitCode.NODE,
         )
     return Failure(
@@ -302,7 +195,7 @@ def _unusable_gpu_failure(index: int, error: Exception) -> Failure:
         f"CUDA cannot use {describe_gpu(index)}",
         found=summarize_error(error),
         fix=f"{shell_command('entrypoint doctor')} says what is wrong with it; or "
-        + EXCLUDE_NODE_FIX.format(host=socket.gethostname()),
+        + nvidia.EXCLUDE_NODE_FIX.format(host=socket.gethostname()),
         code=ExitCode.NODE,
     )
 

@@ -46,8 +46,8 @@ MADE_UP = {
     "gpu._gpu_problems fail compute mode: refuses compute programs (mode PROHIBITED": (
         "test_gpus.py::test_each_trouble_is_named_with_its_gpu",
     ),
-    "gpu._check_mixed_models warn gpu kinds": ("test_gpus.py::test_gpus_that_differ_are_named",),
-    "gpu._check_peer_access warn peer access": ("test_gpus.py::test_peer_access_is_told_of_several_gpus",),
+    "gpu.gpu_findings warn gpu kinds": ("test_gpus.py::test_gpus_that_differ_are_named",),
+    "gpu.gpu_findings warn peer access": ("test_gpus.py::test_peer_access_is_told_of_several_gpus",),
     "fabric.fabric_finding make_finding fabric": (
         "test_fabric.py::test_a_device_without_its_file_names_the_option",
         "test_fabric.py::test_a_missing_library_is_named",
@@ -69,13 +69,11 @@ FOR_REAL = {
         "half a core's time",
     ),
     "host.cores_finding warn cores: they take turns": ("a thousand data workers",),
-    "examine._warning_finding warn plan": ("half a torchrun set",),
+    "examine._check_plan warn plan": ("half a torchrun set",),
     "full.allreduce_findings fail all-reduce: the ranks were not done in time": (
         "test_full.py::test_ranks_that_are_not_done_hang",
     ),
-    "full.allreduce_findings fail all-reduce: the ranks ended with": (
-        "test_full.py::test_a_node_that_does_not_come_is_named_for_real",
-    ),
+    "full.allreduce_findings fail all-reduce": ("test_full.py::test_a_node_that_does_not_come_is_named_for_real",),
     "host.check_shared_memory fail shared memory: cannot be used": ("no /dev/shm",),
     "host.shared_memory_finding graded shared memory": ("a tiny /dev/shm", "docker's /dev/shm"),
     "host.check_memory graded memory": ("too little memory", "little memory"),

@@ -119,7 +119,7 @@ def test_eval_promises_no_save_to_who_stops_it(
     launched: dict[str, Any], checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[SupervisionPolicy] = []
-    monkeypatch.setattr(launch, "run_plan", lambda *arguments, care, **options: seen.append(care) or 75)
+    monkeypatch.setattr(launch, "run_plan", lambda *arguments, policy, **options: seen.append(policy) or 75)
     assert front.run_command(["eval", "run"], {"TMPDIR": "."}) == 75
     assert not [word for word in ("save", "step") if word in " ".join(seen[0].promise)]
 

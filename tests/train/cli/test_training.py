@@ -135,10 +135,10 @@ def test_what_a_rank_wrote_of_a_stop_is_kept(launched: dict[str, Any], monkeypat
 def test_a_stop_after_a_restart_in_place_is_not_taken_for_the_failure_before(
     launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def restarted(*given: object, care: SupervisionPolicy, stop_signals: list[int], **_: object) -> int:
+    def restarted(*given: object, policy: SupervisionPolicy, stop_signals: list[int], **_: object) -> int:
         failure = Failure("rank 1 was killed", fix="start again", code=ExitCode.PEER)
-        care.errors.write_cause(RunError(failure=failure, rank=1, host="node02", step=3, killed=True))
-        care.failed(ExitCode.PEER)
+        policy.errors.write_cause(RunError(failure=failure, rank=1, host="node02", step=3, killed=True))
+        policy.failed(ExitCode.PEER)
         return stopped_at_once(*given, stop_signals=stop_signals)
 
     monkeypatch.setattr(launch, "run_plan", restarted)
@@ -171,12 +171,12 @@ def test_a_start_that_has_lost_the_folder_leaves_the_other_starts_ending_alone(
     assert RunErrors.in_run(RUN).read_exit() is None
 
 
-def refuse_as_ranks(plan: Plan, *_: object, log_dir: Path, care: SupervisionPolicy, **__: object) -> int:
+def refuse_as_ranks(plan: Plan, *_: object, log_dir: Path, policy: SupervisionPolicy, **__: object) -> int:
     """Ranks that refuse a setting before the first step, with what they and their parent write until then."""
     log_dir.mkdir(parents=True, exist_ok=True)
     (log_dir / "rank-0000.log").write_text("ERROR[64] optim.args do not fit sgd\n")
     failure = Failure("optim.args do not fit sgd", fix="correct optim.args", code=ExitCode.USAGE)
-    care.errors.write_cause(RunError(failure=failure, rank=0, host=plan.hostname))
+    policy.errors.write_cause(RunError(failure=failure, rank=0, host=plan.hostname))
     return ExitCode.USAGE
 
 

@@ -184,7 +184,7 @@ def test_a_rank_that_is_stopped_before_all_have_met_is_a_hang(tmp_path: Path, mo
         errors=RunErrors(tmp_path),
     )
     command = [sys.executable, "-c", STOPPED_EARLY]
-    assert run_plan(found, command, dict(os.environ), log_dir=tmp_path, foreign=False, care=care) == 91
+    assert run_plan(found, command, dict(os.environ), log_dir=tmp_path, foreign=False, policy=care) == 91
     (blamed,) = (error for error in RunErrors(tmp_path).read() if error.failure.code == 91)
     assert (blamed.rank, blamed.host) == (1, here.hostname)
     assert blamed.failure.what.startswith(
