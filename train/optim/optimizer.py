@@ -18,6 +18,7 @@ from torch.optim import optimizer as base
 from entrypoint import ExitCode, Failure
 from train import plugin
 from train.checkpoint.format import pack_state, unpack_state
+from train.config import load
 from train.config.optimizers import OPTIMIZERS, find_optimizer
 from train.config.schema import OptimConfig
 from train.fields import is_number
@@ -278,7 +279,9 @@ def check_arguments(optim: OptimConfig) -> tuple[type[Optimizer], list[str], lis
         raise _bad_arguments_failure(optim, f"unknown: {', '.join(unknown)}", settable, unknown[0])
     for name, value in optim.args.items():
         if name in settable and _is_bool_argument(taken[name]) and not _is_bool_or_none(value):
-            raise _bad_arguments_failure(optim, f"{name} is true or false, not {value!r}", settable)
+            failure = _bad_arguments_failure(optim, f"{name} is true or false, not {value!r}", settable)
+            failure.fix = load.suggest_fix(bool, value, taken[name].default)
+            raise failure
     return optimizer_type, from_config, settable
 
 
