@@ -1,1 +1,1 @@
-"""This package is all that times: `train bench`, and beside other programs `python -m bench` of a checkout."""
+"""This package is all that times: `train bench`, `train data profile`, and `python -m bench` beside other programs."""

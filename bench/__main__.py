@@ -34,6 +34,7 @@ from entrypoint import (
 from train import files
 from train.cli.launch import TrainArgumentParser, handle_stop_signals, ignore_stop_signals
 from train.config.load import parse_overrides
+from train.names import nearest_name
 from train.run.folder import make_temporary_folder
 
 ALL: Final = "all"
@@ -222,8 +223,9 @@ def _import_benches(command: BenchCommand, name: str) -> dict[str, ModuleType]:
             fix = f"in a checkout of the project: .venv/bin/python -m bench {name}, or make bench"
             raise Failure(what, fix=fix, code=ExitCode.USAGE)
         if bench not in command.benches:
-            what, fix = f"`{command.prog} {bench}` is no bench", f"use one of: {', '.join(command.choices())}"
-            raise Failure(what, fix=fix, code=ExitCode.USAGE)
+            close, listed = nearest_name(bench, command.choices()), f"use one of: {', '.join(command.choices())}"
+            fix = f"write {close}; or {listed}" if close else listed
+            raise Failure(f"`{command.prog} {bench}` is no bench", fix=fix, code=ExitCode.USAGE)
     return {bench: importlib.import_module(f"bench.{bench}") for bench in names}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import shutil
@@ -40,6 +41,7 @@ from entrypoint.doctor import context, examine, report
 from entrypoint.errors import ExitCode, refuse_lost_output
 
 UNKNOWN: Final = "not known yet"  # until ranks start
+COMMAND_NAMES: Final = "show|doctor|run|job-script"
 DEFAULT_COLUMNS: Final = 80  # for a terminal that does not report its width
 _EXAMPLES = """examples:
   entrypoint show                        what would be started here, and why
@@ -62,13 +64,19 @@ class EntrypointParser(StrictArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a Failure; argparse would exit with code 2."""
-        raise Failure(message, fix=f"see `{self.prog} --help`", code=ExitCode.USAGE)
+        fix = f"see `{self.prog} --help`"
+        if message.startswith(f"argument {COMMAND_NAMES}: invalid choice: "):
+            name, commands = message.split("'")[1], COMMAND_NAMES.split("|")
+            close = difflib.get_close_matches(name, commands, 1)
+            message = f"`{self.prog} {name}` is no command"
+            fix = f"write `{shell_command(self.prog, *close)}`" if close else f"use one of: {', '.join(commands)}"
+        raise Failure(message, fix=fix, code=ExitCode.USAGE)
 
 
 def build_parser() -> EntrypointParser:
     """Build the parser of the command line."""
     parser = EntrypointParser(prog="entrypoint", description=__doc__, epilog=_EXAMPLES)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="show|doctor|run|job-script")
+    commands = parser.add_subparsers(dest="command", required=True, metavar=COMMAND_NAMES)
     show = commands.add_parser(
         "show", help="what was detected, the plan, and where each value came from", description=SHOW_DESCRIPTION
     )

@@ -123,6 +123,7 @@ LAYERS = {
         "path_calls",
         "feed",
         "checkpoint_blocks",
+        "data_profile",
         "step",
         "photos",
         "input",
@@ -251,7 +252,7 @@ def test_only_the_commands_that_measure_or_show_a_benchmark_import_it() -> None:
     """And only where they are called: every other command starts without it."""
     others = [path for path in MODULES if package_of(path) != "bench"]
     importers = {path for path in others if any(map(is_import_of_bench, nodes(path)))}
-    assert {name_of(path) for path in importers} == {"train/cli/bench.py", "train/cli/report.py"}
+    assert {name_of(path) for path in importers} == {f"train/cli/{name}.py" for name in ("bench", "data", "report")}
     assert not [path for path in importers if any(map(is_import_of_bench, at_import(nodes(path)[0])))]
 
 

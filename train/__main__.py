@@ -268,7 +268,7 @@ def _suggest_command(name: str, following: Sequence[str]) -> str:
     if close is None:
         return suggest_setting(name, following) or "write section.key=value, and a file as --config FILE"
     if close == "train":
-        return f"leave it out: `{shell_command('train --config FILE')}` trains"
+        return f"write `{shell_command('train --config FILE')}`"
     return f"write `{shell_command('train', close)}`"
 
 

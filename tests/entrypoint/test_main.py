@@ -73,6 +73,17 @@ def test_a_bad_command_line_is_64_with_a_fix(line: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "fix"), [("docter", "write `entrypoint doctor`"), ("x", "use one of: show, doctor, run, job-script")]
+)
+def test_an_unknown_command_is_answered_with_the_nearest_one(name: str, fix: str) -> None:
+    done = python("-m", "entrypoint", name)
+    assert done.returncode == 64
+    what, shown_fix = done.stderr.splitlines()
+    assert what == f"ERROR[64] `entrypoint {name}` is no command"
+    assert shown_fix.replace(f"{sys.executable} -m ", "") == f"  fix: {fix}"
+
+
+@pytest.mark.parametrize(
     "line",
     [
         ["show", "--procs-per-node", "2", "--procs-per-node", "3"],

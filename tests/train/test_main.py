@@ -36,7 +36,7 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
     "half-of-several-machines": (["--nodes", "2"], 64, "--node-rank"),
     "node-rank-too-large": (["--nodes", "2", "--node-rank", "2", "--master-addr", "h"], 64, "--node-rank"),
     "misspelt-command": (["chek"], 64, "write `train check`"),
-    "misspelt-training": (["trian"], 64, "leave it out"),
+    "misspelt-training": (["trian"], 64, "fix: write `train --config FILE`\n"),
     "file-without-option": (["my.yaml"], 64, "--config my.yaml"),
     "data-alone": (["data"], 64, "train data check"),
     "no-data-command": (["data", "chek"], 64, "`train data chek` is no command"),
@@ -45,6 +45,7 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
     "report-of-nothing": (["report"], 64, "`train report` needs a run"),
     "report-of-what-is-not-there": (["report", "runs/none"], 66, "runs/none is not a run's folder"),
     "bench-of-nothing": (["bench"], 64, "`train bench` needs a name"),
+    "misspelt-bench": (["bench", "scalin"], 64, "fix: write scaling; or use one of: scaling, comm, sweep"),
     "unknown-bench": (["bench", "steps"], 64, "`train bench steps` is no bench"),
     "bench-with-peers": (["bench", "step"], 64, "python -m bench step"),
     "bench-after-options": (["--device", "cpu", "bench", "comm"], 64, "`bench` comes after options"),
@@ -88,6 +89,15 @@ def test_a_bad_command_line_ends_with_its_code_a_fix_and_nothing_written(
     assert "\n  fix: " in shown
     assert "Traceback" not in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_name_of_a_folder_is_answered_with_the_settings_that_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    assert front.run_command(["check", "photos"], {}) == 64
+    assert "fix: write data.name=folder data.root=photos to train on the images in it\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

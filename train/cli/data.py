@@ -79,7 +79,7 @@ def run_command(
         case "profile":
             device, ranks, world_size = device_and_ranks(config)
             micro = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size).micro
-            from train.cli import data_profile  # torch
+            from bench import data_profile  # torch
 
             profile = data_profile.measure_stages(
                 config, config_file=file, device=device, ranks=ranks, micro=micro, world_size=world_size

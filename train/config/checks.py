@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Final
@@ -20,6 +21,7 @@ from train.config.precisions import PRECISIONS
 from train.config.schema import DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from train.config.strategies import STRATEGIES
 from train.metrics import METRICS
+from train.names import nearest_name
 
 
 def refuse_forbidden_arguments(model: ModelConfig) -> None:
@@ -37,6 +39,18 @@ def refuse_forbidden_arguments(model: ModelConfig) -> None:
             fix=f"leave model.args.{argument} out: {FORBIDDEN_ARGUMENTS[argument]}",
             code=ExitCode.USAGE,
         )
+
+
+def bad_arguments_failure(
+    key: str, owner: str, found: str, expected: str, *, unknown: str = "", settable: Sequence[str] = ()
+) -> Failure:
+    """The failure for arguments in the mapping `key` that `owner`, a model, optimizer or schedule, does not take.
+
+    unknown: a name that is none of `settable`, for which the nearest of these is suggested.
+    """
+    close = nearest_name(unknown, settable, 0.75)
+    fix = f"write {key}.{close} instead of {key}.{unknown}" if close else f"correct {key}, or leave it out"
+    return Failure(f"{key} do not fit {owner}", found=found, expected=expected, fix=fix, code=ExitCode.USAGE)
 
 
 def num_readers(config: RunConfig) -> int:

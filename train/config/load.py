@@ -315,7 +315,9 @@ def keep_last_overrides(texts: Iterable[str]) -> list[str]:
 
 
 def suggest_config_option(text: str) -> str | None:
-    """The fix for an argument that is the name of a config file; None for any other argument."""
+    """The fix for an argument that is a config file or a folder of images; None for any other argument."""
+    if os.path.isdir(text):
+        return f"write data.name=folder {shlex.quote(f'data.root={text}')} to train on the images in it"
     is_file = text.endswith((".yaml", ".yml")) or os.path.isfile(text)
     return f"write --config {shlex.quote(text)}" if is_file else None
 
@@ -544,7 +546,8 @@ def suggest_fix(hint: Any, value: Any, default: Any) -> str:
     boolean = YAML_1_1_BOOLS.get(text.lower()) if bool in members else None
     needs_number = isinstance(value, str) and not members.isdisjoint({int, float})
     integer = int(value) if isinstance(value, float) and value.is_integer() and int in members else None
-    close = nearest_name(text, [member for member in members if isinstance(member, str)])
+    names = [member for member in members if isinstance(member, str)]
+    close = nearest_name(text, [*names, *(("true", "false") if bool in members else ())])
     usual = format_value(default)
     # Whether it is so, and what to do then. The first one counts.
     fixes = (

@@ -29,7 +29,6 @@ from train.config.models import (
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
 from train.models import custom, timm_models
-from train.names import nearest_name
 
 SMALL_STEM_MAX_PIXELS: Final = 64  # ResNet's stem is for 224 pixels, and shrinks smaller images too much
 DATA_ARGUMENTS: Final = ("classes", "shape")  # of the builders of our models
@@ -259,15 +258,9 @@ def _allowed_arguments(name: str) -> Sequence[str]:
 def _bad_arguments_failure(model: ModelConfig, problem: str) -> Failure:
     allowed = _allowed_arguments(model.name)
     unknown = next((name for name in model.args if name not in allowed), "")
-    close = nearest_name(unknown, allowed, 0.75)
-    return Failure(
-        f"model.args do not fit {model.name}",
-        found=f"{model.args}: {problem}",
-        expected=f"values for: {', '.join(allowed) or f'its constructor in {_library_of(model.name).title}'}",
-        fix=f"write model.args.{close} instead of model.args.{unknown}"
-        if close
-        else "correct model.args, or leave it out",
-        code=ExitCode.USAGE,
+    expected = f"values for: {', '.join(allowed) or f'its constructor in {_library_of(model.name).title}'}"
+    return checks.bad_arguments_failure(
+        "model.args", model.name, f"{model.args}: {problem}", expected, unknown=unknown, settable=allowed
     )
 
 

@@ -18,11 +18,11 @@ from torch.optim import optimizer as base
 from entrypoint import ExitCode, Failure
 from train import plugin
 from train.checkpoint.format import pack_state, unpack_state
+from train.config import checks, load
 from train.config.optimizers import OPTIMIZERS, find_optimizer
 from train.config.schema import OptimConfig
 from train.fields import is_number
 from train.models.depth import layer_numbers
-from train.names import nearest_name
 
 OPTIMIZER_KEY: Final = "optim.name"
 # Arguments with which a user chooses the kernel.
@@ -278,7 +278,9 @@ def check_arguments(optim: OptimConfig) -> tuple[type[Optimizer], list[str], lis
         raise _bad_arguments_failure(optim, f"unknown: {', '.join(unknown)}", settable, unknown[0])
     for name, value in optim.args.items():
         if name in settable and _is_bool_argument(taken[name]) and not _is_bool_or_none(value):
-            raise _bad_arguments_failure(optim, f"{name} is true or false, not {value!r}", settable)
+            failure = _bad_arguments_failure(optim, f"{name} is true or false, not {value!r}", settable)
+            failure.fix = load.suggest_fix(bool, value, taken[name].default)
+            raise failure
     return optimizer_type, from_config, settable
 
 
@@ -335,13 +337,5 @@ def _lists_to_tuples(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bad_arguments_failure(optim: OptimConfig, problem: str, settable: list[str], unknown: str = "") -> Failure:
-    close = nearest_name(unknown, settable, 0.75)
-    return Failure(
-        f"optim.args do not fit {optim.name}",
-        found=f"{optim.args}: {problem}",
-        expected=f"values for: {', '.join(settable)}",
-        fix=f"write optim.args.{close} instead of optim.args.{unknown}"
-        if close
-        else "correct optim.args, or leave it out",
-        code=ExitCode.USAGE,
-    )
+    found, expected = f"{optim.args}: {problem}", f"values for: {', '.join(settable)}"
+    return checks.bad_arguments_failure("optim.args", optim.name, found, expected, unknown=unknown, settable=settable)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure
+from train.config import checks
 from train.config.batches import StepCounts
 from train.config.optimizers import (
     AUTO_BATCH_SIZE,
@@ -145,15 +146,14 @@ def schedule_arguments(optim: OptimConfig) -> dict[str, Any]:
     Raises:
         Failure: USAGE, naming the argument.
     """
-    defaults = DEFAULT_ARGUMENTS[optim.schedule]
+    defaults, refuse = DEFAULT_ARGUMENTS[optim.schedule], partial(checks.bad_arguments_failure, "optim.schedule_args")
     for name, value in optim.schedule_args.items():
         if name not in defaults:
-            raise _bad_arguments_failure(
-                optim, f"unknown: {name}", f"values for: {', '.join(defaults)}" if defaults else "nothing"
-            )
+            expected = f"values for: {', '.join(defaults)}" if defaults else "nothing"
+            raise refuse(optim.schedule, f"unknown: {name}", expected, unknown=name, settable=[*defaults])
         rule = ARGUMENT_RULES[name]
         if not _rule_holds(rule, value):
-            raise _bad_arguments_failure(optim, f"{name}: {value}", f"{name}: {rule.expected}")
+            raise refuse(optim.schedule, f"{name}: {value}", f"{name}: {rule.expected}")
     return {**defaults, **optim.schedule_args}
 
 
@@ -229,13 +229,3 @@ def _rule_holds(rule: Rule, value: Any) -> bool:
         return not isinstance(value, bool) and rule.holds(value)
     except TypeError:
         return False
-
-
-def _bad_arguments_failure(optim: OptimConfig, problem: str, expected: str) -> Failure:
-    return Failure(
-        f"optim.schedule_args do not fit {optim.schedule}",
-        found=problem,
-        expected=expected,
-        fix="correct optim.schedule_args, or leave it out",
-        code=ExitCode.USAGE,
-    )

@@ -193,7 +193,7 @@ def _wait_out_holder(path: Path, holder: LockHolder | None, me: LockHolder, log:
         )
     waited = file_lock.wait_for_release(
         path,
-        lambda current: _refuse_living_process(path, current, me),
+        lambda current: _raise_locked(path, current, me) if file_lock.is_alive_here(current) else None,
         beat=lambda current: _raise_locked(path, current, me),
     )
     if waited.silent:
@@ -201,11 +201,6 @@ def _wait_out_holder(path: Path, holder: LockHolder | None, me: LockHolder, log:
     elif file_lock.has_ended(holder):
         log(f"taken over from {_describe_holder(holder)}, which has ended without giving the run's folder back")
     return waited
-
-
-def _refuse_living_process(path: Path, holder: LockHolder | None, me: LockHolder) -> None:
-    if file_lock.is_alive_here(holder):
-        _raise_locked(path, holder, me)
 
 
 def _raise_locked(path: Path, holder: LockHolder | None, me: LockHolder | None) -> None:

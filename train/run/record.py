@@ -387,8 +387,7 @@ def describe_divergence(path: Path) -> str | None:
 
 def read_starts(run_folder: Path) -> list[dict[str, Any]]:
     """Return all starts so far, oldest first."""
-    starts = (read_run(run_folder) or {}).get("starts", [])
-    return [start for start in starts if isinstance(start, dict)]
+    return [*(read_run(run_folder) or {}).get("starts", [])]  # `read_run` has seen that all are mappings
 
 
 def _write_starts(run_folder: Path, starts: Sequence[StartRecord]) -> None:

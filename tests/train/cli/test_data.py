@@ -36,7 +36,7 @@ def test_data_check_ends_with_65_for_bad_data_also_as_json(capsys: pytest.Captur
 def test_data_profile_says_what_limits_a_training_here(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("train.cli.data_profile.SECONDS_PER_STAGE", 0.0)
+    monkeypatch.setattr("bench.data_profile.SECONDS_PER_STAGE", 0.0)
     tiny = ("data.samples=20", "data.image_size=8", "model.args.width=4", "train.global_batch_size=8")
     assert front.run_command(["data", "profile", *CPU, "--procs-per-node", "2", *tiny], {}) == 0
     assert "micro batch 4, on CPU\n" in capsys.readouterr().out

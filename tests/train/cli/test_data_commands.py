@@ -77,7 +77,7 @@ def test_json_is_one_object() -> None:
 def test_a_profile_is_one_object_too_and_is_of_the_micro_batch_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, object] = {}
     made = SimpleNamespace(as_json=lambda: '{"limit": "step"}', as_text=lambda: "limit: step")
-    monkeypatch.setattr("train.cli.data_profile.measure_stages", lambda config, **facts: seen.update(facts) or made)
+    monkeypatch.setattr("bench.data_profile.measure_stages", lambda config, **facts: seen.update(facts) or made)
     told, failure = data.run_command(
         ("profile", "train.global_batch_size=64"),
         file=None,

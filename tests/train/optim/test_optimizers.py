@@ -225,6 +225,15 @@ def test_moments_that_are_none_are_refused(moments: object) -> None:
         optimizer.restore_optimizer(stepped(torch.optim.SGD), saved)
 
 
+@pytest.mark.parametrize(
+    ("typed", "fix"), [("ture", "write true"), ("no", "write false: YAML 1.2 reads no as text")], ids=["ture", "no"]
+)
+def test_a_word_for_a_switch_is_answered_with_the_value_to_write(typed: str, fix: str) -> None:
+    with pytest.raises(Failure, match=r"optim\.args do not fit sgd") as caught:
+        optimizer.build_optimizer(OptimConfig(lr=0.1, args={"nesterov": typed}), NET)
+    assert caught.value.fix == fix
+
+
 def test_a_misspelled_argument_is_answered_with_the_nearest_one() -> None:
     with pytest.raises(Failure, match=r"optim\.args do not fit sgd") as caught:
         optimizer.build_optimizer(OptimConfig(lr=0.1, args={"nestrov": True}), NET)

@@ -144,3 +144,9 @@ def test_arguments_that_do_not_fit_are_refused(kind: str, args: dict[str, Any], 
         schedule.schedule_arguments(OptimConfig(schedule=kind, schedule_args=args))
     assert caught.value.code == 64
     assert found in str(caught.value)
+
+
+def test_a_misspelled_argument_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(Failure, match=r"optim\.schedule_args do not fit step") as caught:
+        schedule.schedule_arguments(OptimConfig(schedule="step", schedule_args={"factors": 0.1}))
+    assert caught.value.fix == "write optim.schedule_args.factor instead of optim.schedule_args.factors"

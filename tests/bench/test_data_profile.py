@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from train.cli.data_profile import PipelineProfile, StageTiming
+from bench.data_profile import PipelineProfile, StageTiming
 
 
 def stage(images_per_s: float) -> StageTiming:

@@ -1,4 +1,4 @@
-"""The profiler times each stage of training alone on this machine, and names the limiting one.
+"""The profiler of `train data profile` times each stage of training alone on this machine, and names the limiting one.
 
 The stages are reading, augmenting, copying to the GPU, and the optimizer step.
 """

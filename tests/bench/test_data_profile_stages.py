@@ -13,9 +13,9 @@ import pytest
 import torch
 from images import write_classes
 
+from bench import data_profile
+from bench.data_profile import PipelineProfile
 from entrypoint import Failure, Heartbeat
-from train.cli import data_profile
-from train.cli.data_profile import PipelineProfile
 from train.config import load
 from train.data import decoded_cache, registry
 from train.data.gpu_decoding import GpuDecoder
