@@ -130,21 +130,21 @@ testbed: ## as root on Debian: install and build the real engines that the tests
 	@tests/testbed
 
 image: ## build the OCI image `train` with docker, podman or buildah (CUDA=12: for drivers from 525 on)
-	@tests/build-image image
+	@tools/build-image image
 
 sif: ## build train.sif (with CUDA=12 train-cuda12.sif)
-	@tests/build-image sif $(SIF)
+	@tools/build-image sif $(SIF)
 
 sbom: env-dev ## list every package of the built image in sbom/train.cdx.json
-	@$(BIN)/python tests/sbom
+	@$(BIN)/python tools/sbom
 
 SIF ?= train$(VARIANT).sif
 
 sign: ## sign SIF (train.sif) with the private key KEY (docs/image.md)
-	@tests/signature sign "$(SIF)" "$(KEY)"
+	@tools/signature sign "$(SIF)" "$(KEY)"
 
 verify: ## check the signature of SIF (train.sif) with the public key KEY
-	@tests/signature verify "$(SIF)" "$(KEY)"
+	@tools/signature verify "$(SIF)" "$(KEY)"
 
 chaos: ## inject every fault of docs/failures.md, SEEDS=5 times, and compare what happens
 bitexact: ## kill -9 at N=200 random times, resume, and compare the final weights bit by bit

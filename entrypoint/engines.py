@@ -96,8 +96,8 @@ def fix(missing: str, separator: str = "; ", **values: object) -> str:
 def requests_gpus_of_enroot(environ: Mapping[str, str]) -> bool:
     """Whether the variables make enroot pass GPUs into the container (its hook 98-nvidia.sh).
 
-    NVIDIA_VISIBLE_DEVICES selects GPUs, NVIDIA_DRIVER_CAPABILITIES adds libcuda. Our image sets neither, since a
-    Kubernetes node would then give all its GPUs to the image.
+    NVIDIA_VISIBLE_DEVICES selects GPUs, NVIDIA_DRIVER_CAPABILITIES adds libcuda. Our image sets only the second, which
+    requests no GPU: with the first, a Kubernetes node would give all its GPUs to the image.
     """
     capabilities = environ.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")
     return bool(environ.get("NVIDIA_VISIBLE_DEVICES")) and not {"compute", "all"}.isdisjoint(capabilities)

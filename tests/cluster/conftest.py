@@ -58,7 +58,8 @@ def older_nodes(can_make_nodes: None) -> Callable[[str], None]:
 @pytest.fixture(scope="session")
 def sif(provisioned: None) -> Path:
     """The image of the code as it is now."""
-    done = subprocess.run([TESTS / "build-image", "sif"], stdout=subprocess.PIPE, text=True, timeout=BUILD_S)
+    build = [REPOSITORY / "tools" / "build-image", "sif"]
+    done = subprocess.run(build, stdout=subprocess.PIPE, text=True, timeout=BUILD_S)
     if done.returncode:
         pytest.skip("the image could not be built (see above): make testbed")
     return Path(done.stdout.strip().splitlines()[-1])

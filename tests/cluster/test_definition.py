@@ -15,7 +15,7 @@ from bed import Cluster, Done
 from machines import REPOSITORY
 from runs import TEN_STEPS, Run
 
-BUILD = REPOSITORY / "tests" / "build-definition"
+BUILD = REPOSITORY / "tools" / "build-definition"
 BUILD_S = 1500
 # Every package with its version, and the hashes: of the files of each Debian package, of each wheel and of its files.
 PACKAGES = """
@@ -33,7 +33,7 @@ OURS = ("title", "description", "licenses", "version")
 def built(cluster: Cluster) -> Path:
     """The folder of the build: the SIF and what was noted; the SIF is on the nodes as /shared/definition.sif."""
     done = subprocess.run(
-        [REPOSITORY / "tests" / "build-definition"], stdout=subprocess.PIPE, text=True, timeout=BUILD_S
+        [REPOSITORY / "tools" / "build-definition"], stdout=subprocess.PIPE, text=True, timeout=BUILD_S
     )
     if done.returncode:
         pytest.fail("apptainer.def could not be built (see above)")
@@ -106,10 +106,38 @@ def test_labels_are_those_of_the_other_recipe(cluster: Cluster, built: Path) -> 
     assert {name: definition[name] for name in OURS} == {name: train[name] for name in OURS}
 
 
-def test_its_own_test_passes(cluster: Cluster, built: Path) -> None:
+BOTH = pytest.mark.parametrize("image", ["definition", "train"])
+
+
+@BOTH
+def test_its_own_test_passes(cluster: Cluster, built: Path, image: str) -> None:
     job = ("env", "SLURM_JOB_ID=7", "SLURM_NTASKS=8")  # in which nobody started it as a task
-    done = cluster.login(*job, "apptainer", "test", "/shared/definition.sif", seconds=120)
-    assert done.returncode == 0, done.stdout
+    done = cluster.login(*job, "apptainer", "test", f"/shared/{image}.sif", seconds=120)
+    assert (done.returncode, "launcher " in done.stdout) == (0, True), done.stdout
+
+
+@BOTH
+def test_its_help_shows_how_to_start_it(cluster: Cluster, built: Path, image: str) -> None:
+    done = cluster.login("apptainer", "run-help", f"/shared/{image}.sif", seconds=120)
+    assert (done.returncode, "apptainer exec --nv train.sif train" in done.stdout) == (0, True), done.stdout
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("app", "words", "shown"),
+    [("entrypoint", ("show", "--json", "--device", "cpu"), '"launcher": "local"'), ("train", ("check",), "quickstart")],
+)
+def test_its_apps_are_our_commands(
+    cluster: Cluster, built: Path, image: str, app: str, words: tuple[str, ...], shown: str
+) -> None:
+    done = cluster.login("apptainer", "--quiet", "run", "--app", app, f"/shared/{image}.sif", *words, seconds=120)
+    assert (done.returncode, shown in done.stdout) == (0, True), done.stdout
+
+
+def test_the_sif_of_the_oci_image_names_no_folder_of_its_builder(cluster: Cluster, sif: Path) -> None:
+    shown = cluster.login("apptainer", "inspect", "--all", "/shared/train.sif", seconds=120).stdout
+    assert '"deffile"' in shown
+    assert str(sif.parent) not in shown
 
 
 def test_no_file_gives_more_rights(cluster: Cluster, built: Path) -> None:

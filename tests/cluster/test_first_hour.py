@@ -48,7 +48,7 @@ def sif() -> Path:
         pytest.skip("a real cluster needs namespaces, and this machine (a container?) may make none")
     if subprocess.run([TOOL.with_name("node-rootfs"), "sid"], env=os.environ | {"HAVE": "1"}, timeout=60).returncode:
         pytest.skip("the file system of the sid nodes is not built: make testbed")
-    build = [REPOSITORY / "tests" / "build-image", "sif"]
+    build = [REPOSITORY / "tools" / "build-image", "sif"]
     done = subprocess.run(build, stdout=subprocess.PIPE, text=True, timeout=BUILD_S)
     if done.returncode:
         pytest.skip("the image could not be built (see above): make testbed")

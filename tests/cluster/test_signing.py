@@ -82,7 +82,7 @@ def test_a_missing_key_is_named_with_its_fix(place: Path, target: str, key: str)
 def test_a_machine_without_apptainer_is_told_where_to_sign(place: Path, tmp_path: Path) -> None:
     for name in ("bash", "dirname", "id", "readlink", "sed"):
         (tmp_path / name).symlink_to(shutil.which(name) or name)
-    command = str(REPOSITORY / "tests" / "signature"), "verify", str(place / "signed.sif"), str(place / "site.pub")
+    command = str(REPOSITORY / "tools" / "signature"), "verify", str(place / "signed.sif"), str(place / "site.pub")
     done = call(*command, TESTBED_CACHE=str(tmp_path), PATH=str(tmp_path))
     assert (done.returncode, "fix: run this where it is" in done.stdout) == (69, True)
 

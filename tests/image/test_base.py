@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from containers import BUILD, call
-from site_registry import BASE, SiteRegistry
+from site_registry import SiteRegistry
 
 pytestmark = pytest.mark.timeout(600)  # the first one may have to build the image
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(600)  # the first one may have to build the ima
 def pinned(site: SiteRegistry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A base that only the site has, with its digest: Debian's and a label."""
     made, name = tmp_path_factory.mktemp("made"), f"{site.address}/site/debian:trixie-slim"
-    (made / "Containerfile").write_text(f"FROM {BASE}\nLABEL made-in={made}\n")
+    (made / "Containerfile").write_text(f"FROM {site.base()}\nLABEL made-in={made}\n")
     number = site.podman("build", "--quiet", "--layers=false", "--tag", name, str(made)).split()[-1]
     yield site.pushed(name, name)
     site.podman("rmi", "--force", number)
@@ -33,10 +33,11 @@ def test_build_image_pulls_it(site: SiteRegistry, pinned: str) -> None:
 def test_the_recipe_starts_from_it(site: SiteRegistry) -> None:
     """In no time, because this one is Debian's, under the site's name, and so are its layers."""
     name = f"{site.address}/mirror/debian:trixie-slim"
-    pinned = site.pushed(BASE, name)
+    base = site.base()
+    pinned = site.pushed(base, name)
     options = ("--isolation=chroot", "--network=host", "--target=system", f"--build-arg=BASE={pinned}")
     said = site.podman("build", *options, ".")
-    call("podman", "untag", BASE, pinned.replace(":trixie-slim@", "@"))
+    call("podman", "untag", base, pinned.replace(":trixie-slim@", "@"))
     assert said.startswith(f"STEP 1/5: FROM {pinned} AS system")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from containers import Image, call, mounted
+from containers import BUILD, Image, call, mounted
 from interception import Authority, Proxy, intercepting
 from machines import REPOSITORY
 
@@ -44,11 +44,12 @@ class Site:
     proxy: Proxy
     mirror: str
     recipe: Path
+    base: str
 
     def build(self, stage: str, *options: str) -> Done:
         """Build a stage by this proxy."""
         address = f"http://builder:{PASSWORD}@127.0.0.1:{self.proxy.port}"
-        arguments = {"https_proxy": address, "http_proxy": address, "MIRROR": self.mirror}
+        arguments = {"https_proxy": address, "http_proxy": address, "MIRROR": self.mirror, "BASE": self.base}
         given = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
         engine = (self.image.engine, "build", *OPTIONS[self.image.engine], "--target", stage, "--tag", NAME)
         return call(*engine, *given, *options, str(self.recipe), seconds=800)
@@ -64,13 +65,14 @@ def site(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
     shutil.copy(REPOSITORY / "Containerfile", recipe)
     lock = (REPOSITORY / "requirements.lock").read_text()
     (recipe / "requirements.lock").write_text(re.findall(r"^h11==(?:.*\\\n)*.*\n", lock, re.M)[0])
+    base = call(str(BUILD), "base").stdout.split()[-1]
     with intercepting(Authority.made(tmp_path_factory.mktemp("authority"))) as proxy:
-        yield Site(image=image, proxy=proxy, mirror=mirror(), recipe=recipe)
+        yield Site(image=image, proxy=proxy, mirror=mirror(), recipe=recipe, base=base)
 
 
 def mirror() -> str:
     """This machine's Debian mirror, by HTTPS."""
-    shown = call("bash", "-c", f"source {REPOSITORY}/tests/debian-mirror.sh && mirror").stdout
+    shown = call("bash", "-c", f"source {REPOSITORY}/tools/debian-mirror.sh && mirror").stdout
     return re.sub(r"^https?://(.*)/debian/?\s*$", r"https://\1", shown)
 
 

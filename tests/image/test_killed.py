@@ -21,8 +21,8 @@ def recipe(image: Image, tmp_path: Path) -> Path:
     """A copy of the recipe with a first step that never ends."""
     if image.engine != "podman":
         pytest.skip(f"machine: {image.engine} tidies up by itself")
-    (tmp_path / "tests").mkdir()
-    shutil.copy(REPOSITORY / "tests" / "build-image", tmp_path / "tests")
+    (tmp_path / "tools").mkdir()
+    shutil.copy(REPOSITORY / "tools" / "build-image", tmp_path / "tools")
     locks = [path.name for path in REPOSITORY.glob("requirements*.lock")]
     for name in ("Containerfile", ".dockerignore", "README.md", "pyproject.toml", *locks):
         shutil.copy(REPOSITORY / name, tmp_path)
@@ -44,7 +44,7 @@ def start(recipe: Path) -> subprocess.Popen[bytes]:
     """Build in a process group of its own."""
     environ = {**os.environ, "TESTBED_CACHE": str(recipe / "cache"), "TESTBED_REUSE": "", "ENGINE": "podman"}
     quiet = subprocess.DEVNULL
-    command = [recipe / "tests" / "build-image", "image"]
+    command = [recipe / "tools" / "build-image", "image"]
     return subprocess.Popen(command, env=environ, stdout=quiet, stderr=quiet, start_new_session=True)
 
 

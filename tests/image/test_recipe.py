@@ -13,11 +13,11 @@ from machines import REPOSITORY
 
 OCI = (REPOSITORY / "Containerfile").read_text()
 APPTAINER = (REPOSITORY / "apptainer.def").read_text()
-BUILD = (REPOSITORY / "tests" / "build-image").read_text()
+BUILD = (REPOSITORY / "tools" / "build-image").read_text()
 RECIPE = sorted(
     [
         *(REPOSITORY / "image").iterdir(),
-        *(REPOSITORY / name for name in ("Containerfile", "apptainer.def", "tests/build-image")),
+        *(REPOSITORY / name for name in ("Containerfile", "apptainer.def", "tools/build-image")),
     ]
 )
 
@@ -36,7 +36,7 @@ def test_a_change_of_any_file_taken_is_a_new_image() -> None:
     allowed = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     keyed = re.search(r"SOURCES=\((.*)\)", BUILD)
     assert keyed
-    assert set(keyed[1].split()) == allowed | {"Containerfile", ".dockerignore"}
+    assert set(keyed[1].split()) == allowed | {"Containerfile", ".dockerignore", "apptainer.def"}
 
 
 def test_both_run_the_same_steps_in_the_same_order() -> None:
@@ -50,9 +50,37 @@ def runs(text: str) -> str:
 
 
 def test_both_start_from_the_same_base() -> None:
-    base = re.search(r"^ARG BASE=docker\.io/library/(\S+)$", OCI, re.M)
+    base = re.search(r"^ARG BASE=docker\.io/library/debian:trixie-slim@(sha256:[0-9a-f]{64})$", OCI, re.M)
     assert base
-    assert f"    BASE={base[1]}\n" in APPTAINER
+    assert f"    BASE=debian@{base[1]}\n" in APPTAINER  # Apptainer 1.4 takes no tag beside a digest
+
+
+def test_the_page_renews_the_base_of_both(tmp_path: Path) -> None:
+    line = re.search(r"^sed -i -E .*digest.*$", (REPOSITORY / "docs" / "image.md").read_text(), re.M)
+    assert line
+    for name, text in (("Containerfile", OCI), ("apptainer.def", APPTAINER)):
+        (tmp_path / name).write_text(text)
+    new = f"sha256:{'0' * 64}"
+    subprocess.run(["bash", "-euc", line[0]], env={**os.environ, "digest": new}, cwd=tmp_path, check=True, timeout=60)
+    for name, text in (("Containerfile", OCI), ("apptainer.def", APPTAINER)):
+        assert (tmp_path / name).read_text() == re.sub("sha256:[0-9a-f]{64}", new, text, count=1) != text
+
+
+@pytest.mark.parametrize(
+    ("given", "head"),
+    [
+        ("oci:layers", "Bootstrap: oci\nFrom: layers\n"),
+        ("docker-archive:layers/image.tar", "Bootstrap: docker-archive\nFrom: layers/image.tar\n"),
+        ("docker://127.0.0.1:5000/you/train:1", "Bootstrap: docker\nFrom: 127.0.0.1:5000/you/train:1\n"),
+    ],
+)
+def test_a_sif_of_the_oci_image_has_help_test_and_apps_of_the_definition(given: str, head: str) -> None:
+    command = [REPOSITORY / "tools" / "build-image", "definition", given]
+    text = subprocess.check_output(command, text=True, timeout=60)
+    assert text.startswith(head)
+    names = re.findall(r"^%(.*)$", text, re.M)
+    assert sorted(names) == ["apprun entrypoint", "apprun train", "help", "test"]
+    assert all(f"\n%{name}\n{section(name).rstrip()}\n" in text for name in names)
 
 
 def test_both_set_the_same_variables() -> None:
@@ -95,7 +123,7 @@ def test_no_architecture_is_named(path: Path) -> None:
 
 
 def test_a_machine_without_an_engine_is_told_what_to_install() -> None:
-    command = [REPOSITORY / "tests" / "build-image", "image"]
+    command = [REPOSITORY / "tools" / "build-image", "image"]
     environ = {**os.environ, "ENGINE": "no-such-engine"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "fix: apt-get install podman" in done.stderr) == (1, True)
@@ -107,7 +135,7 @@ def test_a_base_with_a_digest_is_never_replaced_by_a_stand_in(tmp_path: Path) ->
         "TESTBED_CACHE": str(tmp_path),
         "BASE": f"localhost:1/debian:trixie-slim@sha256:{'0' * 64}",
     }
-    command = [REPOSITORY / "tests" / "build-image", "base"]
+    command = [REPOSITORY / "tools" / "build-image", "base"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 1
     assert re.search(r"cannot be pulled; fix: BASE=IMAGE|none of .* works here", done.stderr), done.stderr

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from machines import REPOSITORY
-from site_registry import BASE, SiteRegistry
+from site_registry import SiteRegistry
 
 pytestmark = pytest.mark.timeout(600)  # the first one may have to build the image
 
 
 def test_a_sif_comes_back_from_a_registry_bit_by_bit(site: SiteRegistry, tmp_path: Path) -> None:
     """Debian's image stands for ours, which takes gigabytes: the same commands."""
-    site.podman("push", "--quiet", BASE, f"{site.address}/you/train:1")
+    site.podman("push", "--quiet", site.base(), f"{site.address}/you/train:1")
     commands = f"""
         apptainer pull --no-https train.sif docker://{site.address}/you/train:1
         apptainer push --no-https --allow-unsigned train.sif oras://{site.address}/you/train-sif:1

@@ -26,7 +26,7 @@ LOCKED = LOCK.read_text().replace("\\\n", "")
 def document(image: Image, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The bill, as a user gets it."""
     place = tmp_path_factory.mktemp("sbom")
-    subprocess.run([sys.executable, REPOSITORY / "tests" / "sbom", place], check=True, timeout=300, cwd=place)
+    subprocess.run([sys.executable, REPOSITORY / "tools" / "sbom", place], check=True, timeout=300, cwd=place)
     return (place / "train.cdx.json").read_text()
 
 

@@ -30,7 +30,7 @@ BUILD_S = 1500
 
 
 def main(wanted: list[str]) -> int:
-    image = subprocess.run([ROOT / "tests" / "build-image", "sif"], stdout=subprocess.PIPE, text=True, timeout=BUILD_S)
+    image = subprocess.run([ROOT / "tools" / "build-image", "sif"], stdout=subprocess.PIPE, text=True, timeout=BUILD_S)
     if image.returncode:
         return image.returncode
     sif = Path(image.stdout.strip().splitlines()[-1])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from machines import REPOSITORY
 
-BUILD = REPOSITORY / "tests" / "build-image"
+BUILD = REPOSITORY / "tools" / "build-image"
 CUDA = "12" if os.environ.get("CUDA") == "12" else "13"  # as `make test-image CUDA=12` sets it
 LOCK = REPOSITORY / ("requirements.lock" if CUDA == "13" else f"requirements-cuda{CUDA}.lock")
 # What an engine may need: a machine inside a machine often may not raise limits, and may have both kinds of cgroups.

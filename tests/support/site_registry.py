@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from bed import until
+from containers import BUILD
 from machines import REPOSITORY
 from processes import free_port
-
-BASE = "docker.io/library/debian:trixie-slim"
 
 REGISTRY = """
 version: 0.1
@@ -30,6 +29,10 @@ class SiteRegistry:
 
     address: str
     environ: dict[str, str]
+
+    def base(self) -> str:
+        """The base of the project's image, which podman has: Debian's or its stand-in."""
+        return self.call(str(BUILD), "base").split()[-1]
 
     def podman(self, *words: str) -> str:
         """Call podman as this site has set it up."""

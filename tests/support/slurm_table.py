@@ -184,8 +184,8 @@ def write(columns: Mapping[str, Column]) -> None:
 
 def main() -> None:
     """Start a cluster of each version and write what it shows."""
-    tests = REPOSITORY / "tests"
-    built = subprocess.run([tests / "build-image", "sif"], stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
+    build = [REPOSITORY / "tools" / "build-image", "sif"]
+    built = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
     with ExitStack() as stack:
         columns = {}
         for suite in SUITES:
