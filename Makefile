@@ -25,7 +25,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --pyth
 	--no-emit-index-url --no-header --no-annotate
 # Proofs of docs/reliability.md: one JSON object a line, more of each than CI runs.
 TRIALS := chaos bitexact crashpoints bitrot badinputs preempt detect
-SHELL_FILES = $(shell git ls-files ':!*.py' | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
+SHELL_FILES = $(shell git ls-files ':!*.py' ':!entrypoint/scripts' | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
 .PHONY: help run test test-slow test-image test-cluster test-reliability test-all test-share lint format env env-dev lock testbed image sif sbom sign verify reliability-page bench reference pictures clean $(TRIALS)
 

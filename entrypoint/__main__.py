@@ -188,8 +188,7 @@ def _job_script_command(arguments: argparse.Namespace, environ: Mapping[str, str
 
 
 def _job_functions_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    with open(job_script.FUNCTIONS_FILE) as file:
-        print(file.read(), end="")
+    print(job_script.FUNCTIONS_FILE.read_text(), end="")
     return 0
 
 

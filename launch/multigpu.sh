@@ -7,18 +7,22 @@
 
 #SBATCH --job-name=train
 #SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1           # one task, which starts one process per GPU
-#SBATCH --gpus-per-node=4             # as many as a node has
-#SBATCH --cpus-per-task=32            # 8 x --gpus-per-node; fewer if a node has fewer
+#SBATCH --ntasks-per-node=1           # 1: it starts a process per GPU; or as many as GPUs
+#SBATCH --gpus-per-node=4             # at most as many as a node has
+#SBATCH --cpus-per-task=32            # 8 for each GPU of a task; fewer if a node has fewer
 #SBATCH --time=04:00:00
-#SBATCH --output=slurm-%j.out
+#SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append            # a requeued job continues its log
 #SBATCH --requeue
 #SBATCH --signal=USR1@120             # 2 minutes before the end: save and stop
 # Most sites want some of these: remove one # to use a line.
 ##SBATCH --partition=gpu
 ##SBATCH --account=my_project
-##SBATCH --mem=0                      # all memory of the node, where the default is too little
+##SBATCH --qos=normal
+##SBATCH --constraint=a100            # nodes with this feature
+##SBATCH --reservation=course
+##SBATCH --mail-type=END,FAIL
+##SBATCH --mem=64G                    # of a node, where the default is too little; 0 is all of it
 ##SBATCH --exclusive                  # no other job on the node: comparable speed
 
 fail() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
@@ -28,6 +32,7 @@ fail() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
 # (SITE_ENV=FILE names another file), and wins over the lines here and above.
 # module load apptainer
 # export APPTAINER_BIND=/scratch,/project # folders that the container shall see
+# source launch/fabric/infiniband.env || exit 66 # between nodes; or slingshot, ethernet, efa
 site=${SITE_ENV:-launch/site.env}
 if [[ -n ${SITE_ENV:-} || -e $site ]]; then
   source "$site" || fail 64 "$site failed" "mend it; its last command must succeed"

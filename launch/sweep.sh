@@ -11,16 +11,20 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=1
-#SBATCH --cpus-per-task=8
+#SBATCH --cpus-per-task=8             # for the GPU
 #SBATCH --time=04:00:00
-#SBATCH --output=slurm-%A_%a.out
+#SBATCH --output=%x-%A_%a.out
 #SBATCH --open-mode=append            # a requeued job continues its log
 #SBATCH --requeue
 #SBATCH --signal=USR1@120             # 2 minutes before the end: save and stop
 # Most sites want some of these: remove one # to use a line.
 ##SBATCH --partition=gpu
 ##SBATCH --account=my_project
-##SBATCH --mem=64G                    # where the default is too little
+##SBATCH --qos=normal
+##SBATCH --constraint=a100            # nodes with this feature
+##SBATCH --reservation=course
+##SBATCH --mail-type=END,FAIL
+##SBATCH --mem=64G                    # of a node, where the default is too little; 0 is all of it
 
 fail() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
 

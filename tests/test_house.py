@@ -32,7 +32,6 @@ LAYERS = {
         "errors",
         "files",
         "run_errors",
-        "job_templates",
         "job_script",
         "threads",
         "world",

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from machines import machine
 
-from entrypoint import ExitCode, Failure, LaunchOptions, job_templates
+from entrypoint import ExitCode, Failure, LaunchOptions
 from entrypoint import __main__ as main
 from entrypoint import job_script as job_scripts
 from entrypoint.launchers import detect_allocation
@@ -21,7 +21,7 @@ from train.run import deadline
 
 LAUNCH = Path(__file__).parents[1] / "launch"
 NO_JOBS = ("workstation.sh", "scaling.sh")  # started by hand, and never as a job
-OTHERS = {template.file: name for name, template in job_templates.TEMPLATES.items()}  # not Slurm's
+OTHERS = {file: name for name, file in job_scripts.OTHER_SCHEDULERS.items()}  # not Slurm's
 SCRIPTS = sorted(path for path in LAUNCH.glob("*.sh") if path.name not in (*NO_JOBS, *OTHERS))
 KUBERNETES = json.loads((Path(__file__).parent / "data" / "kubernetes.json").read_text())
 SETTINGS = sorted([LAUNCH / "site.env.example", *LAUNCH.glob("fabric/*.env")])
@@ -84,8 +84,7 @@ def test_a_script_survives_preemption_and_a_requeue(script: Path) -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
 def test_memory_and_exclusive_use_are_shown_and_not_asked_for(script: Path) -> None:
     shown = re.findall(r"^##SBATCH (--(?:mem|exclusive)\S*) +# \S", script.read_text(), re.M)
-    one_gpu = "--gpus-per-node=1" in options(script)  # the node is for others, too
-    assert shown == (["--mem=64G"] if one_gpu else ["--mem=0", "--exclusive"])
+    assert shown == (["--mem=64G"] if script.stem == "sweep" else ["--mem=64G", "--exclusive"])
     assert not [word for word in options(script) if word.startswith(("--mem", "--exclusive"))]
 
 
@@ -162,16 +161,51 @@ def test_the_kind_of_script_follows_from_nodes_and_gpus(words: tuple[str, ...], 
     assert f"#   sbatch [sbatch options] {name}.sh " in job_script(*words)
 
 
-def test_a_script_without_optional_lines_does_not_announce_any() -> None:
-    text = job_script("singlegpu", "--partition=a", "--account=b", "--mem=64G")
-    assert "##SBATCH" not in text
-    assert "remove one #" not in text
+@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
+def test_what_many_sites_want_is_shown_and_switched_off(script: Path) -> None:
+    shown = re.findall(r"^##SBATCH --([a-z-]+)=", script.read_text(), re.M)
+    assert shown == ["partition", "account", "qos", "constraint", "reservation", "mail-type", "mem"]
+
+
+@pytest.mark.parametrize("name", ["partition", "account", "qos", "constraint", "mem"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_line_is_switched_on_by_its_value(shape: str, name: str) -> None:
+    text = job_script(shape, f"--{name}=7")
+    assert re.search(rf"^#SBATCH --{name}=7\b", text, re.M)
+    assert f"##SBATCH --{name}=" not in text
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
+def test_the_log_has_the_job_s_name_and_number(script: Path) -> None:
+    assert f"--output=%x-{'%A_%a' if script.stem == 'sweep' else '%j'}.out" in options(script)
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "tasks", "cpus"),
+    [("multigpu --gres=gpu:a100:8", "gpu:a100:8", 1, 64), ("multinode_srun --gres=gpu:2", "gpu:2", 2, 8)],
+)
+def test_gres_asks_for_the_gpus_of_each_node(words: str, gpus: str, tasks: int, cpus: int) -> None:
+    text = job_script(*words.split())
+    asked = {f"gres={gpus}", f"ntasks-per-node={tasks}", f"cpus-per-task={cpus}"}
+    assert asked <= set(re.findall(r"^#SBATCH --(\S+)", text, re.M))
+    assert "#SBATCH --gpus-per-node" not in text
+
+
+def test_an_account_of_htcondor_is_switched_on_by_its_value() -> None:
+    text = job_script("--scheduler", "htcondor", "--account", "p1")
+    assert "accounting_group = p1" in text.splitlines()
+
+
+@pytest.mark.parametrize("words", [["--scheduler", name] for name in ("slurm", *job_scripts.OTHER_SCHEDULERS)], ids=str)
+def test_no_value_of_a_template_is_left_open(words: list[str]) -> None:
+    assert not re.findall(r"@[A-Z_]+[:?@]", job_script(*words))
 
 
 @pytest.mark.parametrize(
     "words",
     ["--nodes=0", "--nodes=two", "--gpus-per-node=-1", "--time=4h", "--partition=a;b", "--bind=/a b",
-     "--image=$(x).sif", "--module='x'", "multi", "singlegpu --gpus-per-node=2", "multigpu --nodes=2"],
+     "--image=$(x).sif", "--module='x'", "multi", "singlegpu --gpus-per-node=2", "multigpu --nodes=2",
+     "--gres=a100:4", "--gres=gpu:a100", "--gres=gpu:0", "--gres=gpu:4 --gpus-per-node=2"],
 )  # fmt: skip
 def test_a_script_that_could_not_run_is_not_written(words: str) -> None:
     with pytest.raises(Failure) as caught:
@@ -198,7 +232,7 @@ def test_a_script_of_another_scheduler_can_be_read_by_bash(file: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", job_templates.TEMPLATES)
+@pytest.mark.parametrize("name", job_scripts.OTHER_SCHEDULERS)
 def test_the_users_numbers_stand_in_every_script(name: str) -> None:
     text = job_script("--scheduler", name, "--nodes", "3", "--gpus-per-node", "7")
     assert re.search(r"\b(3|21)\b", text)
@@ -238,6 +272,7 @@ def test_a_time_is_read_as_slurm_reads_it(time: str, limit: str) -> None:
         (("--scheduler", "kubernetes", "--partition", "gpu"), "has no place for --partition"),
         (("multigpu", "--scheduler", "pbs"), "has no place for 'multigpu'"),
         (("--scheduler", "pbs", "--qos", "high"), "has no place for --qos"),
+        (("--scheduler", "lsf", "--gres", "gpu:4"), "has no place for --gres"),
     ],
 )
 def test_what_a_scheduler_does_not_have_is_refused(words: tuple[str, ...], message: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.job_templates import TEMPLATES
+from entrypoint.job_script import OTHER_SCHEDULERS
 
 ROOT = Path(__file__).parents[1]
 # Run what stands behind the image's name, with the options and the variables of --env.
@@ -85,7 +85,7 @@ def run_script(tmp_path: Path) -> RunScript:
         write_command(tmp_path / "ranks", f"#!/bin/bash\n{text}\nexit {exits}\n")
         script = tmp_path / "spool" / "7.SC"  # the scheduler's copy
         script.parent.mkdir(exist_ok=True)
-        write_command(script, (ROOT / "launch" / TEMPLATES[scheduler].file).read_text())
+        write_command(script, (ROOT / "launch" / OTHER_SCHEDULERS[scheduler]).read_text())
         variables = {
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
             "HOME": str(tmp_path),

@@ -105,7 +105,7 @@ def started_again(user: User, two_nodes: tuple[Told, Launched], preempted: Told)
 
 
 def log(user: User, one: Launched) -> str:
-    return (user.here / f"slurm-{one.job.number}.out").read_text()
+    return (user.here / f"train-{one.job.number}.out").read_text()
 
 
 @pytest.fixture(scope="module")

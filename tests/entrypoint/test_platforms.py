@@ -7,7 +7,7 @@ from machines import machine
 from synthetic import PER_NODE, PER_RANK
 
 from entrypoint.errors import Failure
-from entrypoint.job_templates import TEMPLATES
+from entrypoint.job_script import OTHER_SCHEDULERS
 from entrypoint.launchers import detect_allocation
 from entrypoint.options import LaunchOptions
 from entrypoint.platforms import HOST_FILES, PLATFORMS, VARIABLES, Platform
@@ -43,7 +43,7 @@ def test_a_name_is_unique_among_what_starts_the_same() -> None:
 
 
 def test_the_schedulers_of_job_scripts_have_a_record() -> None:
-    assert set(TEMPLATES) <= {platform.name for platform in PLATFORMS}
+    assert set(OTHER_SCHEDULERS) <= {platform.name for platform in PLATFORMS}
 
 
 def test_what_a_record_names_is_known_to_the_tests_clean_up() -> None:
