@@ -1,18 +1,15 @@
-"""The table of docs/detection.md: every cell of it is a test, and every launcher of the registries has a row."""
+"""Every cell of the table in docs/detection.md is a test, and every launcher of the registries has a row."""
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from families import BEGIN, END, FAMILIES, PAGE, SEVERAL, SHAPES, Shape, table
+from families import FAMILIES, SEVERAL, SHAPES, Shape
 from machines import fake_gpus, machine
 
 from entrypoint.errors import Failure
 from entrypoint.launchers import batch_script, detect_allocation, per_node, per_rank
 from entrypoint.options import LaunchOptions
 from entrypoint.plan import Plan, plan_allocation
-from entrypoint.platforms import PLATFORMS
 
 CELLS = [(name, shape) for name, family in FAMILIES.items() for shape in SHAPES if shape in family.shapes]
 
@@ -58,18 +55,3 @@ def test_every_launcher_has_a_row() -> None:
     for scheduler in batch_script.SCHEDULERS.values():
         shown_by = set(batch_script.detection_variables(scheduler))
         assert any(shown_by & set(environ) for environ in scripts), scheduler.title
-
-
-def test_the_page_lists_the_launchers_in_the_order_of_the_records() -> None:
-    columns = re.findall(r"^\| \d+ \| [^|]+\| [^|]+ \| (`[^|]+) \|", PAGE.read_text(), re.M)
-    listed = [name for column in columns for name in re.findall(r"`([\w-]+)`", column)]
-    expected = [each.name for each in PLATFORMS if each.starts in ("rank", "node")]
-    assert [name for name in listed if name in expected] == expected
-    for each in PLATFORMS:
-        variables = {*each.hosts, *each.host_files, *each.counts} if each.starts == "script" else set()
-        assert all(f"`{name}`" in PAGE.read_text() for name in variables), each.name
-
-
-def test_the_page_has_the_table() -> None:
-    text = PAGE.read_text()
-    assert text.partition(BEGIN)[2].partition(END)[0].strip() == table(), "python tests/support/families.py"

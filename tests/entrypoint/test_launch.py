@@ -78,6 +78,7 @@ os._exit(0)  # gloo's threads may abort in the end of the interpreter
 """
 
 
+@pytest.mark.needs_torch
 def test_a_script_with_accelerate_is_one_world_of_two_ranks_on_the_cpu(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(ACCELERATED)
     line = ("-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", "2", "--", sys.executable, "script.py")

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 import pictures
 
 ROOT = pictures.ROOT

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from train.config.schema import RunConfig
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("entrypoint", "train", "bench")
 # The scripts in bench/peers are no part of the package: they import nothing of ours.
 MODULES = sorted(

@@ -11,7 +11,7 @@ import pytest
 
 from train.__main__ import COMMAND_MODULES, COMMANDS, build_parser
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "problems.md").read_text()
 PARTS = re.split(r"^### (.+)$", TEXT, flags=re.MULTILINE)
 # Heading -> what stands below it.

@@ -15,7 +15,7 @@ from entrypoint import ExitCode
 from train.config import environment
 from train.config.schema import KEYS
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 import write_reference as reference
 
 ROOT = reference.ROOT
