@@ -11,6 +11,6 @@ from entrypoint.launchers import local
 
 
 def test_an_allocation_is_a_value_that_nobody_changes() -> None:
-    found = local.single_node_allocation(machine())
+    allocation = local.single_node_allocation(machine())
     with pytest.raises(dataclasses.FrozenInstanceError):
-        found.task = 1  # type: ignore[misc]
+        allocation.task = 1  # type: ignore[misc]

@@ -57,5 +57,5 @@ def test_as_many_processors_are_used_as_there_is_time_for(tmp_path: Path, quota:
 
 @pytest.mark.usefixtures("eight")
 def test_a_plan_is_made_for_the_processors_that_there_is_time_for(tmp_path: Path) -> None:
-    found = machine.read_machine({}, gpus=False, root=time_of(tmp_path, "400000"))
-    assert (found.cores, found.machine_cores) == (4, 4)
+    node = machine.read_machine({}, gpus=False, root=time_of(tmp_path, "400000"))
+    assert (node.cores, node.machine_cores) == (4, 4)

@@ -84,5 +84,5 @@ def test_a_file_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
 def test_a_silent_host_is_named_by_the_address_that_was_lost(tmp_path: Path) -> None:
     leave(tmp_path, 0, LOST)
     addresses = {"node01": "10.0.0.1", "node02": "10.0.0.2"}
-    told = supervise.describe_lost_host(RunErrors(tmp_path), [0, 1], addresses, addresses.__getitem__)
-    assert told == "the lost rank is on node02, which reported nothing"
+    description = supervise.describe_lost_host(RunErrors(tmp_path), [0, 1], addresses, addresses.__getitem__)
+    assert description == "the lost rank is on node02, which reported nothing"

@@ -163,8 +163,8 @@ def test_machines_by_hand_are_not_asked_for_their_launcher() -> None:
 
 @pytest.mark.parametrize("name", ["PMIX_RANK", "PALS_RANKID"])
 def test_a_number_beside_a_launcher_that_says_more_is_not_asked(name: str) -> None:
-    found = [launcher(environ | {name: "0"}) for environ in (TORCHRUN, STEP, PET)]
-    assert found == ["torchrun", "slurm-task", "pet"]
+    launchers = [launcher(environ | {name: "0"}) for environ in (TORCHRUN, STEP, PET)]
+    assert launchers == ["torchrun", "slurm-task", "pet"]
 
 
 @pytest.mark.parametrize(
@@ -198,14 +198,16 @@ def test_a_prterun_in_such_a_shell_is_not_slurms_word() -> None:
 
 
 def test_master_addr_and_port_exported_before_srun_win() -> None:
-    found = detect_allocation(STEP | {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "31000"}, LaunchOptions(), machine())
-    assert (found.launcher, found.master_addr, found.master_port) == ("slurm-task", "10.0.0.7", 31000)
-    assert found.sources["master_addr"] == "MASTER_ADDR"
+    allocation = detect_allocation(
+        STEP | {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "31000"}, LaunchOptions(), machine()
+    )
+    assert (allocation.launcher, allocation.master_addr, allocation.master_port) == ("slurm-task", "10.0.0.7", 31000)
+    assert allocation.sources["master_addr"] == "MASTER_ADDR"
 
 
 def test_a_machine_alone_meets_on_loopback_whatever_master_is_set() -> None:
-    found = detect_allocation({"MASTER_ADDR": "elsewhere"}, LaunchOptions(), machine())
-    assert (found.launcher, found.master_addr, found.master_port) == ("local", "127.0.0.1", None)
+    allocation = detect_allocation({"MASTER_ADDR": "elsewhere"}, LaunchOptions(), machine())
+    assert (allocation.launcher, allocation.master_addr, allocation.master_port) == ("local", "127.0.0.1", None)
 
 
 BY_HAND = LaunchOptions(nodes=2, node_rank=0, master_addr="a")
@@ -213,8 +215,8 @@ BY_HAND = LaunchOptions(nodes=2, node_rank=0, master_addr="a")
 
 @pytest.mark.parametrize(("environ", "options"), [({}, LaunchOptions()), (PET, LaunchOptions()), ({}, BY_HAND)])
 def test_master_port_counts_wherever_the_launcher_gives_none(environ: dict[str, str], options: LaunchOptions) -> None:
-    found = detect_allocation(environ | {"MASTER_PORT": "31000"}, options, machine())
-    assert (found.master_port, found.sources["master_port"]) == (31000, "MASTER_PORT")
+    allocation = detect_allocation(environ | {"MASTER_PORT": "31000"}, options, machine())
+    assert (allocation.master_port, allocation.sources["master_port"]) == (31000, "MASTER_PORT")
 
 
 def test_a_port_that_was_asked_for_by_option_wins_over_master_port() -> None:
@@ -254,16 +256,16 @@ SERVICE = {"MASTER_PORT": LINK, "MASTER_SERVICE_HOST": "10.0.0.1", "MASTER_SERVI
 def test_the_port_of_a_service_called_master_is_not_used_and_it_is_said(environ: dict[str, str]) -> None:
     environ = {name: value for name, value in environ.items() if name != "MASTER_PORT"}
     plain = detect_allocation(environ, LaunchOptions(), machine())
-    found = detect_allocation(environ | SERVICE, LaunchOptions(), machine())
-    assert found.master_port == plain.master_port
-    assert (found.launcher, found.num_nodes) == (plain.launcher, plain.num_nodes)
-    assert f"MASTER_PORT={LINK}" in found.warnings[-1]
+    allocation = detect_allocation(environ | SERVICE, LaunchOptions(), machine())
+    assert allocation.master_port == plain.master_port
+    assert (allocation.launcher, allocation.num_nodes) == (plain.launcher, plain.num_nodes)
+    assert f"MASTER_PORT={LINK}" in allocation.warnings[-1]
 
 
 def test_the_port_of_a_service_called_pet_master_is_not_used() -> None:
-    found = detect_allocation(PET_OF_TWO | {"PET_MASTER_PORT": LINK}, LaunchOptions(), machine())
-    assert found.master_port is None
-    assert f"PET_MASTER_PORT={LINK}" in found.warnings[0]
+    allocation = detect_allocation(PET_OF_TWO | {"PET_MASTER_PORT": LINK}, LaunchOptions(), machine())
+    assert allocation.master_port is None
+    assert f"PET_MASTER_PORT={LINK}" in allocation.warnings[0]
 
 
 def test_ranks_by_hand_with_the_port_of_a_service_are_asked_for_a_port() -> None:

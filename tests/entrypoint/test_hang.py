@@ -129,20 +129,20 @@ def test_the_paragraph_says_who_where_and_what_the_others_do() -> None:
 
 def test_ranks_that_hang_together_are_named_together() -> None:
     reading = replace(SILENT, point="reads data", waits=False)
-    told = describe_hang(reading, [reading, replace(reading, rank=1), replace(SILENT, rank=2)], 3)
-    assert told.endswith("sits in the data loader; so does rank 1; the others wait in all-reduce")
+    description = describe_hang(reading, [reading, replace(reading, rank=1), replace(SILENT, rank=2)], 3)
+    assert description.endswith("sits in the data loader; so does rank 1; the others wait in all-reduce")
 
 
 def test_a_rank_that_runs_is_not_named_together_with_one_that_is_stopped() -> None:
     stopped = replace(SILENT, phase="start", point="", state="T", waits=False)
-    told = describe_hang(stopped, [stopped, replace(stopped, rank=1, state="R")], 2)
-    assert told.endswith("is stopped and sits in the start; the others wait in the start")
+    description = describe_hang(stopped, [stopped, replace(stopped, rank=1, state="R")], 2)
+    assert description.endswith("is stopped and sits in the start; the others wait in the start")
 
 
 def test_where_all_wait_for_each_other_no_rank_is_accused() -> None:
-    told = describe_hang(SILENT, [SILENT, replace(SILENT, rank=1, host="node02")], 2)
-    assert told.startswith("all 2 ranks wait for each other in all-reduce after step 812")
-    assert "node01, node02" in told
+    description = describe_hang(SILENT, [SILENT, replace(SILENT, rank=1, host="node02")], 2)
+    assert description.startswith("all 2 ranks wait for each other in all-reduce after step 812")
+    assert "node01, node02" in description
 
 
 GPU_WAIT = replace(SILENT, point="device", unfinished="all_reduce 42 of 80 numbers")
@@ -152,21 +152,23 @@ def test_where_all_wait_for_their_gpus_no_rank_is_accused() -> None:
     both = (GPU_WAIT, replace(GPU_WAIT, rank=1))
     culprit = find_blocking_rank(both)
     assert culprit is not None
-    told = describe_hang(culprit, both, 2)
-    assert told.startswith("all 2 ranks wait for their GPUs after step 812: the network or a device on node01 does not")
+    description = describe_hang(culprit, both, 2)
+    assert description.startswith(
+        "all 2 ranks wait for their GPUs after step 812: the network or a device on node01 does not"
+    )
 
 
 def test_the_gpu_that_has_not_begun_what_the_others_wait_in_is_accused() -> None:
     late = replace(GPU_WAIT, rank=1, gpu=1, unfinished="all_reduce 42 of 80 numbers, not begun", silent_s=31)
     culprit = find_blocking_rank((GPU_WAIT, late))
     assert culprit is late
-    told = describe_hang(late, (GPU_WAIT, late), 2)
-    assert told == (
+    description = describe_hang(late, (GPU_WAIT, late), 2)
+    assert description == (
         "rank 1 of 2 (node01, GPU 1) last finished step 812: its GPU has not begun NCCL's all_reduce 42 of 80 numbers, "
         "in which the GPUs of other ranks wait"
     )
 
 
 def test_a_stopped_rank_is_said_to_be() -> None:
-    told = describe_hang(replace(SILENT, state="T", step=None, gpu=None, waits=False), [SILENT], 1)
-    assert told.startswith("rank 0 of 1 (node01) has finished no step, is stopped and sits in the backward pass")
+    description = describe_hang(replace(SILENT, state="T", step=None, gpu=None, waits=False), [SILENT], 1)
+    assert description.startswith("rank 0 of 1 (node01) has finished no step, is stopped and sits in the backward pass")

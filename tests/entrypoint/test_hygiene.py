@@ -30,8 +30,8 @@ def test_the_hosts_python_settings_are_kept_out_and_said(name: str) -> None:
 def test_what_is_kept_out_is_said_in_one_line(tmp_path: Path) -> None:
     user_site = tmp_path / ".local/lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     user_site.mkdir(parents=True)
-    said = notes({"PYTHONPATH": "/evil", "PYTHONHOME": "/evil", "HOME": str(tmp_path)})
-    assert said == [f"not used, it would change what is imported: PYTHONPATH, PYTHONHOME, {user_site}"]
+    lines = notes({"PYTHONPATH": "/evil", "PYTHONHOME": "/evil", "HOME": str(tmp_path)})
+    assert lines == [f"not used, it would change what is imported: PYTHONPATH, PYTHONHOME, {user_site}"]
 
 
 @pytest.mark.parametrize("foreign", [False, True])

@@ -9,8 +9,13 @@ from entrypoint.options import LaunchOptions
 
 
 def test_a_bare_machine_is_a_world_of_its_own() -> None:
-    found = local.single_node_allocation(machine())
-    assert (found.num_nodes, found.num_tasks, found.master_addr, found.one_task_per_node) == (1, 1, "127.0.0.1", True)
+    allocation = local.single_node_allocation(machine())
+    assert (allocation.num_nodes, allocation.num_tasks, allocation.master_addr, allocation.one_task_per_node) == (
+        1,
+        1,
+        "127.0.0.1",
+        True,
+    )
 
 
 def test_two_starts_on_one_machine_have_different_keys() -> None:
@@ -19,8 +24,13 @@ def test_two_starts_on_one_machine_have_different_keys() -> None:
 
 def test_machines_by_hand_take_their_place_from_the_command_line() -> None:
     options = LaunchOptions(nodes=2, node_rank=1, master_addr="a", master_port=4000)
-    found = local.manual_allocation(options, machine())
-    assert (found.node_rank, found.num_nodes, found.master_addr, found.master_port) == (1, 2, "a", 4000)
+    allocation = local.manual_allocation(options, machine())
+    assert (allocation.node_rank, allocation.num_nodes, allocation.master_addr, allocation.master_port) == (
+        1,
+        2,
+        "a",
+        4000,
+    )
 
 
 def test_all_machines_by_hand_share_a_key() -> None:

@@ -56,7 +56,7 @@ def test_tasks_left_are_the_limit_less_those_there(tmp_path: Path) -> None:
 def test_the_innermost_mount_names_the_file_system(tmp_path: Path) -> None:
     mounts = "overlay / overlay rw 0 0\nserver:/x /data nfs4 rw 0 0\ntmpfs /database tmpfs rw 0 0\n"
     lay(tmp_path, proc__self__mounts=mounts)
-    kinds = [machine.filesystem_type(Path(place), tmp_path) for place in ("/data/runs", "/database", "/home")]
+    kinds = [machine.filesystem_type(Path(folder), tmp_path) for folder in ("/data/runs", "/database", "/home")]
     assert kinds == ["nfs4", "tmpfs", "overlay"]
 
 

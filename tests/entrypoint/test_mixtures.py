@@ -61,8 +61,8 @@ def test_a_mixture_of_two_launchers_is_never_a_world_of_one(seed: int) -> None:
         environ |= dict(draw.sample(variables, draw.randint(1, len(variables))) if seed % 2 else variables)
     files = SOURCES[names[0]][1] | SOURCES[names[1]][1]
     files = {name: text for name, text in files.items() if name in environ}  # which says where the file is
-    found = num_tasks(environ, files)
-    assert found != 1 or not says_more_than_one(environ, files), names
+    ranks = num_tasks(environ, files)
+    assert ranks != 1 or not says_more_than_one(environ, files), names
 
 
 ONE_PER_NODE = {

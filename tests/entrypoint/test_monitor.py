@@ -51,14 +51,14 @@ class Rank:
 
 
 def test_before_the_first_measurement_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Rank(monkeypatch, FakeNvml(BUSY)).looked()
-    assert len(told) == len(PROCESS_FIELDS) + len(GPU_FIELDS)
-    assert all(map(math.isnan, told.values()))
+    usage = Rank(monkeypatch, FakeNvml(BUSY)).looked()
+    assert len(usage) == len(PROCESS_FIELDS) + len(GPU_FIELDS)
+    assert all(map(math.isnan, usage.values()))
 
 
 def test_a_rank_is_measured_from_the_first_measurement_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Rank(monkeypatch, FakeNvml(BUSY)).looked(10.0, 15.0, 20.0)
-    assert (told["seconds"], told["gpu_busy"], told["gpu_memory_bytes"]) == (10.0, 400.0, 2**30)
+    usage = Rank(monkeypatch, FakeNvml(BUSY)).looked(10.0, 15.0, 20.0)
+    assert (usage["seconds"], usage["gpu_busy"], usage["gpu_memory_bytes"]) == (10.0, 400.0, 2**30)
 
 
 def test_another_jobs_gpu_takes_no_figure_from_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,9 +73,9 @@ class NoDriver(FakeNvml):
 
 @pytest.mark.parametrize("nvml", [NoDriver(), FakeNvml()], ids=["no-driver", "no-such-gpu"])
 def test_where_nvml_shows_no_gpu_the_process_is_still_measured(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml) -> None:
-    told = Rank(monkeypatch, nvml).looked(0.0, 5.0)
-    assert told["memory_bytes"] > 0
-    assert all(math.isnan(told[f"gpu_{name}"]) for name in GPU_FIELDS)
+    usage = Rank(monkeypatch, nvml).looked(0.0, 5.0)
+    assert usage["memory_bytes"] > 0
+    assert all(math.isnan(usage[f"gpu_{name}"]) for name in GPU_FIELDS)
 
 
 def test_without_the_package_the_process_is_still_measured(monkeypatch: pytest.MonkeyPatch) -> None:

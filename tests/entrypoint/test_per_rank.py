@@ -29,14 +29,14 @@ def test_every_launcher_of_the_table_has_a_case_here() -> None:
 
 @pytest.mark.parametrize("name", PER_RANK)
 def test_the_ranks_of_every_launcher_are_read(name: str) -> None:
-    found = read(PER_RANK[name])
-    assert (found.launcher, found.task, found.num_tasks) == (name, 3, 4)
+    allocation = read(PER_RANK[name])
+    assert (allocation.launcher, allocation.task, allocation.num_tasks) == (name, 3, 4)
 
 
 @pytest.mark.parametrize("name", sorted(per_rank.LAUNCHERS.keys() - {"pmi"}))
 def test_the_place_within_a_node_is_read_where_the_launcher_tells_it(name: str) -> None:
-    found = read(PER_RANK[name])
-    assert (found.local_task, found.tasks_on_node, found.node_rank, found.num_nodes) == (1, 2, 1, 2)
+    allocation = read(PER_RANK[name])
+    assert (allocation.local_task, allocation.tasks_on_node, allocation.node_rank, allocation.num_nodes) == (1, 2, 1, 2)
 
 
 @pytest.mark.parametrize("environ", PER_RANK.values(), ids=PER_RANK)
@@ -74,13 +74,15 @@ def test_every_task_of_an_uneven_launch_tells_its_host(environ: dict[str, str]) 
 def test_inside_slurm_mpiruns_tasks_tell_each_other_their_hosts_too() -> None:
     """It may use some of the job's nodes, in another order than the list."""
     for environ in (*UNEVEN.values(), OPENMPI_TWO_NODES):
-        found = read(environ | {"SLURM_NODELIST": "node[01-03]"})
-        assert (found.hosts, found.master_addr, found.exchanges_hosts) == ((), "", True)
+        allocation = read(environ | {"SLURM_NODELIST": "node[01-03]"})
+        assert (allocation.hosts, allocation.master_addr, allocation.exchanges_hosts) == ((), "", True)
 
 
 def test_ranks_that_mpirun_starts_over_ssh_in_a_slurm_job_have_the_launch_id_of_the_others() -> None:
-    found = {read(OPENMPI_TWO_NODES | {"PMIX_NAMESPACE": "a@1"} | job).launch_id for job in ({}, {"SLURM_JOB_ID": "7"})}
-    assert len(found) == 1
+    launch_ids = {
+        read(OPENMPI_TWO_NODES | {"PMIX_NAMESPACE": "a@1"} | job).launch_id for job in ({}, {"SLURM_JOB_ID": "7"})
+    }
+    assert len(launch_ids) == 1
 
 
 def test_flux_places_its_ranks_on_nodes_of_its_choice_inside_slurm() -> None:
@@ -209,8 +211,8 @@ def test_jsrun_on_a_job_of_one_node_and_a_launch_node_trains() -> None:
     alone = {name: value for name, value in JSRUN.items() if name != "PMIX_RANK"}
     alone |= {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "1"}
     alone |= {"JSM_NAMESPACE_LOCAL_RANK": "0", "JSM_NAMESPACE_LOCAL_SIZE": "1"}
-    found = detect_allocation(alone | {"LSB_MCPU_HOSTS": "batch5 1 h41n04 42"}, LaunchOptions(), machine())
-    assert (found.launcher, found.num_tasks) == ("jsrun", 1)
+    allocation = detect_allocation(alone | {"LSB_MCPU_HOSTS": "batch5 1 h41n04 42"}, LaunchOptions(), machine())
+    assert (allocation.launcher, allocation.num_tasks) == ("jsrun", 1)
 
 
 @pytest.mark.parametrize(

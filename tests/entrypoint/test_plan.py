@@ -15,13 +15,13 @@ from entrypoint.plan import Plan, plan_allocation
 
 
 def planned(environ: dict[str, str], here: Machine | None = None, **options: object) -> Plan:
-    here, wanted = here or machine(), LaunchOptions(**options)  # type: ignore[arg-type]
-    return plan_allocation(detect_allocation(environ, wanted, here), wanted, here, environ)
+    here, launch_options = here or machine(), LaunchOptions(**options)  # type: ignore[arg-type]
+    return plan_allocation(detect_allocation(environ, launch_options, here), launch_options, here, environ)
 
 
 def test_a_bare_machine_starts_one_rank_per_gpu() -> None:
-    found = planned({}, machine(gpus=fake_gpus(4)))
-    assert (found.device, found.spawn, found.world.world_size) == ("cuda", 4, 4)
+    plan = planned({}, machine(gpus=fake_gpus(4)))
+    assert (plan.device, plan.spawn, plan.world.world_size) == ("cuda", 4, 4)
 
 
 def test_a_machine_without_gpus_starts_one_rank_on_the_cpu() -> None:
@@ -33,24 +33,24 @@ def test_the_number_of_ranks_on_the_cpu_is_the_users() -> None:
 
 
 def test_one_task_per_node_starts_one_rank_per_gpu_and_counts_over_nodes() -> None:
-    found = planned(captured("per-node/task-1@node02"), machine(hostname="node02", gpus=fake_gpus(2)))
-    ranks = [(world.rank, world.local_rank, world.world_size) for world in found.worlds()]
+    plan = planned(captured("per-node/task-1@node02"), machine(hostname="node02", gpus=fake_gpus(2)))
+    ranks = [(world.rank, world.local_rank, world.world_size) for world in plan.worlds()]
     assert ranks == [(2, 0, 4), (3, 1, 4)]
 
 
 def test_one_task_per_gpu_starts_one_rank_and_keeps_its_local_rank() -> None:
-    found = planned(captured("per-gpu/task-3@node02"), machine(hostname="node02", gpus=fake_gpus(2)))
-    assert (found.spawn, found.world.local_rank, found.warnings) == (1, 1, ())
+    plan = planned(captured("per-gpu/task-3@node02"), machine(hostname="node02", gpus=fake_gpus(2)))
+    assert (plan.spawn, plan.world.local_rank, plan.warnings) == (1, 1, ())
 
 
 def test_a_gpu_bound_to_each_task_is_accepted_with_the_better_flag_named() -> None:
-    found = planned(captured("gpus-per-task/task-1@node01"), machine(gpus=fake_gpus(1)))
-    assert "--gpu-bind=none" in found.warnings[0]
+    plan = planned(captured("gpus-per-task/task-1@node01"), machine(gpus=fake_gpus(1)))
+    assert "--gpu-bind=none" in plan.warnings[0]
 
 
 def test_gpus_left_idle_are_said() -> None:
-    found = planned({}, machine(gpus=fake_gpus(4)), procs_per_node=2)
-    assert "2 of 4 visible GPUs" in found.warnings[0]
+    plan = planned({}, machine(gpus=fake_gpus(4)), procs_per_node=2)
+    assert "2 of 4 visible GPUs" in plan.warnings[0]
 
 
 def unused(task: str, **changes: Any) -> list[str]:
@@ -95,10 +95,10 @@ def instances(given: int) -> Machine:
 
 
 def test_of_several_instances_one_is_used_and_the_others_are_named_with_what_to_do() -> None:
-    found = planned({}, instances(3))
-    assert (found.device, found.spawn) == ("cuda", 1)
-    assert "unused: MIG-made-up-1, MIG-made-up-2. fix:" in found.warnings[0]
-    assert "CUDA_VISIBLE_DEVICES=MIG-..." in found.warnings[0]
+    plan = planned({}, instances(3))
+    assert (plan.device, plan.spawn) == ("cuda", 1)
+    assert "unused: MIG-made-up-1, MIG-made-up-2. fix:" in plan.warnings[0]
+    assert "CUDA_VISIBLE_DEVICES=MIG-..." in plan.warnings[0]
 
 
 def test_tasks_that_were_all_given_the_same_instances_are_refused() -> None:
@@ -108,13 +108,13 @@ def test_tasks_that_were_all_given_the_same_instances_are_refused() -> None:
 
 
 def test_an_instance_bound_to_each_task_is_warned_of() -> None:
-    found = planned(captured("gpus-per-task/task-1@node01"), instances(1))
-    assert "NCCL may not connect them. fix: ask for GPUs without MIG" in found.warnings[0]
+    plan = planned(captured("gpus-per-task/task-1@node01"), instances(1))
+    assert "NCCL may not connect them. fix: ask for GPUs without MIG" in plan.warnings[0]
 
 
 def test_one_instance_alone_is_a_gpu_like_any_other() -> None:
-    found = planned({}, instances(1))
-    assert (found.device, found.spawn, found.warnings) == ("cuda", 1, ())
+    plan = planned({}, instances(1))
+    assert (plan.device, plan.spawn, plan.warnings) == ("cuda", 1, ())
 
 
 def test_cores_are_shared_among_the_ranks_of_a_node() -> None:
@@ -122,13 +122,13 @@ def test_cores_are_shared_among_the_ranks_of_a_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "there", "tasks", "threads"),
+    ("cores", "on_node", "tasks", "threads"),
     [(64, 64, 8, 8), (32, 64, 8, 8), (8, 64, 8, 8), (8, 64, 2, 8), (16, 64, 1, 16), (2, 2, 8, 1)],
     ids=["not bound", "bound to a NUMA node", "bound", "bound on a part of the node", "alone", "more tasks than cores"],
 )
-def test_tasks_that_may_use_the_same_cores_share_them(cores: int, there: int, tasks: int, threads: int) -> None:
+def test_tasks_that_may_use_the_same_cores_share_them(cores: int, on_node: int, tasks: int, threads: int) -> None:
     environ = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": str(tasks), "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    here = machine(cores=cores, machine_cores=there)
+    here = machine(cores=cores, machine_cores=on_node)
     assert planned(environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": str(tasks)}, here).threads == threads
 
 

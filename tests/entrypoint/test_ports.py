@@ -10,9 +10,9 @@ from entrypoint import plan
 
 @given(st.text(max_size=30))
 def test_candidates_are_distinct_and_below_the_ephemeral_range(launch_id: str) -> None:
-    found = plan.candidate_ports(launch_id)
-    assert len(set(found)) == len(found) == plan.NUM_CANDIDATE_PORTS
-    assert all(20_000 <= port < 32_768 for port in found)
+    ports = plan.candidate_ports(launch_id)
+    assert len(set(ports)) == len(ports) == plan.NUM_CANDIDATE_PORTS
+    assert all(20_000 <= port < 32_768 for port in ports)
 
 
 def test_all_tasks_of_a_launch_derive_the_same_candidates() -> None:

@@ -31,26 +31,26 @@ def machine(root: Path, fs_type: str, maps: str = MAPS) -> Path:
     return root
 
 
-def held(folder: Path, kind: str, engine: str = "apptainer") -> tuple[int, list[tuple[int, int]]]:
+def preloaded(folder: Path, filesystem: str, engine: str = "apptainer") -> tuple[int, list[tuple[int, int]]]:
     asked: list[tuple[int, int]] = []
     size = preload.preload_mapped_files(
-        machine(folder, kind), lambda start, size: asked.append((start, size)) is None, engine
+        machine(folder, filesystem), lambda start, size: asked.append((start, size)) is None, engine
     )
     return size, asked
 
 
-@pytest.mark.parametrize("kind", ["fuse.squashfuse_ll", "fuse", "overlay"])
-def test_every_private_file_is_read_but_for_the_kernels_of_gpus(tmp_path: Path, kind: str) -> None:
-    size, asked = held(tmp_path, kind)
+@pytest.mark.parametrize("filesystem", ["fuse.squashfuse_ll", "fuse", "overlay"])
+def test_every_private_file_is_read_but_for_the_kernels_of_gpus(tmp_path: Path, filesystem: str) -> None:
+    size, asked = preloaded(tmp_path, filesystem)
     assert [start for start, _ in asked] == [0x55D0A0000000, 0x55D0A0002000, 0x7F0000009000]
     assert size == sum(size for _, size in asked) == 6 * 4096
 
 
 @pytest.mark.parametrize(
-    ("kind", "engine"), [("ext4", "none"), ("squashfs", "apptainer"), ("overlay", "docker"), ("overlay", "none")]
+    ("filesystem", "engine"), [("ext4", "none"), ("squashfs", "apptainer"), ("overlay", "docker"), ("overlay", "none")]
 )
-def test_on_another_root_nothing_is_done(tmp_path: Path, kind: str, engine: str) -> None:
-    assert held(tmp_path, kind, engine) == (0, [])
+def test_on_another_root_nothing_is_done(tmp_path: Path, filesystem: str, engine: str) -> None:
+    assert preloaded(tmp_path, filesystem, engine) == (0, [])
 
 
 def test_where_nothing_can_be_read_nothing_is_done(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ ENDLESS = '{"code": 1e999, "step": 1, "cause": ""}'
 
 def test_the_ending_is_the_json_that_batch_scripts_read(tmp_path: Path) -> None:
     assert RunErrors.in_run(tmp_path).write_exit(code=ExitCode.STOPPED, step=812, cause="SIGUSR1")
-    found = json.loads((tmp_path / "errors" / "exit.json").read_text())
-    assert found == {"code": 75, "step": 812, "cause": "SIGUSR1"}
+    record = json.loads((tmp_path / "errors" / "exit.json").read_text())
+    assert record == {"code": 75, "step": 812, "cause": "SIGUSR1"}
 
 
 def test_the_ending_comes_back(tmp_path: Path) -> None:
@@ -42,8 +42,8 @@ def test_an_unreadable_ending_is_none(tmp_path: Path, text: str | None) -> None:
 
 def test_a_failure_is_kept_with_its_rank_and_host(tmp_path: Path) -> None:
     assert RunErrors.in_run(tmp_path).write(RunError(failure=FAILURE, rank=3, host="node02"))
-    found = json.loads((tmp_path / "errors" / "rank-0003.json").read_text())
-    assert found == FAILURE.as_json() | {"rank": 3, "host": "node02", "killed": False, "symptom": False}
+    record = json.loads((tmp_path / "errors" / "rank-0003.json").read_text())
+    assert record == FAILURE.as_json() | {"rank": 3, "host": "node02", "killed": False, "symptom": False}
 
 
 def test_a_full_disk_is_no_further_failure(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_a_note_of_a_stop_without_an_ending_says_how_much_earlier_to_ask(
     tmp_path: Path, takes: float, ahead: int
 ) -> None:
     assert RunErrors.in_run(tmp_path).write_stopping(by="SIGUSR1", save_s=takes, clock=lambda: 5.0)
-    said = RunErrors.in_run(tmp_path).describe_unfinished_save()
-    assert said is not None
-    assert "asked to stop by SIGUSR1" in said
-    assert f"a save may take {takes} s: set #SBATCH --signal=USR1@{ahead}," in said
+    description = RunErrors.in_run(tmp_path).describe_unfinished_save()
+    assert description is not None
+    assert "asked to stop by SIGUSR1" in description
+    assert f"a save may take {takes} s: set #SBATCH --signal=USR1@{ahead}," in description
 
 
 def test_who_pressed_ctrl_c_twice_is_given_no_advice_about_schedulers(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ SHOWN = sorted({page.parent / to for page in PAGES for to in re.findall(r"!\[[^\
 
 def texts(drawn: str) -> list[tuple[str | None, str | None]]:
     """(classes, letters) of all texts in an SVG."""
-    found = ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")
-    return [(text.get("class"), text.text) for text in found]
+    elements = ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")
+    return [(text.get("class"), text.text) for text in elements]
 
 
 def test_letters_that_mean_something_in_xml_are_shown_as_they_are() -> None:

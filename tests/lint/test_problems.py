@@ -16,7 +16,7 @@ TEXT = (ROOT / "docs" / "problems.md").read_text()
 PARTS = re.split(r"^### (.+)$", TEXT, flags=re.MULTILINE)
 # Heading -> what stands below it.
 ENTRIES = {heading: body.split("\n## ")[0] for heading, body in zip(PARTS[1::2], PARTS[2::2], strict=True)}
-NUMBERED = {int(found[1]): heading for heading in ENTRIES if (found := re.match(r"(\d+)\. ", heading))}
+NUMBERED = {int(match[1]): heading for heading in ENTRIES if (match := re.match(r"(\d+)\. ", heading))}
 FIRST_HOUR = [heading for heading in ENTRIES if heading not in NUMBERED.values()]
 PROGRAMS = (
     "train",
@@ -69,20 +69,20 @@ def defined_in(path: Path) -> set[str]:
 
 def part(heading: str, name: str) -> str:
     """One of the three parts of an entry, in one line."""
-    found = re.search(rf"^- \*\*{name}:\*\*\s(.+?)(?=^- |^\n)", ENTRIES[heading] + "\n\n", re.M | re.S)
-    return " ".join(found[1].split()) if found else ""
+    match = re.search(rf"^- \*\*{name}:\*\*\s(.+?)(?=^- |^\n)", ENTRIES[heading] + "\n\n", re.M | re.S)
+    return " ".join(match[1].split()) if match else ""
 
 
 def literals(path: Path) -> set[str]:
     """The texts in a module; a value in one is a zero byte."""
-    found = set()
+    texts = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)
+            texts.add(node.value)
         elif isinstance(node, ast.JoinedStr):
-            parts = [str(one.value) if isinstance(one, ast.Constant) else "\0" for one in node.values]
-            found.add("".join(parts))
-    return found
+            parts = [str(value.value) if isinstance(value, ast.Constant) else "\0" for value in node.values]
+            texts.add("".join(parts))
+    return texts
 
 
 SOURCES = [path for package in ("entrypoint", "train", "bench") for path in (ROOT / package).rglob("*.py")]

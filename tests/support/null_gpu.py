@@ -98,8 +98,8 @@ def driver_environment(driver: str = "595.10.01", cuda: int = 13_020, **faults: 
     faults, each NULL_GPU_... without its prefix: NVML_INIT=CODE, NVML_LIST=CODE, NVML_OPEN=CODE (of a GPU),
     CUDA_INIT=CODE, hang or crash, CUDA_COUNT, COUNT.
     """
-    found = {"LD_LIBRARY_PATH": str(build() / "lib"), "NULL_GPU_DRIVER": driver, "NULL_GPU_DRIVER_CUDA": str(cuda)}
-    return found | {f"NULL_GPU_{name}": value for name, value in faults.items()}
+    environ = {"LD_LIBRARY_PATH": str(build() / "lib"), "NULL_GPU_DRIVER": driver, "NULL_GPU_DRIVER_CUDA": str(cuda)}
+    return environ | {f"NULL_GPU_{name}": value for name, value in faults.items()}
 
 
 def _compile_driver(folder: Path) -> None:
