@@ -1,7 +1,10 @@
-"""One machine, and machines by hand."""
+"""One machine, and machines by hand, have an allocation of their own."""
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
 from machines import machine
 
 from entrypoint.launchers import local
@@ -44,3 +47,9 @@ def test_all_machines_by_hand_share_a_key() -> None:
 def test_the_interface_of_a_link_local_address_may_have_another_name_on_each_machine() -> None:
     first, second = (LaunchOptions(nodes=2, node_rank=0, master_addr=f"fe80::1%{name}") for name in ("eth0", "ib0"))
     assert local.manual_allocation(first, machine()).launch_id == local.manual_allocation(second, machine()).launch_id
+
+
+def test_an_allocation_is_a_value_that_nobody_changes() -> None:
+    allocation = local.single_node_allocation(machine())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        allocation.task = 1  # type: ignore[misc]

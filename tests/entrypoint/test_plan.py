@@ -1,12 +1,16 @@
-"""Which ranks a task starts. GPUs are names here: this machine has none."""
+"""A plan says which ranks a task starts, and on which ports. GPUs are names here: this machine has none."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from machines import captured, fake_gpus, machine
 
+from entrypoint import make_plan, plan
+from entrypoint.accelerators import nvidia
 from entrypoint.errors import Failure
 from entrypoint.launchers import detect_allocation
 from entrypoint.machine import Machine
@@ -334,3 +338,37 @@ def test_several_nodes_on_one_machine_are_tried_by_number(unusable: str) -> None
     assert planned({}, master_addr="127.0.0.1", **nodes).world.num_nodes == 2
     with pytest.raises(Failure, match="would look for rank 0 on itself"):
         planned({}, master_addr=unusable, **nodes)
+
+
+def test_what_is_asked_for_is_planned() -> None:
+    planned = make_plan({}, LaunchOptions(device="cpu", procs_per_node=3))
+    assert (planned.device, planned.spawn, planned.world.world_size) == ("cpu", 3, 3)
+
+
+def test_nobody_counts_gpus_that_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia, "list_gpus", lambda root: 1 / 0)
+    assert make_plan({}, LaunchOptions(device="cpu")).device == "cpu"
+
+
+@given(st.text(max_size=30))
+def test_candidates_are_distinct_and_below_the_ephemeral_range(launch_id: str) -> None:
+    ports = plan.candidate_ports(launch_id)
+    assert len(set(ports)) == len(ports) == plan.NUM_CANDIDATE_PORTS
+    assert all(20_000 <= port < 32_768 for port in ports)
+
+
+def test_all_tasks_of_a_launch_derive_the_same_candidates() -> None:
+    assert plan.candidate_ports("slurm:7.0.0") == plan.candidate_ports("slurm:7.0.0")
+
+
+def test_two_jobs_on_a_node_derive_different_candidates() -> None:
+    assert plan.candidate_ports("slurm:7.0.0") != plan.candidate_ports("slurm:8.0.0")
+
+
+def test_ports_of_neighbouring_jobs_rarely_meet() -> None:
+    firsts = [plan.candidate_ports(f"slurm:{job}.0.0")[0] for job in range(2000)]
+    assert len(set(firsts)) > 1800  # of 12,768 ports: 1852 if they were drawn
+
+
+def test_a_narrow_range_gives_each_of_its_ports_once() -> None:
+    assert sorted(plan.candidate_ports("k", (30_000, 30_002))) == [30_000, 30_001, 30_002]

@@ -1,6 +1,6 @@
 """The table of docs/detection.md: for every family of launchers, on what each shape of a job is tested.
 
-`python tests/support/families.py` writes it; tests/entrypoint/test_families.py compares, and tests every cell.
+`python tests/support/families.py` writes it; tests/entrypoint/test_platforms.py compares, and tests every cell.
 """
 
 from __future__ import annotations

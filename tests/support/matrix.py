@@ -134,11 +134,11 @@ def results(folder: Path) -> Iterator[str]:
         yield f"{len(runs)} jobs on {len(ports)} ports, {steps} steps trained"
 
 
-def _result(seen_process: Seen) -> str:
-    if seen_process.refused:
-        return f"refused, {seen_process.refused['code']}"
-    world = seen_process.told["world"]
-    return f"`{seen_process.told['launcher']}` {_count(world['world_size'], 'rank')} on {_count(world['num_nodes'], 'node')}"
+def _result(process: Seen) -> str:
+    if process.refused:
+        return f"refused, {process.refused['code']}"
+    world = process.told["world"]
+    return f"`{process.told['launcher']}` {_count(world['world_size'], 'rank')} on {_count(world['num_nodes'], 'node')}"
 
 
 def _count(number: int, noun: str) -> str:
