@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from machines import captured, machine
 from synthetic import FLUX, HYDRA, INTEL, JSRUN, MVAPICH, OPENMPI, OPENMPI_TWO_NODES, PALS, PER_RANK
@@ -10,6 +12,7 @@ from entrypoint.errors import Failure
 from entrypoint.launchers import detect_allocation, per_rank
 from entrypoint.launchers.allocation import Allocation
 from entrypoint.options import LaunchOptions
+from entrypoint.platforms import Platform
 
 
 def read(environ: dict[str, str]) -> Allocation:
@@ -136,44 +139,37 @@ def test_the_job_is_no_part_of_the_key_where_it_may_not_be_handed_on(ranks: dict
     assert read(ranks).launch_id == read(ranks | {"PBS_JOBID": "7.pbs"}).launch_id
 
 
-@pytest.mark.parametrize(
-    ("environ", "missing"),
-    [
-        (OPENMPI, "OMPI_COMM_WORLD_SIZE"),
-        (OPENMPI, "OMPI_COMM_WORLD_LOCAL_RANK"),
-        (PALS, "PMI_LOCAL_SIZE"),
-        (FLUX, "FLUX_JOB_SIZE"),
-        (HYDRA, "MPI_LOCALRANKID"),
-    ],
-)
-def test_half_of_a_launchers_variables_are_refused_by_the_missing_one(environ: dict[str, str], missing: str) -> None:
-    with pytest.raises(Failure, match=f"variables are missing: .*{missing}") as caught:
-        read({name: value for name, value in environ.items() if name != missing})
-    assert caught.value.code == 76
+def contradictions(platform: Platform) -> Iterator[tuple[dict[str, str | None], str]]:
+    """Changes of a launcher's environment, and what the refusal of each says."""
+    names, environ = platform.variables, PER_RANK[platform.name]
+    for missing in (names[fact] for fact in names if fact != "rank"):
+        yield {missing: None}, f"variables are missing: .*{missing}"
+    size = names["world_size"]
+    pairs = [(names["rank"], size)]
+    if "local_world_size" in names:
+        pairs.append((names["local_rank"], names["local_world_size"]))
+        yield {names["local_world_size"]: "5"}, f"{names['local_world_size']} must not be above {size}"
+    for number, limit in pairs:
+        yield {number: environ[limit]}, f"{number} must be below {limit}"
+        yield {number: "one"}, f"{number} is not a whole number"
+        yield {limit: "0"}, f"{number} must be below"
+        yield {limit: "-2"}, f"{limit} is not a whole number"
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK must be below OMPI_COMM_WORLD_SIZE"),
-        ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, "OMPI_COMM_WORLD_LOCAL_RANK must be below"),
-        ({"OMPI_COMM_WORLD_RANK": "one"}, "OMPI_COMM_WORLD_RANK is not a whole number"),
-        ({"OMPI_COMM_WORLD_SIZE": "-2"}, "OMPI_COMM_WORLD_SIZE is not a whole number"),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "0"}, "OMPI_COMM_WORLD_LOCAL_RANK must be below"),
-        ({"OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_RANK must be below"),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, "OMPI_COMM_WORLD_LOCAL_SIZE must not be above OMPI_COMM_WORLD_SIZE"),
-    ],
-)
-def test_impossible_numbers_are_refused_by_name(change: dict[str, str], named: str) -> None:
-    with pytest.raises(Failure, match=named) as caught:
-        read(OPENMPI | change)
-    assert caught.value.code == 76
+@pytest.mark.parametrize("name", PER_RANK)
+def test_variables_that_are_missing_or_contradict_each_other_are_refused_by_name(name: str) -> None:
+    for change, words in contradictions(per_rank.LAUNCHERS[name]):
+        changed = {variable: value for variable, value in (PER_RANK[name] | change).items() if value is not None}
+        with pytest.raises(Failure, match=words) as caught:
+            read(changed)
+        assert caught.value.code == 76
 
 
 @pytest.mark.parametrize("name", per_rank.RANK_ONLY_VARIABLES)
 def test_a_rank_without_a_number_of_ranks_is_refused(name: str) -> None:
-    with pytest.raises(Failure, match="nothing tells how many ranks") as caught:
-        detect_allocation({name: "1"}, LaunchOptions(), machine())
+    with pytest.raises(Failure, match=f"{name} shows .* nothing tells how many ranks") as caught:
+        detect_allocation({name: "0"}, LaunchOptions(), machine())
+    assert caught.value.code == 76
     assert f"unset {name}" in caught.value.fix
 
 

@@ -265,18 +265,6 @@ def test_more_ranks_than_gpus_are_refused_with_both_numbers(asked: int, gpus: in
     assert (caught.value.code, f"start {gpus} rank{one} per node" in caught.value.fix) == (78, True)
 
 
-def test_more_tasks_than_gpus_are_refused() -> None:
-    environ = captured("uneven/task-0@node01")
-    with pytest.raises(Failure, match="4 ranks on this node and only 2 GPUs"):
-        planned(environ, machine(gpus=fake_gpus(2)))
-
-
-def test_a_number_of_ranks_that_contradicts_the_tasks_is_refused() -> None:
-    with pytest.raises(Failure, match="their number is not the requested one") as caught:
-        planned(captured("per-gpu/task-0@node01"), device="cpu", procs_per_node=3)
-    assert caught.value.code == 76
-
-
 def test_a_number_of_ranks_that_equals_the_tasks_is_accepted() -> None:
     assert planned(captured("per-gpu/task-0@node01"), device="cpu", procs_per_node=2).spawn == 1
 

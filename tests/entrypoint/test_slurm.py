@@ -106,14 +106,6 @@ def test_slurms_own_steps_are_not_taken_for_a_job_step(step: str) -> None:
     assert not slurm.in_step(captured("per-gpu/task-0@node01") | {"SLURM_STEP_ID": step, "SLURM_STEPID": step})
 
 
-@pytest.mark.parametrize("variable", ["SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"])
-def test_a_missing_variable_of_a_step_is_named(variable: str) -> None:
-    environ = captured("per-gpu/task-0@node01")
-    del environ[variable]
-    with pytest.raises(Failure, match=variable):
-        slurm.read_step_allocation(environ)
-
-
 @pytest.mark.parametrize("variable", ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"])
 def test_a_task_without_one_of_sruns_variables_is_told_which(variable: str) -> None:
     environ = captured("per-gpu/task-0@node01")

@@ -85,27 +85,6 @@ def test_half_a_set_is_refused_by_its_missing_half(environ: dict[str, str], miss
     assert caught.value.code == 76
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"RANK": "4"}, "RANK must be below WORLD_SIZE"),
-        ({"LOCAL_RANK": "2"}, "LOCAL_RANK must be below LOCAL_WORLD_SIZE"),
-        ({"GROUP_RANK": "2"}, "GROUP_RANK must be below"),
-        ({"RANK": "-1"}, "RANK is not a whole number"),
-        ({"WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE is larger than WORLD_SIZE"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT is not a whole number"),
-        ({"MASTER_PORT": "99999"}, "MASTER_PORT is not a port"),
-        ({"LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE is larger than WORLD_SIZE"),
-        ({"MASTER_ADDR": ""}, "without MASTER_ADDR"),
-        ({"MASTER_PORT": ""}, "without MASTER_PORT"),
-    ],
-)
-def test_a_number_that_cannot_be_is_refused_by_name(change: dict[str, str], named: str) -> None:
-    with pytest.raises(Failure, match=named) as caught:
-        torchrun.read_allocation(WHOLE | change, machine())
-    assert caught.value.code == 76
-
-
 @pytest.mark.parametrize("name", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"])
 def test_the_next_start_of_the_same_launch_has_another_key(name: str) -> None:
     assert (
