@@ -27,7 +27,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --pyth
 TRIALS := chaos bitexact crashpoints bitrot badinputs preempt detect
 SHELL_FILES = $(shell git ls-files ':!*.py' | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
-.PHONY: help run test test-entrypoint test-slow test-image test-cluster test-reliability test-all test-share lint format env env-dev lock testbed image sif sbom sign verify reliability-page bench reference pictures clean $(TRIALS)
+.PHONY: help run test test-slow test-image test-cluster test-reliability test-all test-share lint format env env-dev lock testbed image sif sbom sign verify reliability-page bench reference pictures clean $(TRIALS)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
@@ -41,6 +41,7 @@ PYTEST = PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m pytest -n $(JOBS) --dist
 test: env-dev ## run the quick tests: ten minutes, no root, no container engine, no cluster
 	@$(PYTEST) $(or $(TESTS),--tier=test)
 
+.PHONY: test-entrypoint
 test-entrypoint: BIN := .venv-entrypoint/bin
 test-entrypoint: VENV := .venv-entrypoint
 test-entrypoint: .venv-entrypoint/.installed ## test the launcher without torch: a minute from nothing

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
-from captures import read_captures
+from captures import ENVIRONS, read_captures, read_situations, write_situations
 from machines import captured, machine
 
 from entrypoint.errors import Failure
@@ -87,6 +88,12 @@ def test_a_captured_shell_is_alone_or_refused(name: str) -> None:
         plan_captured(name)
     assert caught.value.code == 76
     assert "srun" in caught.value.fix
+
+
+@pytest.mark.parametrize("path", sorted(ENVIRONS.glob("*.txt")), ids=lambda path: path.stem)
+def test_a_file_of_captures_is_as_its_writer_leaves_it(path: Path, tmp_path: Path) -> None:
+    write_situations(tmp_path / path.name, read_situations(path))
+    assert (tmp_path / path.name).read_text() == path.read_text()
 
 
 def test_all_tasks_of_a_step_derive_the_same_port_and_launch_id() -> None:
