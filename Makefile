@@ -41,6 +41,13 @@ PYTEST = PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m pytest -n $(JOBS) --dist
 test: env-dev ## run the quick tests: ten minutes, no root, no container engine, no cluster
 	@$(PYTEST) $(or $(TESTS),--tier=test)
 
+.PHONY: test-entrypoint
+test-entrypoint: BIN := .venv-entrypoint/bin
+test-entrypoint: VENV := .venv-entrypoint
+test-entrypoint: .venv-entrypoint/.installed ## test the launcher without torch: a minute from nothing
+	@$(INSTALL_PROJECT)
+	$(PYTEST) --tier=test $(or $(TESTS),tests/entrypoint)
+
 test-slow: env-dev ## run longer trainings and measurements, which need no engine either
 	@$(PYTEST) --tier=slow $(TESTS)
 
@@ -61,11 +68,12 @@ test-all: env-dev testbed ## run every test, as before a release, and measure wh
 test-share: env-dev testbed
 	@$(PYTEST) --tier=slow,image,cluster,reliability --share=$(SHARE)
 
-lint: env-dev ## check style, types and shell scripts
+lint: env-dev ## check style, types, shell scripts, and that documents and code agree
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/shellcheck $(SHELL_FILES) entrypoint/job_functions.sh
+	$(PYTEST) --tier=lint tests/lint
 
 format: env-dev ## rewrite the code in the one format
 	@$(BIN)/ruff check --fix .
@@ -86,13 +94,13 @@ INSTALL_PROJECT = state="$(CURDIR) $$(sha256sum < pyproject.toml)"; \
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat -e . && \
 	echo "$$state" > $(VENV)/.checkout; }
 
-$(VENV)/.python:
+%/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
 	  echo 'ERROR: Python 3.11 or newer is needed'; echo '  fix: apt-get install python3, or make PYTHON=python3.13 ...'; exit 1; } >&2
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || {
 	  package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
 	  echo 'ERROR: $(PYTHON) cannot make a virtual environment'; echo "  fix: apt-get install $$package"; exit 1; } >&2
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(@D)
 	touch $@
 
 ifeq ($(CPU_INDEX),)
@@ -113,6 +121,14 @@ endif
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 	@echo 'installing what checks and tests need (once; less than a minute)'
 	$(BIN)/python -m pip install $(PIP) --no-deps --require-hashes -r requirements-dev.lock
+	touch $@
+
+# What the launcher and its tests import, and what those packages need.
+LAUNCHER_NEEDS := coverage|execnet|hypothesis|iniconfig|nvidia-ml-py|packaging|pluggy|pygments|pytest|pytest-timeout|pytest-xdist|pyyaml|setuptools|sortedcontainers
+.venv-entrypoint/.installed: requirements.lock requirements-dev.lock .venv-entrypoint/.python
+	@echo 'installing what the tests of the launcher need (once; a few seconds)'
+	awk '/^[a-z]/ {keep = /^($(LAUNCHER_NEEDS))==/} keep' requirements.lock requirements-dev.lock > $(@D)/needs.lock
+	$(@D)/bin/python -m pip install $(PIP) --quiet --no-deps --require-hashes -r $(@D)/needs.lock
 	touch $@
 
 lock: env-dev ## write the lock files from pyproject.toml

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import signal
 import threading
@@ -16,8 +16,9 @@ import pytest
 from entrypoint.platforms import VARIABLES
 
 ROOT = Path(__file__).parents[1]
-# Tests in these folders use real engines; elsewhere a test is in the tier "test", or in "slow" if it is marked so.
-FOLDERS = {"image", "cluster", "reliability"}
+# Tests in these folders use real engines, or read documents and source text and run nothing (lint: `make lint`).
+# Elsewhere a test is in the tier "test", or in "slow" if it is marked so.
+FOLDERS = {"image", "cluster", "reliability", "lint"}
 
 # A skip may stay a skip under REQUIRE_ALL=1 only for what a machine cannot be given: its reason begins with one of
 # these words.
@@ -90,6 +91,12 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(LAUNCHERS) or name in CONTRACT | VARIABLES]:
         del os.environ[name]
     os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs torch in an environment without it."""
+    if item.get_closest_marker("needs_torch") and not importlib.util.find_spec("torch"):
+        pytest.skip("torch is not installed")
 
 
 @pytest.hookimpl(hookwrapper=True)

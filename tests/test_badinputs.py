@@ -17,21 +17,24 @@ Met = dict[str, tuple[case.Case, Outcome]]
 def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
     """What each input gave."""
     folder = tmp_path_factory.mktemp("bad") / "work"
-    return {one.id: (one, case.meet(one, case.emptied(folder))) for one in tables.cases()}
+    return {bad_input.id: (bad_input, case.meet(bad_input, case.emptied(folder))) for bad_input in tables.cases()}
 
 
 @pytest.mark.parametrize("theme", tables.THEMES)
 def test_every_bad_input_is_answered_with_code_key_and_fix(met: Met, theme: str) -> None:
-    wrong = {one.id: case.wrong_in(*met[one.id]) for one in tables.THEMES[theme]}
+    wrong = {bad_input.id: case.wrong_in(*met[bad_input.id]) for bad_input in tables.THEMES[theme]}
     assert {name: words for name, words in wrong.items() if words} == {}
 
 
 def test_no_name_stands_for_two_inputs() -> None:
-    names = [one.id for one in tables.cases()]
+    names = [bad_input.id for bad_input in tables.cases()]
     assert len(names) == len(set(names))
 
 
 def test_200_random_changes_of_files_and_environments_get_an_answer(tmp_path: Path) -> None:
-    asked = [(one.id, case.meet(one, case.emptied(tmp_path / "work"))) for one in mutations.cases(seed=1, number=100)]
+    asked = [
+        (bad_input.id, case.meet(bad_input, case.emptied(tmp_path / "work")))
+        for bad_input in mutations.cases(seed=1, number=100)
+    ]
     stumbled = [name for name, out in asked if mutations.stumbled(out.code, out.text, out.written)]
     assert (len(asked), stumbled) == (200, [])

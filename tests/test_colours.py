@@ -35,19 +35,19 @@ def on_a_terminal(*words: str, folder: Path, columns: int = 0, **variables: str)
     command = ["timeout", "-k", "1", "200", sys.executable, "-m", *words]
     with subprocess.Popen(command, env=environ, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs):
         os.close(theirs)
-        said = b""
+        output = b""
         with os.fdopen(ours, "rb", buffering=0) as terminal, suppress(OSError):  # the last reader of it gets an error
             while more := terminal.read(65536):
-                said += more
-    return said.decode()
+                output += more
+    return output.decode()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_a_terminal_gets_no_colour_with_no_color(words: list[str], tmp_path: Path) -> None:
-    said = on_a_terminal(*words, folder=tmp_path, NO_COLOR="1")
-    assert len(said) > 100
-    assert COLOUR.findall(said) == []
+    output = on_a_terminal(*words, folder=tmp_path, NO_COLOR="1")
+    assert len(output) > 100
+    assert COLOUR.findall(output) == []
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def test_a_terminal_gets_errors_in_red(tmp_path: Path) -> None:
 def test_a_terminal_gets_errors_of_its_ranks_in_red(tmp_path: Path) -> None:
     training = ["train", "--device", "cpu", "run.output_dir=.", *TINY, "train.max_steps=1"]
     assert python("-m", *training, cwd=tmp_path).returncode == 0
-    said = on_a_terminal(*training, "optim.weight_decay=0.3", folder=tmp_path)
-    assert "\x1b[31mERROR[65]\x1b[0m" in said
+    output = on_a_terminal(*training, "optim.weight_decay=0.3", folder=tmp_path)
+    assert "\x1b[31mERROR[65]\x1b[0m" in output
 
 
 def test_a_terminal_gets_the_doctors_colours_and_a_bar(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def too_wide(*words: str, folder: Path) -> list[str]:
 
     A command is one line however long it is: it is there to be copied.
     """
-    said = COLOUR.sub("", on_a_terminal(*words, folder=folder, columns=60, COLUMNS="80"))
-    assert len(said) > 100
-    parts = [part for line in said.split("\r\n") for part in line.split("\r")]
+    output = COLOUR.sub("", on_a_terminal(*words, folder=folder, columns=60, COLUMNS="80"))
+    assert len(output) > 100
+    parts = [part for line in output.split("\r\n") for part in line.split("\r")]
     return [part for part in parts if len(part) > 60 and not COMMAND_PATTERN.match(part)]
 
 

@@ -89,8 +89,8 @@ def test_all_that_wait_for_a_failure_fail_alike_and_the_server_is_asked_once(tab
 def says(job: subprocess.Popen[str]) -> str:
     """The beginning of its first line: what it does, and for whom."""
     assert job.stdout is not None
-    found = re.match(r"fetching|waiting for process \d+ on", line := job.stdout.readline())
-    return found[0] if found else line
+    message = re.match(r"fetching|waiting for process \d+ on", line := job.stdout.readline())
+    return message[0] if message else line
 
 
 def test_a_killed_one_holds_nobody_up_and_nothing_of_it_is_left(table: Path) -> None:
@@ -112,8 +112,8 @@ def test_a_signal_ends_the_download_with_75_and_leaves_nothing(table: Path) -> N
     with serving(CIFAR_FILES, servers.when_told) as server, started(fetch(table, server.url)) as job:
         wait_until(lambda: len(server.asked) == 1, "the download began")
         job.send_signal(signal.SIGTERM)
-        said = job.communicate(timeout=TIMEOUT_S)[0]
-    assert job.returncode == 75, said
+        output = job.communicate(timeout=TIMEOUT_S)[0]
+    assert job.returncode == 75, output
     assert left(table.parent / "data") == set()
 
 

@@ -37,15 +37,15 @@ def begun(folder: Path) -> None:
     record.write_start_exit(folder, 69, file_lock.this_process_as_holder(launch_id="a"))
 
 
-def held(folder: Path) -> None:
+def open_latest(folder: Path) -> None:
     file_lock.is_alive_here(file_lock.read_current_lock(folder / ".lease")[1])
     file_lock.acquire_lock(folder / ".lease", file_lock.assume_stale(folder / ".lease"))
 
 
 def loaded(folder: Path) -> None:
-    found = store.newest_checkpoint(folder / "checkpoints")
-    if found:
-        format.load_checkpoint(found)
+    checkpoint = store.newest_checkpoint(folder / "checkpoints")
+    if checkpoint:
+        format.load_checkpoint(checkpoint)
 
 
 def pruned(folder: Path) -> None:
@@ -56,7 +56,7 @@ READERS: dict[str, tuple[Reader, ...]] = {
     "run.json": (record.read_run, begun),
     "errors/exit.json": (lambda folder: RunErrors.in_run(folder).read_exit(),),
     "errors/stopping.json": (lambda folder: RunErrors.in_run(folder).describe_unfinished_save(),),
-    ".lease.1": (held,),
+    ".lease.1": (open_latest,),
     f"{LAST}/manifest.json": (loaded, pruned),
     f"{LAST}/state.json": (loaded, pruned),
 }
@@ -73,16 +73,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
-        yield from places(item, (*path, key))
+        yield from paths(item, (*path, key))
 
 
 def changed(value: Any, draw: random.Random) -> Any:
     """One part is another, or gone."""
-    value, path = copy.deepcopy(value), draw.choice(list(places(value)))
+    value, path = copy.deepcopy(value), draw.choice(list(paths(value)))
     if not path:
         return draw.choice(VALUES)
     part = value
@@ -95,10 +95,10 @@ def changed(value: Any, draw: random.Random) -> Any:
 
 
 def forged(data: bytes, draw: random.Random) -> bytes:
-    told = json.loads(data)
-    if "manifest" not in told:
-        return json.dumps(changed(told, draw)).encode()
-    inner = changed(told["manifest"], draw)
+    contents = json.loads(data)
+    if "manifest" not in contents:
+        return json.dumps(changed(contents, draw)).encode()
+    inner = changed(contents["manifest"], draw)
     with suppress(ValueError, TypeError):  # a number that JSON cannot read back
         return json.dumps({"manifest": inner, "sha256": manifest._hash_manifest(inner)}).encode()
     return b"{}"
@@ -107,12 +107,12 @@ def forged(data: bytes, draw: random.Random) -> bytes:
 def put_in_place(path: Path, draw: random.Random) -> None:
     data = path.read_bytes()
     torn = data[: draw.randrange(len(data))]
-    kind = draw.randrange(12)
+    change = draw.randrange(12)
     path.unlink()
-    if kind < 3:
-        return (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"))[kind]()
+    if change < 3:
+        return (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"))[change]()
     texts = (torn, draw.choice((b"", b"\xff\xfe", b"[" * 100_000, b"9" * 5000)))
-    written = texts[kind - 3] if kind < 5 else forged(data, draw)
+    written = texts[change - 3] if change < 5 else forged(data, draw)
     return plant(path.parent, path.name, written) if path.name == "state.json" else _written(path, written)
 
 
@@ -130,6 +130,6 @@ def test_no_reader_stumbles_waits_or_loses_the_checkpoint_before(run: Path, tmp_
         for reader in READERS[name]:
             with suppress(Failure, DamagedCheckpointError):
                 reader(folder)
-        there = store.list_checkpoints(folder / "checkpoints").values()
-        assert any(store.is_valid_checkpoint(path) for path in there)
+        checkpoints = store.list_checkpoints(folder / "checkpoints").values()
+        assert any(store.is_valid_checkpoint(path) for path in checkpoints)
         shutil.rmtree(folder)

@@ -72,8 +72,10 @@ def test_each_job_trains_on_four_gpus_of_each_node_and_has_log_points_to_tell_it
     own = ["train.micro_batch_size=96", "log.every_steps=100"]  # of the file
     words = [re.findall(r"[\w.]+=\S+", job.split("cfg.yaml")[1]) for job in jobs[:-1]]
     asked = [load.load_config(None, keep_last_overrides(own + each)) for each in words]
-    assert all(compute_batch_sizes(one.train.global_batch_size, one.train.micro_batch_size, 8) for one in asked)
-    assert [one.train.max_steps // one.log.every_steps for one in asked] == [5, 5, 5]
+    assert all(
+        compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, 8) for config in asked
+    )
+    assert [config.train.max_steps // config.log.every_steps for config in asked] == [5, 5, 5]
 
 
 def test_a_micro_batch_behind_the_config_is_held(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_the_sites_settings_are_read_as_by_every_job_script(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "variables", "said"),
+    ("words", "variables", "message"),
     [
         ((), {}, "no CONFIG"),
         (("cfg.yaml",), {"NODES": "two"}, "NODES='two'"),
@@ -114,10 +116,10 @@ def test_the_sites_settings_are_read_as_by_every_job_script(tmp_path: Path) -> N
     ids=["no-config", "nodes", "in-a-job", "no-image", "no-apptainer", "no-whole-batch"],
 )
 def test_what_cannot_be_submitted_is_refused(
-    tmp_path: Path, words: tuple[str, ...], variables: dict[str, str], said: str
+    tmp_path: Path, words: tuple[str, ...], variables: dict[str, str], message: str
 ) -> None:
     done = run(tmp_path, *words, **variables)
-    assert said in done.stderr
+    assert message in done.stderr
     assert "fix:" in done.stderr
     assert done.returncode in (64, 66)
     assert not (tmp_path / "jobs").exists()

@@ -56,8 +56,8 @@ def test_two_ranks_come_to_one_process_weights_under_every_launcher(
     run = trained(tmp_path / "run", start)
     assert run.record["world"]["world_size"] == 2
     assert run.record["launcher"] == ("local" if start == "--procs-per-node" else "torchrun")
-    for name, wanted in alone.items():
-        assert np.all(np.abs(run.weights(10)[name] - wanted) <= 1e-6 + 1e-5 * np.abs(wanted)), name
+    for name, expected in alone.items():
+        assert np.all(np.abs(run.weights(10)[name] - expected) <= 1e-6 + 1e-5 * np.abs(expected)), name
 
 
 def test_a_users_own_script_that_knows_torch_distributed_only_runs_on_every_rank(tmp_path: Path) -> None:

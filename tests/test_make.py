@@ -41,11 +41,11 @@ def test_the_first_installation_shows_what_pip_does(tmp_path: Path) -> None:
     (venv / ".runtime").unlink()
     done = make("env", f"VENV={venv}")
     assert (done.returncode, done.stderr) == (0, "")
-    told = done.stdout.splitlines()
-    assert told[0].startswith("installing the locked packages (once;")
-    assert "pip install" in told[1]
-    assert "requirements.lock" in told[1]
-    assert "--quiet" not in told[1]
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("installing the locked packages (once;")
+    assert "pip install" in lines[1]
+    assert "requirements.lock" in lines[1]
+    assert "--quiet" not in lines[1]
 
 
 def test_cuda_12_is_installed_from_its_own_lock(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ SETTINGS = (*(word for word in TINY if not word.startswith("data.")), "data.imag
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def workdir(tmp_path: Path) -> Path:
     """Class folders, of which one has the name, as one image of each has; one of them is broken."""
     for split, number in (("train", 24), ("val", 4)):
         for label, folder in enumerate((NAME, "dog")):
@@ -39,8 +39,8 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(place: Path, *words: str, module: str = "train") -> subprocess.CompletedProcess[str]:
-    done = python("-m", module, *words, cwd=place)
+def run(workdir: Path, *words: str, module: str = "train") -> subprocess.CompletedProcess[str]:
+    done = python("-m", module, *words, cwd=workdir)
     refuse_forgery(done.stdout + done.stderr)
     return done
 
@@ -50,30 +50,30 @@ def refuse_forgery(text: str) -> None:
     assert [line for line in text.splitlines() if line.strip().startswith(FORGED)] == [], text
 
 
-def test_a_training_and_its_evaluation_print_no_name_as_a_line(place: Path) -> None:
-    trained = run(place, *FOLDER, *SETTINGS, "data.max_bad_images=1", "train.max_steps=2")
+def test_a_training_and_its_evaluation_print_no_name_as_a_line(workdir: Path) -> None:
+    trained = run(workdir, *FOLDER, *SETTINGS, "data.max_bad_images=1", "train.max_steps=2")
     assert trained.returncode == 0, trained.stderr
     assert "skipped a broken image" in trained.stdout + trained.stderr
     assert "\\x1b[2J" in trained.stdout + trained.stderr
-    for log in (place / "run" / "logs").glob("rank-*.log"):
+    for log in (workdir / "run" / "logs").glob("rank-*.log"):
         refuse_forgery(log.read_text())
-    measured = run(place, "eval", "run", "--per-image", "t.csv")
+    measured = run(workdir, "eval", "run", "--per-image", "t.csv")
     assert (measured.returncode, "cat\\r\\nepoch 9" in measured.stdout) == (0, True), measured.stderr
-    as_json = run(place, "eval", "run", "--json")
+    as_json = run(workdir, "eval", "run", "--json")
     assert json.loads(as_json.stdout)["classes"] == [NAME, "dog"]
-    assert NAME.encode() in (place / "t.csv").read_bytes()
+    assert NAME.encode() in (workdir / "t.csv").read_bytes()
 
 
-def test_data_commands_and_refusals_print_no_name_as_a_line(place: Path) -> None:
-    checked = run(place, "data", "check", *FOLDER[2:4])
+def test_data_commands_and_refusals_print_no_name_as_a_line(workdir: Path) -> None:
+    checked = run(workdir, "data", "check", *FOLDER[2:4])
     assert (checked.returncode, "\\x1b[2J" in checked.stdout, "\\x1b[2J" in checked.stderr) == (65, True, True)
-    assert json.loads(run(place, "data", "check", "--json", *FOLDER[2:4]).stdout)["ok"] is False
-    assert run(place, *FOLDER, *SETTINGS).returncode == 65
-    (place / "t.csv").write_text(f'path,label\nphotos/train/dog/0.png,"{NAME}"\nx.png,dog\n', newline="")
-    assert run(place, "check", "--device", "cpu", "data.name=table", "data.root=t.csv").returncode in (0, 65, 66)
-    assert run(place, NAME).returncode == 64
-    assert run(place, f"run.name={NAME}").returncode == 64
-    assert run(place, "--config", NAME).returncode == 66
+    assert json.loads(run(workdir, "data", "check", "--json", *FOLDER[2:4]).stdout)["ok"] is False
+    assert run(workdir, *FOLDER, *SETTINGS).returncode == 65
+    (workdir / "t.csv").write_text(f'path,label\nphotos/train/dog/0.png,"{NAME}"\nx.png,dog\n', newline="")
+    assert run(workdir, "check", "--device", "cpu", "data.name=table", "data.root=t.csv").returncode in (0, 65, 66)
+    assert run(workdir, NAME).returncode == 64
+    assert run(workdir, f"run.name={NAME}").returncode == 64
+    assert run(workdir, "--config", NAME).returncode == 66
 
 
 @pytest.mark.parametrize("command", ["show", "doctor"])

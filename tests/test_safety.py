@@ -44,43 +44,50 @@ pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="machine:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("safety")
 
 
 @pytest.fixture(scope="module")
-def seen(place: Path) -> Seen:
+def seen(workdir: Path) -> Seen:
     """Two ranks with data workers and TensorBoard, whose data was fetched first."""
     for name in ("work", "home", "tmp"):
-        (place / name).mkdir()
-    (place / "work" / "cfg.yaml").write_text(CONFIG)
-    table = write_table(place / "table.json", {"mnist": ARCHIVES})
+        (workdir / name).mkdir()
+    (workdir / "work" / "cfg.yaml").write_text(CONFIG)
+    table = write_table(workdir / "table.json", {"mnist": ARCHIVES})
     environ = {name: value for name, value in unmeasured().items() if not name.lower().endswith("_proxy")}
-    environ |= {"HOME": str(place / "home"), "TMPDIR": str(place / "tmp"), "OMP_NUM_THREADS": "1"}
+    environ |= {"HOME": str(workdir / "home"), "TMPDIR": str(workdir / "tmp"), "OMP_NUM_THREADS": "1"}
     environ |= {"PYTHONDONTWRITEBYTECODE": "1"} | SECRETS
     with serving(BODIES, servers.whole) as server:
         words = ("--config", "cfg.yaml", f"data.mirror={server.url}")
         command = (sys.executable, "-c", DRIVER, str(table), *words)
-        found = watched(command, cwd=place / "work", environ=environ, record=place / "calls", seconds=400)
-    assert found.code == 0, found.said
-    return found
+        recorded = watched(command, cwd=workdir / "work", environ=environ, record=workdir / "calls", seconds=400)
+    assert recorded.code == 0, recorded.said
+    return recorded
 
 
 def kept_in(path: Path, *folders: Path) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-def test_it_did_all_that_a_training_does(seen: Seen, place: Path) -> None:
-    changed = {str(path) for path in seen.changed(place / "work")}
+def test_it_did_all_that_a_training_does(seen: Seen, workdir: Path) -> None:
+    changed = {str(path) for path in seen.changed(workdir / "work")}
     for part in ("events.out.tfevents", "manifest.json", "run.json", "rank-0001.log", "ubyte", ".lease.1"):
         assert any(part in path for path in changed), part
 
 
-def test_nothing_is_written_outside_the_runs_folder_the_data_and_scratch_places(seen: Seen, place: Path) -> None:
-    work, cache = place / "work", place / "home" / ".cache"
-    mine = (work / "out" / "runs" / "run", work / "data", place / "tmp", cache, Path("/dev/shm"), Path("/proc/self"))
+def test_nothing_is_written_outside_the_runs_folder_the_data_and_scratch_places(seen: Seen, workdir: Path) -> None:
+    work, cache = workdir / "work", workdir / "home" / ".cache"
+    own_folders = (
+        work / "out" / "runs" / "run",
+        work / "data",
+        workdir / "tmp",
+        cache,
+        Path("/dev/shm"),
+        Path("/proc/self"),
+    )
     made = {work / "out", work / "out" / "runs", Path("/dev/null")}
-    others = {path for path in seen.changed(work) if not kept_in(Path(os.path.normpath(path)), *mine)} - made
+    others = {path for path in seen.changed(work) if not kept_in(Path(os.path.normpath(path)), *own_folders)} - made
     others = {path for path in others if not SHARED_MEMORY.fullmatch(str(path))}
     # Whether the place can be written is found out by writing, before the run has a folder.
     assert {path for path in others if not path.name.startswith(".tmp-probe-")} == set()
@@ -91,17 +98,17 @@ def test_it_listens_on_loopback_only(seen: Seen) -> None:
     assert seen.bound() == {"127.0.0.1"}
 
 
-def test_scratch_places_are_empty_afterwards(seen: Seen, place: Path) -> None:
+def test_scratch_places_are_empty_afterwards(seen: Seen, workdir: Path) -> None:
     caches = ("torchinductor_",)  # torch's
-    assert [path.name for path in (place / "tmp").iterdir() if not path.name.startswith(caches)] == []
-    assert [path.name for path in (place / "work").glob("out/runs/run/.*")] == []
+    assert [path.name for path in (workdir / "tmp").iterdir() if not path.name.startswith(caches)] == []
+    assert [path.name for path in (workdir / "work").glob("out/runs/run/.*")] == []
 
 
-def test_no_secret_of_the_environment_is_said_or_kept(seen: Seen, place: Path) -> None:
-    files = [path for path in (place / "work").rglob("*") if path.is_file()]
+def test_no_secret_of_the_environment_is_said_or_kept(seen: Seen, workdir: Path) -> None:
+    files = [path for path in (workdir / "work").rglob("*") if path.is_file()]
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     assert SECRET not in seen.said
-    assert '"HTTPS_PROXY": "http://(not shown)@127.0.0.1:9"' in (place / "work/out/runs/run/run.json").read_text()
+    assert '"HTTPS_PROXY": "http://(not shown)@127.0.0.1:9"' in (workdir / "work/out/runs/run/run.json").read_text()
 
 
 RUNS_CODE = re.compile(r"pickle\.(loads?|Unpickler)|(yaml|marshal)\..*loads?|eval|exec")
@@ -123,5 +130,5 @@ def test_nothing_that_is_read_can_run_code() -> None:
     assert len(loads) >= 3
     for call in loads:
         given = {word.arg: ast.unparse(word.value) for word in call.keywords}
-        name, wanted = SAFE[ast.unparse(call.func)]
-        assert given.get(name) == wanted, ast.unparse(call)
+        name, expected = SAFE[ast.unparse(call.func)]
+        assert given.get(name) == expected, ast.unparse(call)

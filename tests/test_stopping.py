@@ -27,10 +27,10 @@ LONG = ("checkpoint.every_steps=2", "data.val_fraction=0", "train.epochs=100000"
 
 
 @contextmanager
-def training(place: Path, *settings: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+def training(folder: Path, *settings: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
     """`train` on one rank, in `place`; ended at the end of the block."""
-    words = keep_last_overrides([*TINY, f"run.output_dir={place}", "run.name=run", *settings])
-    with start_python("-m", "train", "--device", "cpu", *words, environ=environ, cwd=place) as process:
+    words = keep_last_overrides([*TINY, f"run.output_dir={folder}", "run.name=run", *settings])
+    with start_python("-m", "train", "--device", "cpu", *words, environ=environ, cwd=folder) as process:
         try:
             yield process
         finally:
@@ -38,8 +38,8 @@ def training(place: Path, *settings: str, **environ: str) -> Iterator[subprocess
                 process.kill()
 
 
-def until_step_2_is_saved(place: Path) -> Run:
-    run = Run(folder=place / "run")
+def until_step_2_is_saved(folder: Path) -> Run:
+    run = Run(folder=folder / "run")
     # Or a later one, where nothing holds up the saves: the folder of step 2 is deleted within milliseconds then.
     wait_until(lambda: any((run.folder / "checkpoints").glob("step-" + "[0-9]" * 8)), "a checkpoint")
     return run
@@ -50,8 +50,8 @@ def until_stopping(run: Run) -> None:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=120)
-    return process.returncode, said
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
 
 
 def test_ctrl_c_again_aborts_a_save_that_is_under_way_and_leaves_the_last_one(tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_ctrl_c_again_aborts_a_save_that_is_under_way_and_leaves_the_last_one(tm
         until_stopping(run)  # or a busy machine takes both for one
         time.sleep(AGAIN_S)
         process.send_signal(INT)
-        code, said = ended(process)
-    assert code == 130, said
+        code, output = ended(process)
+    assert code == 130, output
     assert run.committed() == 2
 
 
@@ -72,8 +72,8 @@ def test_a_signal_that_comes_again_and_again_changes_nothing(tmp_path: Path) -> 
         for pause in (0.01, AGAIN_S, 0.0):
             process.send_signal(TERM)
             time.sleep(pause)
-        code, said = ended(process)
-    assert code == 75, said
+        code, output = ended(process)
+    assert code == 75, output
     assert run.ending is not None
     assert run.ending.step == run.committed()
 
@@ -82,9 +82,9 @@ def test_a_closed_terminal_is_called_a_hang_up(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, OMP_NUM_THREADS="1") as process:
         run = until_step_2_is_saved(tmp_path)
         process.send_signal(signal.SIGHUP)
-        code, said = ended(process)
-    assert code == 75, said
-    assert "stopped by SIGHUP at step" in said
+        code, output = ended(process)
+    assert code == 75, output
+    assert "stopped by SIGHUP at step" in output
     assert run.ending is not None
     assert run.ending.cause == "SIGHUP"
 
@@ -97,11 +97,11 @@ def test_after_a_kill_in_the_last_save_the_next_start_says_what_was_too_short(tm
         process.send_signal(KILL)
         process.wait(60)
     with training(tmp_path, *LONG[:2], "train.epochs=1") as process:
-        code, said = ended(process)
-    assert code == 0, said
-    assert "was asked to stop by SIGTERM and was killed before its checkpoint was committed" in said
-    assert "--signal=USR1@" in said
-    assert "at step 2 of" in said
+        code, output = ended(process)
+    assert code == 0, output
+    assert "was asked to stop by SIGTERM and was killed before its checkpoint was committed" in output
+    assert "--signal=USR1@" in output
+    assert "at step 2 of" in output
 
 
 def test_a_request_while_the_save_before_is_waited_for_is_noted_too(tmp_path: Path) -> None:
@@ -113,20 +113,20 @@ def test_a_request_while_the_save_before_is_waited_for_is_noted_too(tmp_path: Pa
         until_stopping(run)
 
 
-def stopped_after(seconds: float, place: Path) -> tuple[int, str, list[str]]:
+def stopped_after(seconds: float, folder: Path) -> tuple[int, str, list[str]]:
     """A signal so long after the front door has begun to listen: the code, what was said, and what was written.
 
     The data never come to be, so that there is no first step, however fast the machine is.
     """
-    place.mkdir()
-    (place / "config.yaml").write_text("data: {name: 'held:make'}\n")
-    (place / "held.py").write_text("import time\n\ndef make(data):\n    time.sleep(3600)\n")
-    with training(place, "--config", str(place / "config.yaml")) as process:
+    folder.mkdir()
+    (folder / "config.yaml").write_text("data: {name: 'held:make'}\n")
+    (folder / "held.py").write_text("import time\n\ndef make(data):\n    time.sleep(3600)\n")
+    with training(folder, "--config", str(folder / "config.yaml")) as process:
         wait_until(lambda: listens(process.pid), "a handler")
         time.sleep(seconds)
         process.send_signal(TERM)
-        code, said = ended(process)
-    return code, said, sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
+        code, output = ended(process)
+    return code, output, sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def listens(pid: int) -> bool:
@@ -139,10 +139,10 @@ def listens(pid: int) -> bool:
 def test_a_signal_at_any_time_before_the_first_step_ends_with_75_and_without_a_checkpoint(tmp_path: Path) -> None:
     times = [0.0, 0.15, 0.4, 0.8, 1.3, 2.0, 3.0, 4.0]
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda seconds: stopped_after(seconds, tmp_path / str(seconds)), times))
-    assert [code for code, _, _ in found] == [75] * len(times), found
-    for _, said, files in found:
-        assert "Traceback" not in said, said
+        results = list(pool.map(lambda seconds: stopped_after(seconds, tmp_path / str(seconds)), times))
+    assert [code for code, _, _ in results] == [75] * len(times), results
+    for _, output, files in results:
+        assert "Traceback" not in output, output
         assert not [name for name in files if "step-" in name or name.endswith(("metrics.jsonl", "best.json"))], files
 
 
@@ -171,9 +171,9 @@ def test_a_signal_while_the_ranks_are_loaded_is_written_down(tmp_path: Path) -> 
     loading.chmod(0o755)
     words = ("--device", "cpu", "--procs-per-node", "2", *TINY, f"run.output_dir={tmp_path}", "run.name=run")
     with start_python("-c", WITH_RANKS_THAT_LOAD, str(loading), *words, cwd=tmp_path) as process:
-        code, said = ended(process)
+        code, output = ended(process)
     ending = Run(folder=tmp_path / "run").ending
-    assert (code, ending and ending.cause) == (75, "stopped by SIGTERM before the first step"), said
+    assert (code, ending and ending.cause) == (75, "stopped by SIGTERM before the first step"), output
 
 
 ASKED_BETWEEN = """
@@ -192,5 +192,5 @@ sys.exit(front.main())
 def test_a_signal_between_the_front_door_and_the_watch_over_the_ranks_is_not_lost(tmp_path: Path) -> None:
     words = ("--device", "cpu", *keep_last_overrides([*TINY, *LONG]), f"run.output_dir={tmp_path}", "run.name=run")
     with start_python("-c", ASKED_BETWEEN, *words, cwd=tmp_path) as process:
-        code, said = ended(process)
-    assert (code, Run(folder=tmp_path / "run").committed()) == (75, None), said
+        code, output = ended(process)
+    assert (code, Run(folder=tmp_path / "run").committed()) == (75, None), output

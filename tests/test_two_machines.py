@@ -53,10 +53,10 @@ def start(host: Host, folder: Path, **changes: object) -> Popen[str]:
 def ended(process: Popen[str]) -> tuple[int, str]:
     """Its exit code and all that it said; killed where it does not end."""
     try:
-        said, _ = process.communicate(timeout=WAIT_S)
+        output, _ = process.communicate(timeout=WAIT_S)
     finally:
         process.kill()
-    return process.returncode, said
+    return process.returncode, output
 
 
 def both(first: Popen[str], second: Popen[str]) -> tuple[list[int], str]:
@@ -66,12 +66,12 @@ def both(first: Popen[str], second: Popen[str]) -> tuple[list[int], str]:
     finally:
         first.kill()
         second.kill()
-    return [code for code, _ in results], "\n".join(said for _, said in results)
+    return [code for code, _ in results], "\n".join(output for _, output in results)
 
 
-def assert_like(run: Run, wanted: dict[str, Any]) -> None:
+def assert_like(run: Run, expected: dict[str, Any]) -> None:
     for name, weights in run.weights(10).items():
-        assert np.all(np.abs(weights - wanted[name]) <= 1e-6 + 1e-5 * np.abs(wanted[name])), name
+        assert np.all(np.abs(weights - expected[name]) <= 1e-6 + 1e-5 * np.abs(expected[name])), name
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +87,9 @@ def two_of_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, set[str],
         while any(process.poll() is None for process in started) and time.monotonic() < begun + WAIT_S:
             heard |= {address for host in hosts for address in host.listens()}
             time.sleep(0.2)
-        codes, said = both(*started)
+        codes, output = both(*started)
         after = {address for host in hosts for address in host.listens()}
-    assert codes == [0, 0], said
+    assert codes == [0, 0], output
     return Run(folder=folder / "runs" / "run"), heard, after
 
 
@@ -128,8 +128,10 @@ def test_two_machines_under_torch_distributed_launch_learn_it_too(
     launch = ("-m", "torch.distributed.launch", *nodes)
     with scratch() as temporary:  # torchrun leaves a folder in it
         options = {"cwd": tmp_path, "measured": False, "OMP_NUM_THREADS": "1", "TMPDIR": temporary}
-        codes, said = both(*(host.start(*launch, f"--node_rank={k}", *train, **options) for k, host in enumerate(pair)))
-    assert codes == [0, 0], said
+        codes, output = both(
+            *(host.start(*launch, f"--node_rank={k}", *train, **options) for k, host in enumerate(pair))
+        )
+    assert codes == [0, 0], output
     assert_like(Run(folder=tmp_path / "runs" / "run"), alone)
 
 
@@ -164,10 +166,10 @@ def test_a_master_that_knows_its_own_name_as_loopback_adds_up_with_the_other_mac
     smoke = (sys.executable, "-m", "train.distributed.allreduce_check", "--result", "sum.json", "--timeout", "60")
     line = ("-m", "entrypoint", "run", "--device", "cpu", "--", *smoke)
     started = (host.start(*line, cwd=tmp_path, **launched(rank)) for rank, host in enumerate(debians))
-    codes, said = both(*started)
-    assert codes == [0, 0], said
-    found = json.loads((tmp_path / "sum.json").read_text())
-    assert (found["ranks"], found["interface"]) == (2, "eth0")
+    codes, output = both(*started)
+    assert codes == [0, 0], output
+    record = json.loads((tmp_path / "sum.json").read_text())
+    assert (record["ranks"], record["interface"]) == (2, "eth0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,10 +232,10 @@ def test_machines_add_up_over_any_family_and_however_they_call_the_first_one(
     smoke = (sys.executable, "-m", "train.distributed.allreduce_check", "--result", "sum.json", "--timeout", "60")
     line = ("-m", "entrypoint", "run", "--device", "cpu", "--", *smoke)
     started = (host.start(*line, cwd=tmp_path, **launched(rank)) for rank, host in enumerate(hosts))
-    codes, said = both(*started)
-    assert codes == [0, 0], said
-    found = json.loads((tmp_path / "sum.json").read_text())
-    assert (found["ranks"], found["interface"]) == (2, "eth0")
+    codes, output = both(*started)
+    assert codes == [0, 0], output
+    record = json.loads((tmp_path / "sum.json").read_text())
+    assert (record["ranks"], record["interface"]) == (2, "eth0")
 
 
 UNREACHABLE = {
@@ -247,16 +249,16 @@ UNREACHABLE = {
 def test_a_master_that_is_not_there_is_named_with_the_reason_and_a_fix(
     pair: Sequence[Host], tmp_path: Path, address: str, why: str, fix: str
 ) -> None:
-    code, said = ended(start(pair[1], tmp_path, node_rank=1, master_addr=address, start_s=3))
-    assert code == 69, said
+    code, output = ended(start(pair[1], tmp_path, node_rank=1, master_addr=address, start_s=3))
+    assert code == 69, output
     for words in (address, why, fix):
-        assert words in said
+        assert words in output
 
 
 def test_a_machine_that_never_comes_is_named_by_its_ranks(pair: Sequence[Host], tmp_path: Path) -> None:
-    code, said = ended(start(pair[0], tmp_path, procs_per_node=2, start_s=15))
+    code, output = ended(start(pair[0], tmp_path, procs_per_node=2, start_s=15))
     assert code == 69
-    assert "not all ranks arrived: missing 2, 3" in said
+    assert "not all ranks arrived: missing 2, 3" in output
 
 
 def test_a_machine_that_is_lost_ends_the_other_one(pair: Sequence[Host], tmp_path: Path) -> None:
@@ -265,27 +267,27 @@ def test_a_machine_that_is_lost_ends_the_other_one(pair: Sequence[Host], tmp_pat
     try:
         wait_until(lambda: len(run.logged()) >= 3, "three steps", WAIT_S)
         second.send_signal(signal.SIGKILL)
-        code, said = ended(first)
+        code, output = ended(first)
     finally:
         second.kill()
         second.communicate(timeout=WAIT_S)
-    assert code == 69, said
-    assert pair[1].address in said
-    assert "resume" in said
+    assert code == 69, output
+    assert pair[1].address in output
+    assert "resume" in output
 
 
 @pytest.mark.parametrize("procs", [1, 2])
 def test_two_machines_that_are_both_number_0_are_told(pair: Sequence[Host], tmp_path: Path, procs: int) -> None:
-    codes, said = both(*(start(host, tmp_path, procs_per_node=procs, start_s=20) for host in pair))
-    assert 76 in codes, said
+    codes, output = both(*(start(host, tmp_path, procs_per_node=procs, start_s=20) for host in pair))
+    assert 76 in codes, output
     assert set(codes) <= {69, 76}
-    assert "two processes say that they are rank" in said
-    assert "--node-rank" in said
+    assert "two processes say that they are rank" in output
+    assert "--node-rank" in output
 
 
 def test_machines_that_disagree_about_their_number_are_told(pair: Sequence[Host], tmp_path: Path) -> None:
-    codes, said = both(*(start(host, tmp_path, node_rank=k, nodes=2 + k) for k, host in enumerate(pair)))
-    assert 76 in codes, said
+    codes, output = both(*(start(host, tmp_path, node_rank=k, nodes=2 + k) for k, host in enumerate(pair)))
+    assert 76 in codes, output
     assert set(codes) <= {69, 76}
-    assert "disagree about the number of ranks" in said
-    assert "--nodes" in said
+    assert "disagree about the number of ranks" in output
+    assert "--nodes" in output

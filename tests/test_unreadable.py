@@ -30,7 +30,7 @@ SHUT = {
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def workdir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Everybody may write here: pytest's own folders are root's alone."""
     folder = Path(tempfile.mkdtemp(prefix="unreadable-"))
     for name in ("data", "kept/run/checkpoints/step-00000004", "kept/run/errors"):
@@ -45,10 +45,10 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("case", SHUT)
-def test_what_is_shut_is_said(place: Path, case: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_shut_is_said(workdir: Path, case: str, capfd: pytest.CaptureFixture[str]) -> None:
     line, name, mode, code = SHUT[case]
-    (place / name).chmod(mode)
+    (workdir / name).chmod(mode)
     assert as_nobody(lambda: front.run_command(line, dict(os.environ))) == code
-    said = capfd.readouterr().err
-    assert f"ERROR[{code}]" in said
-    assert "fix: " in said
+    error = capfd.readouterr().err
+    assert f"ERROR[{code}]" in error
+    assert "fix: " in error

@@ -62,8 +62,8 @@ def together(tasks: int, run: Exchange, delays: list[float] | None = None) -> li
 def agree(plans: list[Plan]) -> bool:
     """Whether all tasks have the same hosts, address of rank 0 and launch id, and places of their own."""
     shared = {(plan.hosts, plan.world.master_addr, plan.launch_id, plan.world.num_nodes) for plan in plans}
-    places = {(plan.world.node_rank, plan.world.local_rank) for plan in plans}
-    return len(shared) == 1 and len(places) == len(plans)
+    positions = {(plan.world.node_rank, plan.world.local_rank) for plan in plans}
+    return len(shared) == 1 and len(positions) == len(plans)
 
 
 @pytest.fixture(autouse=True)
@@ -198,16 +198,16 @@ def test_two_starts_of_mpiexec_on_one_host_are_two_launches(tmp_path: Path) -> N
                 "MPI_LOCALRANKID": str(task),
                 "PMI_FD": str(server.descriptors[task]),
             }
-            found = plan_allocation(detect_allocation(own, CPU, machine()), CPU, machine(), own)
-            assert found.exchanges_hosts
-            return exchange_hosts(found, own, tmp_path, time.monotonic() + 60, nothing)
+            launch_plan = plan_allocation(detect_allocation(own, CPU, machine()), CPU, machine(), own)
+            assert launch_plan.exchanges_hosts
+            return exchange_hosts(launch_plan, own, tmp_path, time.monotonic() + 60, nothing)
 
         (plan,) = {plan.launch_id: plan for plan in together(2, run)}.values()
         assert (plan.world.num_nodes, plan.world.master_addr) == (1, "127.0.0.1")
         return plan.launch_id
 
-    with PmiServer(2) as one, PmiServer(2) as other:
-        assert start(one) != start(other)
+    with PmiServer(2) as first_server, PmiServer(2) as other:
+        assert start(first_server) != start(other)
 
 
 def test_a_second_command_of_the_same_tasks_does_without_the_socket_that_the_first_has_used(tmp_path: Path) -> None:
@@ -327,5 +327,5 @@ def test_a_closed_descriptor_means_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PER_RANK)
 def test_show_says_by_what_hosts_will_be_exchanged(name: str) -> None:
     environ = {variable: value for variable, value in PER_RANK[name].items() if variable != "PMI_FD"}
-    found = plan_allocation(detect_allocation(environ, CPU, machine()), CPU, machine(), environ)
-    assert (found.world.master_addr, found.sources["master_addr"]) == ("", "a file in the run's folder")
+    plan = plan_allocation(detect_allocation(environ, CPU, machine()), CPU, machine(), environ)
+    assert (plan.world.master_addr, plan.sources["master_addr"]) == ("", "a file in the run's folder")

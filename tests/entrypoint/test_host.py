@@ -1,4 +1,4 @@
-"""What is read from this machine."""
+"""Cores, memory, file systems and the job are read from trees such as /proc and /sys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import machine
+from entrypoint import fabrics, machine
 
 
 def test_a_job_that_a_parent_is_in_is_seen_through_a_cleaned_environment() -> None:
@@ -104,3 +104,107 @@ def test_a_process_knows_how_many_threads_its_cores_have(
     file.write_text(siblings)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: core_ids)
     assert machine.read_machine({}, gpus=False, root=tmp_path).threads_per_core == threads
+
+
+QUOTA_OF_VERSION_1 = {
+    "proc/self/cgroup": "3:cpu,cpuacct:/docker/abc\n",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "200000",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+}
+
+
+def lay(root: Path, files: dict[str, str]) -> Path:
+    """Files under `root`."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def time_of(root: Path, quota: str) -> Path:
+    """A root whose control group, of version 2, gives so much of each 100 ms."""
+    return lay(root, {"proc/self/cgroup": "0::/pod/one\n", "sys/fs/cgroup/pod/cpu.max": f"{quota} 100000"})
+
+
+@pytest.fixture
+def eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight processors, all of them this process's."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+
+
+@pytest.mark.parametrize(("quota", "worth"), [("150000", 1.5), ("max", None)])
+def test_a_quota_of_a_group_around_ours_is_read(tmp_path: Path, quota: str, worth: float | None) -> None:
+    assert machine.cores_quota(time_of(tmp_path, quota)) == worth
+
+
+def test_a_quota_of_version_1_is_read(tmp_path: Path) -> None:
+    assert machine.cores_quota(lay(tmp_path, QUOTA_OF_VERSION_1)) == 2
+
+
+def test_without_control_groups_there_is_none(tmp_path: Path) -> None:
+    assert machine.cores_quota(tmp_path) is None
+
+
+@pytest.mark.usefixtures("eight")
+@pytest.mark.parametrize(("quota", "cores"), [("400000", 4), ("150000", 2), ("50000", 1), ("1600000", 8), ("max", 8)])
+def test_as_many_processors_are_used_as_there_is_time_for(tmp_path: Path, quota: str, cores: int) -> None:
+    assert machine.num_usable_cores(time_of(tmp_path, quota)) == cores
+
+
+@pytest.mark.usefixtures("eight")
+def test_a_plan_is_made_for_the_processors_that_there_is_time_for(tmp_path: Path) -> None:
+    node = machine.read_machine({}, gpus=False, root=time_of(tmp_path, "400000"))
+    assert (node.cores, node.machine_cores) == (4, 4)
+
+
+MEMINFO = "MemTotal: 16777216 kB\nMemAvailable:    8388608 kB\n"
+
+
+def test_free_memory_is_the_machines_without_a_control_group(tmp_path: Path) -> None:
+    assert machine.free_memory_mib(lay(tmp_path, {"proc/meminfo": MEMINFO})) == 8192
+
+
+def test_a_limit_of_a_group_around_ours_counts(tmp_path: Path) -> None:
+    lay(tmp_path, {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/job/step\n"})
+    lay(tmp_path, {"sys/fs/cgroup/job/memory.max": "1073741824", "sys/fs/cgroup/job/memory.current": "536870912"})
+    lay(tmp_path, {"sys/fs/cgroup/job/step/memory.max": "max", "sys/fs/cgroup/job/step/memory.current": "1"})
+    assert machine.free_memory_mib(tmp_path) == 512
+
+
+def test_files_kept_in_memory_can_be_taken_back(tmp_path: Path) -> None:
+    lay(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.stat": "anon 1\ninactive_file 104857600\n"})
+    lay(tmp_path, {"sys/fs/cgroup/memory.max": "209715200", "sys/fs/cgroup/memory.current": "209715200"})
+    assert machine.free_memory_mib(tmp_path) == 100
+
+
+def test_a_limit_of_version_1_is_read(tmp_path: Path) -> None:
+    lay(tmp_path, {"proc/self/cgroup": "4:memory:/docker/abc\n"})
+    lay(tmp_path, {"sys/fs/cgroup/memory/memory.limit_in_bytes": "209715200"})
+    lay(tmp_path, {"sys/fs/cgroup/memory/memory.usage_in_bytes": "104857600"})
+    assert machine.free_memory_mib(tmp_path) == 100
+
+
+def test_tasks_left_are_the_limit_less_those_there(tmp_path: Path) -> None:
+    lay(tmp_path, {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/pids.max": "100"})
+    assert machine.num_free_pids(lay(tmp_path, {"sys/fs/cgroup/a/pids.current": "30"})) == 70
+
+
+def test_the_innermost_mount_names_the_file_system(tmp_path: Path) -> None:
+    mounts = "overlay / overlay rw 0 0\nserver:/x /data nfs4 rw 0 0\ntmpfs /database tmpfs rw 0 0\n"
+    lay(tmp_path, {"proc/self/mounts": mounts})
+    kinds = [machine.filesystem_type(Path(folder), tmp_path) for folder in ("/data/runs", "/database", "/home")]
+    assert kinds == ["nfs4", "tmpfs", "overlay"]
+
+
+def test_a_fabric_is_up_where_one_of_its_ports_is(tmp_path: Path) -> None:
+    lay(tmp_path, {"sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
+    lay(tmp_path, {"sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN\n"})
+    os.makedirs(tmp_path / "sys/class/cxi/cxi0")
+    names = [(device.name, device.fabric.name) for device in fabrics.list_active_devices(tmp_path)]
+    assert names == [("mlx5_0", "InfiniBand or RoCE"), ("cxi0", "Slingshot")]
+
+
+def test_a_machine_that_tells_nothing_has_no_limits(tmp_path: Path) -> None:
+    assert machine.free_memory_mib(tmp_path) is machine.num_free_pids(tmp_path) is None
+    assert (machine.filesystem_type(tmp_path, tmp_path), fabrics.list_active_devices(tmp_path)) == ("unknown", [])

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from entrypoint import images
 from entrypoint.images import IMAGES
@@ -21,8 +20,12 @@ def test_an_image_holds_the_torch_of_its_lock_file(name: str) -> None:
     assert locked == [IMAGES[name].torch]
 
 
-@pytest.mark.skipif(torch.version.cuda is None, reason="machine: torch is a build for the CPU")
+@pytest.mark.needs_torch
 def test_the_installed_torch_has_code_for_the_listed_gpus_and_no_others() -> None:
+    import torch
+
+    if torch.version.cuda is None:
+        pytest.skip("machine: torch is a build for the CPU")
     installed = next(image for image in IMAGES.values() if image.torch == torch.__version__.partition("+")[0])
     # torch.cuda.get_arch_list() is empty without a GPU.
     assert torch._C._cuda_getArchFlags().split() == [f"sm_{major}{minor}" for major, minor in installed.architectures]
@@ -35,5 +38,8 @@ def test_a_cpu_build_of_torch_has_no_cuda(tmp_path: Path) -> None:
     assert images.installed_torch_versions(tmp_path) == ("2.15.0+cpu", None)
 
 
+@pytest.mark.needs_torch
 def test_the_installed_torch_is_read_as_it_tells_itself() -> None:
+    import torch
+
     assert images.installed_torch_versions() == (torch.__version__, torch.version.cuda)

@@ -18,6 +18,7 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize("module", ["yaml", "train", "difflib"])
 def test_modules_of_the_caller_do_not_reach_train(tmp_path: Path, module: str) -> None:
     (tmp_path / f"{module}.py").write_text("raise SystemExit('the wrong module')")
@@ -32,12 +33,12 @@ def test_what_was_kept_out_is_still_said(tmp_path: Path) -> None:
 
 def test_a_program_that_is_over_asks_for_no_input() -> None:
     """PYTHONINSPECT lets Python read on from its input, whose end gives the exit code 1 or 0."""
-    assert run("train", "no-such-word", PYTHONINSPECT="1").returncode == 64
-    done = run("train", "check", "--device", "cpu", PYTHONINSPECT="1")
+    assert run("entrypoint", "no-such-word", PYTHONINSPECT="1").returncode == 64
+    done = run("entrypoint", "show", "--device", "cpu", PYTHONINSPECT="1")
     assert (done.returncode, ">>>" in done.stderr) == (0, False)
 
 
 @pytest.mark.parametrize("variables", [{}, {"PYTHONPATH": "/nonexistent"}])
 def test_words_and_exit_codes_pass(variables: dict[str, str]) -> None:
-    done = run("train", "no-such-word", **variables)
+    done = run("entrypoint", "no-such-word", **variables)
     assert (done.returncode, "no-such-word" in done.stderr) == (64, True)

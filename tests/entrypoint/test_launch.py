@@ -78,6 +78,7 @@ os._exit(0)  # gloo's threads may abort in the end of the interpreter
 """
 
 
+@pytest.mark.needs_torch
 def test_a_script_with_accelerate_is_one_world_of_two_ranks_on_the_cpu(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(ACCELERATED)
     line = ("-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", "2", "--", sys.executable, "script.py")
@@ -95,15 +96,15 @@ def test_all_ranks_meet_at_one_address(tmp_path: Path) -> None:
 
 def test_a_port_that_the_user_gives_is_the_one_that_ranks_of_one_machine_meet_on(tmp_path: Path) -> None:
     given = str(free_port())
-    found = environments(tmp_path, MASTER_PORT=given)
-    assert {(e["MASTER_PORT"], *Handover.from_environ(e).ports) for e in found} == {(given, int(given))}
+    environs = environments(tmp_path, MASTER_PORT=given)
+    assert {(e["MASTER_PORT"], *Handover.from_environ(e).ports) for e in environs} == {(given, int(given))}
 
 
 def test_a_port_that_the_user_gives_on_one_machine_and_another_process_has_is_refused(tmp_path: Path) -> None:
     with network.bind_first_free("127.0.0.1", candidates("given here")) as taken:
-        found = planned({"MASTER_PORT": str(taken.getsockname()[1])})
+        plan = planned({"MASTER_PORT": str(taken.getsockname()[1])})
         with pytest.raises(Failure, match="taken by another process") as caught:
-            run_plan(found, ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)
+            run_plan(plan, ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)
     assert caught.value.code == 69
 
 
@@ -184,9 +185,9 @@ def planned(environ: dict[str, str]) -> Plan:
 
 
 def test_a_master_whose_name_does_not_resolve_is_refused_before_any_start(tmp_path: Path) -> None:
-    found = planned(captured("per-gpu/task-0@node01") | {"MASTER_ADDR": "no-such-host.invalid"})
+    plan = planned(captured("per-gpu/task-0@node01") | {"MASTER_ADDR": "no-such-host.invalid"})
     with pytest.raises(Failure, match="does not resolve") as caught:
-        run_plan(found, ["touch", str(tmp_path / "started")], dict(os.environ), log_dir=tmp_path, foreign=True)
+        run_plan(plan, ["touch", str(tmp_path / "started")], dict(os.environ), log_dir=tmp_path, foreign=True)
     assert caught.value.code == 69
     assert not (tmp_path / "started").exists()
 
@@ -219,17 +220,17 @@ def test_the_rank_that_mpiexec_started_does_not_get_its_closed_socket(tmp_path: 
 def test_a_taken_port_given_for_a_foreign_command_is_refused(tmp_path: Path) -> None:
     with network.bind_first_free("127.0.0.1", candidates("foreign")) as taken:
         environ = FIRST_POD | {"PET_MASTER_ADDR": "localhost"}
-        found = planned(environ | {"MASTER_PORT": str(taken.getsockname()[1])})
+        plan = planned(environ | {"MASTER_PORT": str(taken.getsockname()[1])})
         with pytest.raises(Failure, match="taken by another process"):
-            run_plan(found, ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)
+            run_plan(plan, ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)
 
 
 @pytest.mark.parametrize(("address", "noted"), [("192.0.2.1", True), ("127.0.0.1", False)])
 def test_a_foreign_command_may_meet_at_a_services_address_and_is_told_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], address: str, noted: bool
 ) -> None:
-    found = planned(FIRST_POD | {"PET_MASTER_ADDR": address})
-    assert port_told(found, tmp_path) == str(found.ports[0])
+    plan = planned(FIRST_POD | {"PET_MASTER_ADDR": address})
+    assert port_of(plan, tmp_path) == str(plan.ports[0])
     assert (f"address {address} is not this host's own" in capfd.readouterr().err) is noted
 
 
@@ -237,27 +238,27 @@ def on_one_node(rank: int, first_port: int) -> Plan:
     """One of the two tasks that mpirun has started here."""
     numbers = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
     environ = {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
-    found = planned(environ)
-    return replace(found, ports=(first_port, *found.ports))
+    plan = planned(environ)
+    return replace(plan, ports=(first_port, *plan.ports))
 
 
-def port_told(found: Plan, folder: Path) -> str:
+def port_of(plan: Plan, folder: Path) -> str:
     """The port that a foreign command of this task is told."""
     command = [sys.executable, "-c", "import os; print(os.environ['MASTER_PORT'])"]
-    assert run_plan(found, command, dict(os.environ), log_dir=folder, foreign=True) == 0
-    return (folder / f"rank-{found.world.rank:04d}.log").read_text().strip()
+    assert run_plan(plan, command, dict(os.environ), log_dir=folder, foreign=True) == 0
+    return (folder / f"rank-{plan.world.rank:04d}.log").read_text().strip()
 
 
 def test_tasks_of_one_node_agree_on_the_port_of_a_foreign_command(tmp_path: Path) -> None:
     with network.bind_first_free("127.0.0.1", candidates("agree")) as listener:
         port = listener.getsockname()[1]
-    assert {port_told(on_one_node(rank, port), tmp_path) for rank in (0, 1)} == {str(port)}
+    assert {port_of(on_one_node(rank, port), tmp_path) for rank in (0, 1)} == {str(port)}
 
 
 def test_a_taken_port_that_the_other_tasks_of_a_node_would_look_for_is_refused_by_its_number(tmp_path: Path) -> None:
     with network.bind_first_free("127.0.0.1", candidates("neighbour")) as taken:
         port = taken.getsockname()[1]
-        assert port_told(on_one_node(1, port), tmp_path) == str(port)
+        assert port_of(on_one_node(1, port), tmp_path) == str(port)
         with pytest.raises(Failure, match=f"ports {port}\n") as caught:
             run_plan(on_one_node(0, port), ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)
     assert caught.value.code == 69
@@ -283,8 +284,8 @@ def test_gpus_that_a_rank_on_the_cpu_does_not_see_are_not_hidden_from_the_next_j
 def test_one_task_that_starts_all_ranks_passes_over_a_taken_port(tmp_path: Path) -> None:
     with network.bind_first_free("127.0.0.1", candidates("passed")) as taken:
         port = taken.getsockname()[1]
-        found = planned({})
-        assert port_told(replace(found, ports=(port, *found.ports)), tmp_path) != str(port)
+        plan = planned({})
+        assert port_of(replace(plan, ports=(port, *plan.ports)), tmp_path) != str(port)
 
 
 # What a rank of ours does for a parent that listens: it says where it is, and that it has come to its end.
@@ -355,10 +356,10 @@ def test_restarts_are_counted_and_help_only_against_accidents(
 
 def test_each_start_that_is_followed_by_another_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    told: list[int] = []
-    command, watched = [sys.executable, "-c", RANK + "os._exit(69)"], replace(care(tmp_path, 2), failed=told.append)
+    reported: list[int] = []
+    command, watched = [sys.executable, "-c", RANK + "os._exit(69)"], replace(care(tmp_path, 2), failed=reported.append)
     run_plan(planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, policy=watched)
-    assert told == [69, 69]
+    assert reported == [69, 69]
 
 
 def test_nccls_flight_recorder_writes_into_the_runs_folder(tmp_path: Path) -> None:

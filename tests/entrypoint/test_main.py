@@ -20,9 +20,9 @@ def show(*options: str, **environ: str):  # type: ignore[no-untyped-def]
 
 
 def test_show_json_is_the_promised_object() -> None:
-    found = json.loads(show("--json", *CPU, **captured("per-gpu/task-3@node02")).stdout)
-    world = found["world"]
-    assert found["launcher"] == "slurm-task"
+    record = json.loads(show("--json", *CPU, **captured("per-gpu/task-3@node02")).stdout)
+    world = record["world"]
+    assert record["launcher"] == "slurm-task"
     assert 20_000 <= world.pop("master_port") < 32_768
     assert world == {
         "rank": 3,
@@ -33,8 +33,8 @@ def test_show_json_is_the_promised_object() -> None:
         "num_nodes": 2,
         "master_addr": "node01",
     }
-    assert (found["hosts"], found["spawn"], found["warnings"]) == (["node01", "node02"], 1, [])
-    assert found["sources"]["rank"] == "SLURM_PROCID"
+    assert (record["hosts"], record["spawn"], record["warnings"]) == (["node01", "node02"], 1, [])
+    assert record["sources"]["rank"] == "SLURM_PROCID"
 
 
 def test_show_tells_a_person_where_each_value_came_from() -> None:
@@ -43,8 +43,8 @@ def test_show_tells_a_person_where_each_value_came_from() -> None:
 
 
 def test_show_counts_ranks_from_the_variable() -> None:
-    found = json.loads(show("--json", ENTRYPOINT_DEVICE="cpu", ENTRYPOINT_PROCS_PER_NODE="3").stdout)
-    assert (found["spawn"], found["hosts"]) == (3, [socket.gethostname().split(".")[0]])
+    record = json.loads(show("--json", ENTRYPOINT_DEVICE="cpu", ENTRYPOINT_PROCS_PER_NODE="3").stdout)
+    assert (record["spawn"], record["hosts"]) == (3, [socket.gethostname().split(".")[0]])
 
 
 def test_a_refusal_in_json_holds_code_what_and_fix() -> None:

@@ -211,10 +211,10 @@ def test_a_link_local_address_keeps_its_interface() -> None:
 def link_local() -> str:
     """One of this machine's own link-local addresses."""
     lines = (line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines())
-    found = [(ipaddress.IPv6Address(int(words[0], 16)), words[5]) for words in lines if words[3] == "20"]
-    if not found:
+    addresses = [(ipaddress.IPv6Address(int(words[0], 16)), words[5]) for words in lines if words[3] == "20"]
+    if not addresses:
         pytest.skip("machine: no interface has a link-local address")
-    return "%".join(map(str, found[0]))
+    return "%".join(map(str, addresses[0]))
 
 
 def test_a_listener_on_a_link_local_address_answers_a_probe() -> None:

@@ -40,14 +40,21 @@ def test_every_platform_of_the_table_has_a_case_here() -> None:
 
 @pytest.mark.parametrize("name", PER_NODE)
 def test_a_task_takes_its_place_among_the_nodes(name: str) -> None:
-    found = detected(PER_NODE[name])
-    assert (found.launcher, found.node_rank, found.num_nodes, found.one_task_per_node) == (name, 1, 2, True)
+    allocation = detected(PER_NODE[name])
+    assert (allocation.launcher, allocation.node_rank, allocation.num_nodes, allocation.one_task_per_node) == (
+        name,
+        1,
+        2,
+        True,
+    )
 
 
 @pytest.mark.parametrize("name", PER_NODE)
 def test_rank_0_is_on_the_first_node_or_the_tasks_tell_each_other(name: str) -> None:
-    found = detected(PER_NODE[name])
-    assert (found.master_addr, found.exchanges_hosts) == (("", True) if name == "htcondor" else ("10.0.0.1", False))
+    allocation = detected(PER_NODE[name])
+    assert (allocation.master_addr, allocation.exchanges_hosts) == (
+        ("", True) if name == "htcondor" else ("10.0.0.1", False)
+    )
 
 
 def test_the_platforms_port_is_used() -> None:
@@ -62,16 +69,16 @@ def test_all_nodes_have_one_launch_id_also_if_the_master_calls_itself_localhost(
 
 
 def test_an_address_that_the_user_gives_replaces_the_platforms() -> None:
-    found = detected(SKYPILOT | {"MASTER_ADDR": "10.1.1.1"})
-    assert (found.master_addr, found.sources["master_addr"]) == ("10.1.1.1", "MASTER_ADDR")
+    allocation = detected(SKYPILOT | {"MASTER_ADDR": "10.1.1.1"})
+    assert (allocation.master_addr, allocation.sources["master_addr"]) == ("10.1.1.1", "MASTER_ADDR")
 
 
 def test_sagemakers_file_names_the_hosts_without_its_training_toolkit() -> None:
-    found = detect_allocation(
+    allocation = detect_allocation(
         SAGEMAKER_BARE, LaunchOptions(), machine(host_files={SAGEMAKER_HOST_FILE: RESOURCE_CONFIG})
     )
-    assert (found.launcher, found.node_rank, found.num_nodes) == ("sagemaker", 1, 2)
-    assert (found.master_addr, found.sources["node_rank"]) == ("10.0.0.1", SAGEMAKER_HOST_FILE)
+    assert (allocation.launcher, allocation.node_rank, allocation.num_nodes) == ("sagemaker", 1, 2)
+    assert (allocation.master_addr, allocation.sources["node_rank"]) == ("10.0.0.1", SAGEMAKER_HOST_FILE)
 
 
 def test_sagemakers_file_is_read_from_its_place(tmp_path: Path) -> None:
@@ -104,8 +111,13 @@ def test_a_vertex_machine_that_is_no_trainer_is_refused() -> None:
 
 
 def test_vertex_numbers_of_machines_are_read_where_they_are_set() -> None:
-    found = detected(VERTEX | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "2222"})
-    assert (found.launcher, found.node_rank, found.master_addr, found.master_port) == ("vertex", 1, "10.0.0.9", 2222)
+    allocation = detected(VERTEX | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "2222"})
+    assert (allocation.launcher, allocation.node_rank, allocation.master_addr, allocation.master_port) == (
+        "vertex",
+        1,
+        "10.0.0.9",
+        2222,
+    )
 
 
 def test_another_programs_cluster_spec_means_nothing() -> None:
@@ -132,15 +144,15 @@ def test_beakers_replicas_without_a_leader_tell_each_other_their_hosts() -> None
 
 @pytest.mark.parametrize("name", ONE_NODE_TASKS)
 def test_a_job_of_one_node_meets_on_loopback(name: str) -> None:
-    found = detected(ONE_NODE_TASKS[name])
-    assert (found.launcher, found.num_nodes, found.master_addr) == (name, 1, "127.0.0.1")
-    assert not found.exchanges_hosts
+    allocation = detected(ONE_NODE_TASKS[name])
+    assert (allocation.launcher, allocation.num_nodes, allocation.master_addr) == (name, 1, "127.0.0.1")
+    assert not allocation.exchanges_hosts
 
 
 @pytest.mark.parametrize("environ", PER_NODE.values(), ids=PER_NODE)
 def test_machines_named_by_hand_win(environ: dict[str, str]) -> None:
-    found = detected(environ, LaunchOptions(nodes=3, node_rank=2, master_addr="a"))
-    assert (found.launcher, found.node_rank, found.num_nodes) == ("local", 2, 3)
+    allocation = detected(environ, LaunchOptions(nodes=3, node_rank=2, master_addr="a"))
+    assert (allocation.launcher, allocation.node_rank, allocation.num_nodes) == ("local", 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +198,8 @@ def test_a_variable_that_tells_of_no_other_node_trains(part: dict[str, str]) -> 
 
 
 def test_a_rank_with_a_local_rank_is_a_process_also_in_a_pod() -> None:
-    found = detected(VOLCANO | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
-    assert (found.launcher, found.task, found.num_nodes) == ("torchrun", 1, 1)
+    allocation = detected(VOLCANO | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+    assert (allocation.launcher, allocation.task, allocation.num_nodes) == ("torchrun", 1, 1)
 
 
 INDEXED = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": "0"}
@@ -203,9 +215,9 @@ def test_a_pod_of_an_indexed_job_that_has_others_is_refused(changes: dict[str, s
 
 @pytest.mark.parametrize("changes", [{}, {"MASTER_ADDR": "localhost"}, {"SLURM_JOB_ID": ""}])
 def test_the_first_pod_of_an_indexed_job_trains_and_is_told_of_others(changes: dict[str, str]) -> None:
-    found = detected(INDEXED | changes)
-    assert (found.launcher, found.num_nodes) == ("local", 1)
-    assert "PET_NNODES" in found.warnings[0]
+    allocation = detected(INDEXED | changes)
+    assert (allocation.launcher, allocation.num_nodes) == ("local", 1)
+    assert "PET_NNODES" in allocation.warnings[0]
 
 
 def test_a_pod_of_an_indexed_job_of_one_pod_trains_as_its_fix_says() -> None:
@@ -225,9 +237,9 @@ def test_a_volcano_job_of_one_pod_trains(environ: dict[str, str]) -> None:
 
 
 def test_a_pet_set_is_one_task_on_each_node() -> None:
-    found = per_node.pet_allocation(PET, machine())
-    assert (found.node_rank, found.num_nodes, found.procs_per_node) == (1, 2, 4)
-    assert (found.master_addr, found.master_port) == ("job-master-0", 23456)
+    allocation = per_node.pet_allocation(PET, machine())
+    assert (allocation.node_rank, allocation.num_nodes, allocation.procs_per_node) == (1, 2, 4)
+    assert (allocation.master_addr, allocation.master_port) == ("job-master-0", 23456)
 
 
 def test_a_pet_set_for_one_node_needs_no_address() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from machines import captured, machine
 from synthetic import FLUX, HYDRA, INTEL, JSRUN, MVAPICH, OPENMPI, OPENMPI_TWO_NODES, PALS, PER_RANK
@@ -10,6 +12,7 @@ from entrypoint.errors import Failure
 from entrypoint.launchers import detect_allocation, per_rank
 from entrypoint.launchers.allocation import Allocation
 from entrypoint.options import LaunchOptions
+from entrypoint.platforms import Platform
 
 
 def read(environ: dict[str, str]) -> Allocation:
@@ -29,14 +32,14 @@ def test_every_launcher_of_the_table_has_a_case_here() -> None:
 
 @pytest.mark.parametrize("name", PER_RANK)
 def test_the_ranks_of_every_launcher_are_read(name: str) -> None:
-    found = read(PER_RANK[name])
-    assert (found.launcher, found.task, found.num_tasks) == (name, 3, 4)
+    allocation = read(PER_RANK[name])
+    assert (allocation.launcher, allocation.task, allocation.num_tasks) == (name, 3, 4)
 
 
 @pytest.mark.parametrize("name", sorted(per_rank.LAUNCHERS.keys() - {"pmi"}))
 def test_the_place_within_a_node_is_read_where_the_launcher_tells_it(name: str) -> None:
-    found = read(PER_RANK[name])
-    assert (found.local_task, found.tasks_on_node, found.node_rank, found.num_nodes) == (1, 2, 1, 2)
+    allocation = read(PER_RANK[name])
+    assert (allocation.local_task, allocation.tasks_on_node, allocation.node_rank, allocation.num_nodes) == (1, 2, 1, 2)
 
 
 @pytest.mark.parametrize("environ", PER_RANK.values(), ids=PER_RANK)
@@ -74,13 +77,15 @@ def test_every_task_of_an_uneven_launch_tells_its_host(environ: dict[str, str]) 
 def test_inside_slurm_mpiruns_tasks_tell_each_other_their_hosts_too() -> None:
     """It may use some of the job's nodes, in another order than the list."""
     for environ in (*UNEVEN.values(), OPENMPI_TWO_NODES):
-        found = read(environ | {"SLURM_NODELIST": "node[01-03]"})
-        assert (found.hosts, found.master_addr, found.exchanges_hosts) == ((), "", True)
+        allocation = read(environ | {"SLURM_NODELIST": "node[01-03]"})
+        assert (allocation.hosts, allocation.master_addr, allocation.exchanges_hosts) == ((), "", True)
 
 
 def test_ranks_that_mpirun_starts_over_ssh_in_a_slurm_job_have_the_launch_id_of_the_others() -> None:
-    found = {read(OPENMPI_TWO_NODES | {"PMIX_NAMESPACE": "a@1"} | job).launch_id for job in ({}, {"SLURM_JOB_ID": "7"})}
-    assert len(found) == 1
+    launch_ids = {
+        read(OPENMPI_TWO_NODES | {"PMIX_NAMESPACE": "a@1"} | job).launch_id for job in ({}, {"SLURM_JOB_ID": "7"})
+    }
+    assert len(launch_ids) == 1
 
 
 def test_flux_places_its_ranks_on_nodes_of_its_choice_inside_slurm() -> None:
@@ -134,44 +139,37 @@ def test_the_job_is_no_part_of_the_key_where_it_may_not_be_handed_on(ranks: dict
     assert read(ranks).launch_id == read(ranks | {"PBS_JOBID": "7.pbs"}).launch_id
 
 
-@pytest.mark.parametrize(
-    ("environ", "missing"),
-    [
-        (OPENMPI, "OMPI_COMM_WORLD_SIZE"),
-        (OPENMPI, "OMPI_COMM_WORLD_LOCAL_RANK"),
-        (PALS, "PMI_LOCAL_SIZE"),
-        (FLUX, "FLUX_JOB_SIZE"),
-        (HYDRA, "MPI_LOCALRANKID"),
-    ],
-)
-def test_half_of_a_launchers_variables_are_refused_by_the_missing_one(environ: dict[str, str], missing: str) -> None:
-    with pytest.raises(Failure, match=f"variables are missing: .*{missing}") as caught:
-        read({name: value for name, value in environ.items() if name != missing})
-    assert caught.value.code == 76
+def contradictions(platform: Platform) -> Iterator[tuple[dict[str, str | None], str]]:
+    """Changes of a launcher's environment, and what the refusal of each says."""
+    names, environ = platform.variables, PER_RANK[platform.name]
+    for missing in (names[fact] for fact in names if fact != "rank"):
+        yield {missing: None}, f"variables are missing: .*{missing}"
+    size = names["world_size"]
+    pairs = [(names["rank"], size)]
+    if "local_world_size" in names:
+        pairs.append((names["local_rank"], names["local_world_size"]))
+        yield {names["local_world_size"]: "5"}, f"{names['local_world_size']} must not be above {size}"
+    for number, limit in pairs:
+        yield {number: environ[limit]}, f"{number} must be below {limit}"
+        yield {number: "one"}, f"{number} is not a whole number"
+        yield {limit: "0"}, f"{number} must be below"
+        yield {limit: "-2"}, f"{limit} is not a whole number"
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK must be below OMPI_COMM_WORLD_SIZE"),
-        ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, "OMPI_COMM_WORLD_LOCAL_RANK must be below"),
-        ({"OMPI_COMM_WORLD_RANK": "one"}, "OMPI_COMM_WORLD_RANK is not a whole number"),
-        ({"OMPI_COMM_WORLD_SIZE": "-2"}, "OMPI_COMM_WORLD_SIZE is not a whole number"),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "0"}, "OMPI_COMM_WORLD_LOCAL_RANK must be below"),
-        ({"OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_RANK must be below"),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, "OMPI_COMM_WORLD_LOCAL_SIZE must not be above OMPI_COMM_WORLD_SIZE"),
-    ],
-)
-def test_impossible_numbers_are_refused_by_name(change: dict[str, str], named: str) -> None:
-    with pytest.raises(Failure, match=named) as caught:
-        read(OPENMPI | change)
-    assert caught.value.code == 76
+@pytest.mark.parametrize("name", PER_RANK)
+def test_variables_that_are_missing_or_contradict_each_other_are_refused_by_name(name: str) -> None:
+    for change, words in contradictions(per_rank.LAUNCHERS[name]):
+        changed = {variable: value for variable, value in (PER_RANK[name] | change).items() if value is not None}
+        with pytest.raises(Failure, match=words) as caught:
+            read(changed)
+        assert caught.value.code == 76
 
 
 @pytest.mark.parametrize("name", per_rank.RANK_ONLY_VARIABLES)
 def test_a_rank_without_a_number_of_ranks_is_refused(name: str) -> None:
-    with pytest.raises(Failure, match="nothing tells how many ranks") as caught:
-        detect_allocation({name: "1"}, LaunchOptions(), machine())
+    with pytest.raises(Failure, match=f"{name} shows .* nothing tells how many ranks") as caught:
+        detect_allocation({name: "0"}, LaunchOptions(), machine())
+    assert caught.value.code == 76
     assert f"unset {name}" in caught.value.fix
 
 
@@ -209,8 +207,8 @@ def test_jsrun_on_a_job_of_one_node_and_a_launch_node_trains() -> None:
     alone = {name: value for name, value in JSRUN.items() if name != "PMIX_RANK"}
     alone |= {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "1"}
     alone |= {"JSM_NAMESPACE_LOCAL_RANK": "0", "JSM_NAMESPACE_LOCAL_SIZE": "1"}
-    found = detect_allocation(alone | {"LSB_MCPU_HOSTS": "batch5 1 h41n04 42"}, LaunchOptions(), machine())
-    assert (found.launcher, found.num_tasks) == ("jsrun", 1)
+    allocation = detect_allocation(alone | {"LSB_MCPU_HOSTS": "batch5 1 h41n04 42"}, LaunchOptions(), machine())
+    assert (allocation.launcher, allocation.num_tasks) == ("jsrun", 1)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from machines import ENVIRONS, captured, machine, read_environ
+from captures import ENVIRONS, read_captures, read_situations, write_situations
+from machines import captured, machine
 
 from entrypoint.errors import Failure
 from entrypoint.launchers import detect_allocation, slurm
 from entrypoint.options import LaunchOptions
-from entrypoint.plan import plan_allocation
+from entrypoint.plan import Plan, plan_allocation
 
 CPU = LaunchOptions(device="cpu")
 TWO_BY_TWO = "node01:0 node01:1 node02:0 node02:1"
@@ -48,33 +49,29 @@ TASKS = {
 }
 # Shells (batch script, salloc) of jobs with one node and one task: this node is the world. All others are refused.
 ALONE = {"batch-one-node", "cpus-inherited", "cpus-passed-on", "one-task"}
-FILES = sorted(ENVIRONS.glob("slurm-*/*/*.env"))
+PROCESS = re.compile(r"(?P<version>[^/]+)/(?P<situation>[^/]+)/(?P<program>[a-z]+)\d*-(?P<rank>\d+|x)@(?P<node>.+)")
+CAPTURES = {name: PROCESS.fullmatch(name) for name in read_captures()}
 
 
-def planned(path: Path):  # type: ignore[no-untyped-def]
-    environ, here = read_environ(path), machine(hostname=path.stem.partition("@")[2])
-    return plan_allocation(detect_allocation(environ, CPU, here), CPU, here, environ)
+def plan_captured(name: str) -> Plan:
+    environ, node = read_captures()[name], machine(hostname=name.partition("@")[2])
+    return plan_allocation(detect_allocation(environ, CPU, node), CPU, node, environ)
 
 
-def rank_of(path: Path) -> int:
-    return int(re.search(r"-(\d+)@", path.name)[1])  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    "path", [f for f in FILES if f.name.startswith("task")], ids=lambda f: str(f.relative_to(ENVIRONS))
-)
-def test_a_captured_task_gets_its_place(path: Path) -> None:
-    launcher, places = TASKS[path.parent.name]
-    seats = [place.split(":") for place in places.split()]
-    hosts = sorted({host for host, _ in seats})
-    host, local_rank = seats[rank_of(path)]
-    found = planned(path)
-    assert (found.launcher, found.spawn) == (launcher, 1)
-    assert asdict(found.world) | {"master_port": 0} == {
-        "rank": rank_of(path),
+@pytest.mark.parametrize("name", [name for name, process in CAPTURES.items() if process["program"] == "task"])
+def test_a_captured_task_gets_its_place(name: str) -> None:
+    launcher, tasks = TASKS[CAPTURES[name]["situation"]]
+    ranks = [task.split(":") for task in tasks.split()]
+    hosts = sorted({host for host, _ in ranks})
+    rank = int(CAPTURES[name]["rank"])
+    host, local_rank = ranks[rank]
+    plan = plan_captured(name)
+    assert (plan.launcher, plan.spawn) == (launcher, 1)
+    assert asdict(plan.world) | {"master_port": 0} == {
+        "rank": rank,
         "local_rank": int(local_rank),
-        "world_size": len(seats),
-        "local_world_size": sum(other == host for other, _ in seats),
+        "world_size": len(ranks),
+        "local_world_size": sum(other == host for other, _ in ranks),
         "node_rank": hosts.index(host),
         "num_nodes": len(hosts),
         "master_addr": "" if launcher == "openmpi" else "node01",  # its tasks will tell each other
@@ -82,23 +79,27 @@ def test_a_captured_task_gets_its_place(path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "path", [f for f in FILES if not f.name.startswith("task")], ids=lambda f: str(f.relative_to(ENVIRONS))
-)
-def test_a_captured_shell_is_alone_or_refused(path: Path) -> None:
-    if path.parent.name in ALONE:
-        assert (planned(path).launcher, planned(path).world.world_size) == ("local", 1)
+@pytest.mark.parametrize("name", [name for name, process in CAPTURES.items() if process["program"] != "task"])
+def test_a_captured_shell_is_alone_or_refused(name: str) -> None:
+    if CAPTURES[name]["situation"] in ALONE:
+        assert (plan_captured(name).launcher, plan_captured(name).world.world_size) == ("local", 1)
         return
     with pytest.raises(Failure, match="not started by srun") as caught:
-        planned(path)
+        plan_captured(name)
     assert caught.value.code == 76
     assert "srun" in caught.value.fix
 
 
+@pytest.mark.parametrize("path", sorted(ENVIRONS.glob("*.txt")), ids=lambda path: path.stem)
+def test_a_file_of_captures_is_as_its_writer_leaves_it(path: Path, tmp_path: Path) -> None:
+    write_situations(tmp_path / path.name, read_situations(path))
+    assert (tmp_path / path.name).read_text() == path.read_text()
+
+
 def test_all_tasks_of_a_step_derive_the_same_port_and_launch_id() -> None:
-    tasks = sorted((ENVIRONS / "slurm-26.05" / "uneven").glob("task-*.env"))
-    assert len(tasks) == 7
-    assert len({(planned(path).launch_id, planned(path).ports) for path in tasks}) == 1
+    plans = [plan_captured(name) for name in CAPTURES if name.startswith("slurm-26.05/uneven/task-")]
+    assert len(plans) == 7
+    assert len({(plan.launch_id, plan.ports) for plan in plans}) == 1
 
 
 def test_a_requeued_start_has_another_launch_id() -> None:
@@ -110,14 +111,6 @@ def test_a_requeued_start_has_another_launch_id() -> None:
 @pytest.mark.parametrize("step", ["4294967291", "4294967290", "-5", "-6", "", "\u00b2"])
 def test_slurms_own_steps_are_not_taken_for_a_job_step(step: str) -> None:
     assert not slurm.in_step(captured("per-gpu/task-0@node01") | {"SLURM_STEP_ID": step, "SLURM_STEPID": step})
-
-
-@pytest.mark.parametrize("variable", ["SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"])
-def test_a_missing_variable_of_a_step_is_named(variable: str) -> None:
-    environ = captured("per-gpu/task-0@node01")
-    del environ[variable]
-    with pytest.raises(Failure, match=variable):
-        slurm.read_step_allocation(environ)
 
 
 @pytest.mark.parametrize("variable", ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"])

@@ -64,27 +64,27 @@ def deaf(line: HeartbeatChannel, tmp_path_factory: pytest.TempPathFactory) -> It
 def test_a_stopped_process_is_looked_at_without_waking_it(deaf: int, line: HeartbeatChannel) -> None:
     os.kill(deaf, signal.SIGSTOP)
     wait_until(lambda: stacks.process_state(deaf) == "T", "it is stopped")
-    found = stacks.collect_stacks(deaf, line.stacks)
-    assert (found.state, found.where) == ("T", None)
-    assert "State:\tT (stopped)" in found.text
-    assert "Cpus_allowed" not in found.text
+    collected = stacks.collect_stacks(deaf, line.stacks)
+    assert (collected.state, collected.where) == ("T", None)
+    assert "State:\tT (stopped)" in collected.text
+    assert "Cpus_allowed" not in collected.text
     assert stacks.process_state(deaf) == "T"
     os.kill(deaf, signal.SIGCONT)
 
 
 def test_a_process_that_holds_the_interpreters_lock_shows_its_stack(deaf: int, line: HeartbeatChannel) -> None:
-    found = stacks.collect_stacks(deaf, line.stacks)
-    assert "in holds_the_lock" in found.text
-    assert found.where is not None
-    assert found.where.endswith("deaf.py:7")
+    collected = stacks.collect_stacks(deaf, line.stacks)
+    assert "in holds_the_lock" in collected.text
+    assert collected.where is not None
+    assert collected.where.endswith("deaf.py:7")
 
 
 def test_a_process_without_our_handler_is_not_signalled(line: HeartbeatChannel) -> None:
     with started(PLAIN, line) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = stacks.collect_stacks(process.pid, line.stacks)
-        assert f"no Python stacks of process {process.pid}: it does not answer" in found.text
+        collected = stacks.collect_stacks(process.pid, line.stacks)
+        assert f"no Python stacks of process {process.pid}: it does not answer" in collected.text
         assert process.poll() is None
 
 

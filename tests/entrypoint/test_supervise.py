@@ -147,9 +147,9 @@ def test_a_signal_that_is_delivered_twice_is_passed_on_once(tmp_path: Path) -> N
 def test_a_foreign_command_that_dies_of_the_forwarded_signal_keeps_the_shells_code(tmp_path: Path) -> None:
     process = start(tmp_path, PATIENT.replace("signal.SIGTERM, leave", "signal.SIGTERM, signal.SIG_DFL"))
     process.terminate()
-    said, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "ERROR" not in said
+    assert "ERROR" not in output
 
 
 def test_a_rank_that_does_not_leave_is_killed_after_the_grace_time(tmp_path: Path) -> None:
@@ -218,11 +218,11 @@ def test_a_console_that_went_away_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 def test_a_second_wish_after_the_double_delivery_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("entrypoint.supervise.time.monotonic", lambda: now[0])
+    clock = [100.0]
+    monkeypatch.setattr("entrypoint.supervise.time.monotonic", lambda: clock[0])
     with SignalInbox() as inbox:
         for moment in (100.0, 100.01, 100.0 + SIGNAL_REPEAT_WINDOW_S):
-            now[0] = moment
+            clock[0] = moment
             inbox._record(signal.SIGINT, None)
         assert inbox.drain() == [signal.SIGINT, signal.SIGINT]
 
@@ -234,9 +234,9 @@ def test_who_does_not_stop_in_its_time_is_not_said_to_want_memory(capfd: pytest.
         watch.kill_overdue()
         process.wait(10)
         watch.reap()
-    said = capfd.readouterr().err
-    assert "still running 600 s after the request to stop" in said
-    assert "memory" not in said
+    output = capfd.readouterr().err
+    assert "still running 600 s after the request to stop" in output
+    assert "memory" not in output
 
 
 def test_a_rank_without_a_handler_yet_is_said_to_be_stopped(capfd: pytest.CaptureFixture[str]) -> None:
@@ -281,8 +281,8 @@ def test_what_a_wish_to_stop_leads_to_is_said_as_its_command_words_it(tmp_path: 
         watch.forward(signal.SIGINT)
         watch.first_failed = (child, 130)
         watch.report()
-    said = (tmp_path / "terminal").read_text()
-    assert said == "stopping: nothing is kept; Ctrl-C once more ends it at once\nstopped by SIGINT, for nothing\n"
+    output = (tmp_path / "terminal").read_text()
+    assert output == "stopping: nothing is kept; Ctrl-C once more ends it at once\nstopped by SIGINT, for nothing\n"
 
 
 def _children(pid: int) -> list[str]:

@@ -1,8 +1,9 @@
-"""A thread whose start a signal's handler interrupts."""
+"""A thread starts whatever a signal's handler interrupts, and an action that may never end has a timeout."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
@@ -10,6 +11,7 @@ from processes import python, unmeasured
 from ringing import RINGING
 
 from entrypoint import threads
+from entrypoint.threads import call_with_timeout
 
 INTERRUPTED = f"""{RINGING}
 from entrypoint.threads import start_daemon_thread
@@ -54,3 +56,25 @@ def test_too_few_threads_are_refused_and_enough_are_not(monkeypatch: pytest.Monk
 def test_handlers_that_raise_while_it_begins_break_no_thread() -> None:
     done = python("-c", INTERRUPTED, env=unmeasured(), timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_answer_that_comes_is_given() -> None:
+    assert call_with_timeout(lambda: 42) == 42
+
+
+def test_an_action_that_fails_has_no_answer() -> None:
+    assert call_with_timeout(lambda: 1 // 0) is None
+
+
+def test_an_action_that_never_ends_is_left_behind() -> None:
+    never = threading.Event()
+    assert call_with_timeout(never.wait, seconds=0.05) is None
+    never.set()
+
+
+def test_without_a_thread_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(action: Callable[[], None]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "start_daemon_thread", refuse)
+    assert call_with_timeout(lambda: 42) is None

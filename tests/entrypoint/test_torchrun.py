@@ -19,9 +19,14 @@ WHOLE = {
 
 
 def test_a_whole_set_is_read_and_its_nodes_derived() -> None:
-    found = torchrun.read_allocation(WHOLE, machine())
-    assert (found.task, found.num_tasks, found.local_task, found.tasks_on_node) == (3, 4, 1, 2)
-    assert (found.node_rank, found.num_nodes, found.master_addr, found.master_port) == (1, 2, "node01", 29500)
+    allocation = torchrun.read_allocation(WHOLE, machine())
+    assert (allocation.task, allocation.num_tasks, allocation.local_task, allocation.tasks_on_node) == (3, 4, 1, 2)
+    assert (allocation.node_rank, allocation.num_nodes, allocation.master_addr, allocation.master_port) == (
+        1,
+        2,
+        "node01",
+        29500,
+    )
 
 
 def test_torchruns_own_store_is_recognised() -> None:
@@ -30,15 +35,15 @@ def test_torchruns_own_store_is_recognised() -> None:
 
 def test_one_rank_needs_no_address() -> None:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    found = torchrun.read_allocation(alone, machine())
-    assert (found.master_addr, found.master_port, found.warnings) == ("127.0.0.1", None, ())
+    allocation = torchrun.read_allocation(alone, machine())
+    assert (allocation.master_addr, allocation.master_port, allocation.warnings) == ("127.0.0.1", None, ())
 
 
 def test_without_a_local_size_the_visible_gpus_count_and_it_is_said() -> None:
     environ = {name: value for name, value in WHOLE.items() if name != "LOCAL_WORLD_SIZE"}
-    found = torchrun.read_allocation(environ, machine(gpus=fake_gpus(2)))
-    assert found.tasks_on_node == 2
-    assert "LOCAL_WORLD_SIZE" in found.warnings[0]
+    allocation = torchrun.read_allocation(environ, machine(gpus=fake_gpus(2)))
+    assert allocation.tasks_on_node == 2
+    assert "LOCAL_WORLD_SIZE" in allocation.warnings[0]
 
 
 def test_no_set_at_all_is_no_torchrun() -> None:
@@ -77,27 +82,6 @@ def test_node_numbers_that_contradict_the_pet_set_are_half_a_torchrun_set(change
 def test_half_a_set_is_refused_by_its_missing_half(environ: dict[str, str], missing: str) -> None:
     with pytest.raises(Failure, match=rf"without {missing}\n") as caught:
         torchrun.has_rank_variables(environ)
-    assert caught.value.code == 76
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"RANK": "4"}, "RANK must be below WORLD_SIZE"),
-        ({"LOCAL_RANK": "2"}, "LOCAL_RANK must be below LOCAL_WORLD_SIZE"),
-        ({"GROUP_RANK": "2"}, "GROUP_RANK must be below"),
-        ({"RANK": "-1"}, "RANK is not a whole number"),
-        ({"WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE is larger than WORLD_SIZE"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT is not a whole number"),
-        ({"MASTER_PORT": "99999"}, "MASTER_PORT is not a port"),
-        ({"LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE is larger than WORLD_SIZE"),
-        ({"MASTER_ADDR": ""}, "without MASTER_ADDR"),
-        ({"MASTER_PORT": ""}, "without MASTER_PORT"),
-    ],
-)
-def test_a_number_that_cannot_be_is_refused_by_name(change: dict[str, str], named: str) -> None:
-    with pytest.raises(Failure, match=named) as caught:
-        torchrun.read_allocation(WHOLE | change, machine())
     assert caught.value.code == 76
 
 

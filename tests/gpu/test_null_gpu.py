@@ -15,7 +15,7 @@ from null_gpu_trainings import LIMIT_S, SETTINGS, TRAIN, TWO_GPUS, Start, steps
 from train.logging.metrics_logger import METRICS_FILE, read_events
 
 pytestmark = [
-    pytest.mark.skipif(null_gpu.missing() is not None, reason=str(null_gpu.missing())),
+    pytest.mark.skipif(null_gpu.missing_runtime() is not None, reason=str(null_gpu.missing_runtime())),
     pytest.mark.timeout(1000),
 ]
 

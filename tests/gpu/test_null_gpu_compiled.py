@@ -12,7 +12,7 @@ from null_gpu_trainings import SUPPORT, Start, replaced, steps
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(null_gpu.missing() is not None, reason=str(null_gpu.missing())),
+    pytest.mark.skipif(null_gpu.missing_runtime() is not None, reason=str(null_gpu.missing_runtime())),
     pytest.mark.timeout(1000),
 ]
 

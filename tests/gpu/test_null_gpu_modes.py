@@ -15,7 +15,7 @@ from processes import free_port
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(null_gpu.missing() is not None, reason=str(null_gpu.missing())),
+    pytest.mark.skipif(null_gpu.missing_runtime() is not None, reason=str(null_gpu.missing_runtime())),
     pytest.mark.timeout(1000),
 ]
 

@@ -125,9 +125,9 @@ def writable(folder: Path) -> Path:
     return folder
 
 
-def mounted(folder: Path, place: str) -> str:
+def mounted(folder: Path, path: str) -> str:
     """The option that shows `folder` at `place`; it works with every engine."""
-    return f"--volume={folder}:{place}"
+    return f"--volume={folder}:{path}"
 
 
 def call(*command: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:

@@ -38,10 +38,10 @@ def trial(stage: Bench, end: DeadEnd) -> Trial:
 
 def crash_loop(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
     """Each start dies at the same step, seven after the last checkpoint."""
-    one = stage.start(name, "multigpu", BESIDE, FAULT="step:0:27:kill9")
-    ended = one.job.wait(500)  # five starts
-    committed = one.run.committed()
-    return {"code": ended.code, "restarts": one.restarts, "checkpoint": committed}, ended.output
+    job = stage.start(name, "multigpu", BESIDE, FAULT="step:0:27:kill9")
+    ended = job.job.wait(500)  # five starts
+    committed = job.run.committed()
+    return {"code": ended.code, "restarts": job.restarts, "checkpoint": committed}, ended.output
 
 
 def two_at_once(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
@@ -58,24 +58,24 @@ def two_at_once(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
 
 def folder_gone(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
     """A requeued job does not see its run's folder. On one node: homes are not shared here, and the mark is in one."""
-    one = stage.start(name, "multigpu", BESIDE, pace=0.1)
-    one.train_until(10)
-    one.job.signal("-s", "USR1")
-    until(lambda: one.restarts == 1, 120, lambda: one.job.output)
-    runs = one.run.folder.parent
+    job = stage.start(name, "multigpu", BESIDE, pace=0.1)
+    job.train_until(10)
+    job.job.signal("-s", "USR1")
+    until(lambda: job.restarts == 1, 120, lambda: job.job.output)
+    runs = job.run.folder.parent
     runs.rename(runs.with_name("elsewhere"))
-    ended = one.job.wait(200)
+    ended = job.job.wait(200)
     new = [path.name for path in runs.glob("*/checkpoints/step-*")]
     return {"code": ended.code, "checkpoints_made": new}, ended.output
 
 
 def save_outlasts_the_grace(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
     """A second start is cancelled, and its save does not end within KillWait: the first start's checkpoint counts."""
-    one = stage.start(name, "multigpu", BESIDE, pace=0.1)
-    one.train_until(25)
-    one.job.signal()
-    one.job.wait()
-    kept = one.run.committed()
+    job = stage.start(name, "multigpu", BESIDE, pace=0.1)
+    job.train_until(25)
+    job.job.signal()
+    job.job.wait()
+    kept = job.run.committed()
     slow = stage.start(name, "multigpu", BESIDE, "checkpoint.every_steps=null", pace=0.1, FAULT="save:0:*:sleep")
     slow.train_until(kept + 5)
     slow.job.signal()
@@ -92,13 +92,13 @@ def save_outlasts_the_grace(stage: Bench, name: str) -> tuple[dict[str, Any], st
 
 def rank_killed_elsewhere(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
     """kill -9 of the rank on the node that does not run the job script; seconds until the job's output names it."""
-    one = stage.start(name, "multinode", TWO, pace=0.1, MAX_REQUEUES="0")
-    one.train_until(10)
-    node = other_node(stage, one)
+    job = stage.start(name, "multinode", TWO, pace=0.1, MAX_REQUEUES="0")
+    job.train_until(10)
+    node = other_node(stage, job)
     killed = float(stage.cluster.root(node, "bash", "-c", "date +%s.%N; kill -9 $(pgrep -f '[t]rain.worker')").stdout)
-    until(lambda: f"rank 1 on {node}" in one.job.output or f"({node}," in one.job.output, 90, lambda: one.job.output)
+    until(lambda: f"rank 1 on {node}" in job.job.output or f"({node}," in job.job.output, 90, lambda: job.job.output)
     seconds = time.time() - killed
-    ended = one.job.wait()
+    ended = job.job.wait()
     return {"code": ended.code, "named_after_s": round(seconds, 1), "node": node}, ended.output
 
 
@@ -142,17 +142,17 @@ DEAD_ENDS = (
 
 def image_lost(stage: Bench, signal: str, name: str) -> tuple[int, int, int | None]:
     """Where Slurm signals the image's file server too: the last step, the checkpoint's, and the run's own code."""
-    one = stage.start(name, "multigpu", pace=0.1, MAX_REQUEUES="0")
-    one.train_until(25)
-    one.job.signal("-s", signal)
-    one.job.wait()
-    ending = one.run.ending
-    return max(one.run.logged()), one.run.committed() or 0, ending.code if ending else None
+    job = stage.start(name, "multigpu", pace=0.1, MAX_REQUEUES="0")
+    job.train_until(25)
+    job.job.signal("-s", signal)
+    job.job.wait()
+    ending = job.run.ending
+    return max(job.run.logged()), job.run.committed() or 0, ending.code if ending else None
 
 
 def images_lost(found: Mapping[str, list[tuple[int, int, int | None]]]) -> Trial:
     """Row 71: a whole checkpoint is promised, and how often the last save succeeded is told."""
-    every = [one for starts in found.values() for one in starts]
+    every = [job for starts in found.values() for job in starts]
     whole = sum(committed >= last - last % EVERY > 0 for last, committed, _ in every)
     saved = {signal: sum(last == committed for last, committed, _ in starts) for signal, starts in found.items()}
     return Trial(

@@ -11,18 +11,18 @@ import pytest
 
 
 @contextmanager
-def mounted(place: Path, options: str) -> Iterator[Path]:
+def mounted(target: Path, options: str) -> Iterator[Path]:
     """A tmpfs on the new folder `place`; skips the test where mounting is not allowed."""
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+    target.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(target)]
     try:
         subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"machine: cannot mount a tmpfs: {error}")
     try:
-        yield place
+        yield target
     finally:
-        subprocess.run(["umount", "--lazy", str(place)], timeout=30, check=True)
+        subprocess.run(["umount", "--lazy", str(target)], timeout=30, check=True)
 
 
 def fill(folder: Path, leave: int = 0) -> Path:

@@ -95,7 +95,7 @@ class FakeNvml:
     def nvmlDeviceGetRetiredPagesPendingStatus(self, gpu: FakeGpu) -> int:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    def nvmlDeviceGetTotalEccErrors(self, gpu: FakeGpu, kind: int, counter: int) -> int:
+    def nvmlDeviceGetTotalEccErrors(self, gpu: FakeGpu, error_type: int, counter: int) -> int:
         if gpu.uncorrected is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return gpu.uncorrected
@@ -111,7 +111,7 @@ class FakeNvml:
     def nvmlDeviceGetComputeMode(self, gpu: FakeGpu) -> int:
         return gpu.mode
 
-    def nvmlDeviceGetP2PStatus(self, one: FakeGpu, other: FakeGpu, what: int) -> int:
+    def nvmlDeviceGetP2PStatus(self, first: FakeGpu, other: FakeGpu, what: int) -> int:
         return pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED if self._apart else pynvml.NVML_P2P_STATUS_OK
 
     def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> SimpleNamespace:

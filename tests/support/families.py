@@ -1,6 +1,6 @@
 """The table of docs/detection.md: for every family of launchers, on what each shape of a job is tested.
 
-`python tests/support/families.py` writes it; tests/entrypoint/test_families.py compares, and tests every cell.
+`python tests/support/families.py` writes it; tests/entrypoint/test_platforms.py compares, and tests every cell.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from machines import REPOSITORY, captured
 from synthetic import FLUX_SCRIPT, ONE_NODE_SCRIPTS, ONE_NODE_TASKS, PER_NODE, PER_RANK, PET, SCRIPTS, torchrun_rank
+
+from entrypoint.launchers.per_rank import LAUNCHERS
 
 PAGE = REPOSITORY / "docs" / "detection.md"
 BEGIN, END = "<!-- begin of tested: written by tests/support/families.py -->", "<!-- end of tested -->"
@@ -53,17 +55,16 @@ class Family:
         return "captured" if self.is_captured else "made up"
 
 
-def sized(environ: Mapping[str, str], names: str, nodes: int, ranks: int) -> dict[str, str]:
-    """The last rank of this shape. names: rank, size, rank and size on the node, number of nodes; `-`: it has none."""
-    numbers = (nodes * ranks - 1, nodes * ranks, ranks - 1, ranks, nodes)
-    return {**environ, **{name: str(n) for name, n in zip(names.split(), numbers, strict=True) if name != "-"}}
-
-
-def _per_rank(name: str, *variables: str) -> Family:
-    shapes = {shape: PER_RANK[name] for shape in SHAPES}
-    for names in variables:
-        shapes = {shape: sized(shapes[shape], names, shape[0], SEVERAL if shape[1] else 1) for shape in SHAPES}
-    return Family(launcher=name, shapes=shapes, past=(PER_RANK[name] | torchrun_rank(0, 1), {}))
+def _per_rank(*names: str) -> Family:
+    """The last rank of each shape. names: the launcher, and another whose variables it sets too."""
+    shapes = {}
+    for nodes, many in SHAPES:
+        ranks = SEVERAL if many else 1
+        facts = {"rank": nodes * ranks - 1, "world_size": nodes * ranks, "num_nodes": nodes}
+        facts |= {"local_rank": ranks - 1, "local_world_size": ranks}
+        variables = [pair for each in names for pair in LAUNCHERS[each].variables.items()]
+        shapes[nodes, many] = PER_RANK[names[0]] | {variable: str(facts[fact]) for fact, variable in variables}
+    return Family(launcher=names[0], shapes=shapes, past=(PER_RANK[names[0]] | torchrun_rank(0, 1), {}))
 
 
 def _per_node(name: str, alone: dict[str, str], one_of_two: dict[str, str]) -> Family:
@@ -103,22 +104,13 @@ FAMILIES: dict[str, Family] = {
         is_captured=True,
         past=(captured("no-srun-two-nodes/batch-0@node01"), {}),
     ),
-    "Open MPI": _per_rank(
-        "openmpi",
-        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE -",
-    ),
-    "Flux": _per_rank(
-        "flux", "FLUX_TASK_RANK FLUX_JOB_SIZE FLUX_TASK_LOCAL_ID - FLUX_JOB_NNODES", "PMI_RANK PMI_SIZE - - -"
-    ),
-    "jsrun": _per_rank(
-        "jsrun", "JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE JSM_NAMESPACE_LOCAL_RANK JSM_NAMESPACE_LOCAL_SIZE -"
-    ),
-    "MVAPICH": _per_rank(
-        "mvapich", "MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE MV2_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_SIZE -"
-    ),
-    "PALS": _per_rank("pals", "PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE -"),
-    "MPICH (Intel MPI: the same)": _per_rank("hydra", "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS -"),
-    "other PMI": _per_rank("pmi", "PMI_RANK PMI_SIZE - - -"),
+    "Open MPI": _per_rank("openmpi"),
+    "Flux": _per_rank("flux", "pmi"),
+    "jsrun": _per_rank("jsrun"),
+    "MVAPICH": _per_rank("mvapich"),
+    "PALS": _per_rank("pals"),
+    "MPICH (Intel MPI: the same)": _per_rank("hydra"),
+    "other PMI": _per_rank("pmi"),
     "Kubeflow": _per_node("pet", PET | {"PET_NNODES": "1", "PET_NODE_RANK": "0"}, PET),
     **{
         title: _per_node(name, ONE_NODE_TASKS[name], PER_NODE[name])

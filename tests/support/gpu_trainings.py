@@ -39,8 +39,8 @@ def run_program(folder: Path, *words: str) -> str:
 
 def train(folder: Path, *settings: str, device: str = "cuda", name: str = "run") -> Run:
     """Train in FOLDER/runs/NAME."""
-    wanted = SMALL | dict(word.split("=", 1) for word in settings)
-    words = [f"{name}={value}" for name, value in wanted.items()]
+    values = SMALL | dict(word.split("=", 1) for word in settings)
+    words = [f"{name}={value}" for name, value in values.items()]
     run_program(folder, "train", "--device", device, f"run.name={name}", *words)
     return Run(folder=folder / "runs" / name)
 
@@ -65,9 +65,9 @@ def write_photos(folder: Path) -> None:
     """FOLDER/photos: red, green and blue pictures with noise, as JPEG files of several sizes."""
     noise = np.random.default_rng(0)
     for channel, color in enumerate(("red", "green", "blue")):
-        place = folder / "photos" / color
-        place.mkdir(parents=True)
+        folder_ = folder / "photos" / color
+        folder_.mkdir(parents=True)
         for number in range(150):
             pixels = noise.integers(0, 160, (90 + number % 7, 120 - number % 5, 3), dtype=np.uint8)
             pixels[..., channel] += 90
-            Image.fromarray(pixels).save(place / f"{number:03d}.jpg")
+            Image.fromarray(pixels).save(folder_ / f"{number:03d}.jpg")

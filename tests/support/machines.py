@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from captures import read_captures
+
 from entrypoint.machine import Machine
 
 REPOSITORY = Path(__file__).parents[2]
-ENVIRONS = REPOSITORY / "tests" / "environs"
 
 
 def machine(**changes: Any) -> Machine:
@@ -27,9 +28,4 @@ def fake_gpus(count: int) -> tuple[str, ...]:
 
 def captured(situation: str, version: str = "slurm-26.05") -> dict[str, str]:
     """One captured environment, such as `per-gpu/task-0@node01`."""
-    return read_environ(ENVIRONS / version / f"{situation}.env")
-
-
-def read_environ(path: Path) -> dict[str, str]:
-    """A file of NAME=value lines."""
-    return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
+    return dict(read_captures()[f"{version}/{situation}"])

@@ -134,11 +134,11 @@ def results(folder: Path) -> Iterator[str]:
         yield f"{len(runs)} jobs on {len(ports)} ports, {steps} steps trained"
 
 
-def _result(one: Seen) -> str:
-    if one.refused:
-        return f"refused, {one.refused['code']}"
-    world = one.told["world"]
-    return f"`{one.told['launcher']}` {_count(world['world_size'], 'rank')} on {_count(world['num_nodes'], 'node')}"
+def _result(process: Seen) -> str:
+    if process.refused:
+        return f"refused, {process.refused['code']}"
+    world = process.told["world"]
+    return f"`{process.told['launcher']}` {_count(world['world_size'], 'rank')} on {_count(world['num_nodes'], 'node')}"
 
 
 def _count(number: int, noun: str) -> str:

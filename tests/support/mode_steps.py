@@ -32,8 +32,8 @@ def main(file: Path, turns: int) -> None:
     """Measure everything."""
     world, handover = world_from_environ(os.environ), Handover.from_environ(os.environ)
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
-    with tempfile.TemporaryDirectory() as place:
-        config = Path(place) / "config.yaml"
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.yaml"
         config.write_text(TEN_STEPS)
         for turn in range(turns):
             for number, net in enumerate(NETS):
@@ -41,14 +41,14 @@ def main(file: Path, turns: int) -> None:
                     launch_id = f"{handover.launch_id}-{turn}-{number}-{mode}"
                     os.environ.update(replace(handover, launch_id=launch_id).to_environ())
                     kept = found.setdefault(net, {}).setdefault(mode, {"wall": [], "cpu": []})
-                    measure(Path(place), config, world, [*SETTINGS, *NETS[net], f"train.reproducible={mode}"], kept)
+                    measure(Path(folder), config, world, [*SETTINGS, *NETS[net], f"train.reproducible={mode}"], kept)
     if world.rank == 0:
         file.write_text(json.dumps(found))
 
 
-def measure(place: Path, config: Path, world: World, settings: list[str], kept: dict[str, list[float]]) -> None:
+def measure(folder: Path, config: Path, world: World, settings: list[str], kept: dict[str, list[float]]) -> None:
     """The seconds of each step of one job."""
-    with built(place, *settings, config=config, world=world, environ=os.environ) as trainer:
+    with built(folder, *settings, config=config, world=world, environ=os.environ) as trainer:
         trainer.begin()
         stream = trainer.loader.train(trainer.sampler.micro_batches(0))
         for at in range(trainer.steps.total):

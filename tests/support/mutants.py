@@ -191,9 +191,9 @@ def mutants(path: Path, covered: dict[int, set[str]]) -> dict[str, list[Mutant]]
         is_elif = lines[before.lineno - 1].lstrip().startswith("elif")
         if is_elif or last < before.lineno:
             continue
-        whole = [*lines[: before.lineno - 1], changed, *lines[last:]]
+        mutated = [*lines[: before.lineno - 1], changed, *lines[last:]]
         with contextlib.suppress(SyntaxError):
-            ast.parse("".join(whole))
+            ast.parse("".join(mutated))
             shown = "".join(lines[before.lineno - 1 : last]).strip()
             file = str(path.relative_to(ROOT))
             found[kind].append(
@@ -203,7 +203,7 @@ def mutants(path: Path, covered: dict[int, set[str]]) -> dict[str, list[Mutant]]
                     kind=kind,
                     before=shown,
                     after=changed.strip(),
-                    source="".join(whole),
+                    source="".join(mutated),
                 )
             )
     return found
@@ -223,8 +223,8 @@ def drawn(count: int, seed: int, data: coverage.CoverageData) -> list[Mutant]:
     chosen: list[Mutant] = []
     for path in paths:
         offered = mutants(path, tests_by_line(path, data))
-        wanted = kinds[len(chosen) % len(kinds)]
-        of_kind = offered.get(wanted) or [mutant for kind in kinds for mutant in offered.get(kind, [])]
+        next_kind = kinds[len(chosen) % len(kinds)]
+        of_kind = offered.get(next_kind) or [mutant for kind in kinds for mutant in offered.get(kind, [])]
         if of_kind:
             chosen.append(draw.choice(of_kind))
         if len(chosen) == count:

@@ -3,6 +3,8 @@
 Memory, copies, streams, events and torch itself are real; kernels, products, convolutions and collectives are counted
 and not run. So a test sees what the host does (devices, dtypes, launches, copies, synchronizations, generated code,
 error texts), and never a number that a GPU would compute, nor its speed. The sources are in null_gpu/.
+
+The driver's two libraries, libcuda and NVML, need a C compiler and no torch: the launcher's tests ask only them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
+from entrypoint.images import installed_torch_versions
 
 SOURCES = Path(__file__).with_suffix("")
 ROOT = Path(__file__).parents[2]
@@ -33,16 +35,23 @@ DEFINED = re.compile(r"^(?!static)\S[^;{}=()]*?\b(\w+)\s*\([^;{}]*\)\s*\{", re.M
 
 
 def missing() -> str | None:
-    """Why there can be no null GPU here; None where there can."""
-    if COMPILER is None or shutil.which("nm") is None:
-        return "machine: no C compiler"
-    return None if torch.version.cuda else "machine: torch is not a CUDA build"
+    """Why there can be no stand-in of the driver here; None where there can."""
+    return "machine: no C compiler" if COMPILER is None or shutil.which("nm") is None else None
+
+
+def missing_runtime() -> str | None:
+    """Why nothing can train on a null GPU here; None where it can."""
+    _, cuda = installed_torch_versions() or (None, None)
+    return missing() or (None if cuda else "machine: torch is not a CUDA build")
 
 
 def build() -> Path:
-    """Compile the stand-ins once for these sources and this torch; return their folder."""
+    """Compile the stand-ins once for these sources and this torch; return their folder.
+
+    Without a CUDA build of torch there are only those of the driver's libraries.
+    """
     content = b"".join(path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.is_file())
-    content += Path(__file__).read_bytes() + str((torch.__version__, sys.prefix, ROOT)).encode()
+    content += Path(__file__).read_bytes() + str((installed_torch_versions(), sys.prefix, ROOT)).encode()
     prefix = f"train-null-gpu-{os.getuid()}-"
     folder = Path(tempfile.gettempdir()) / f"{prefix}{hashlib.sha256(content).hexdigest()[:16]}"
     if not folder.exists():
@@ -50,8 +59,10 @@ def build() -> Path:
             if time.time() - old.stat().st_mtime > MAX_AGE_S:
                 shutil.rmtree(old, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as part:
-            _compile(Path(part))
-            _write_environment(Path(part), folder)
+            _compile_driver(Path(part))
+            if not missing_runtime():
+                _compile_runtime(Path(part))
+                _write_environment(Path(part), folder)
             try:
                 os.rename(part, folder)
             except OSError:  # another test was quicker
@@ -87,11 +98,20 @@ def driver_environment(driver: str = "595.10.01", cuda: int = 13_020, **faults: 
     faults, each NULL_GPU_... without its prefix: NVML_INIT=CODE, NVML_LIST=CODE, NVML_OPEN=CODE (of a GPU),
     CUDA_INIT=CODE, hang or crash, CUDA_COUNT, COUNT.
     """
-    found = {"LD_LIBRARY_PATH": str(build() / "lib"), "NULL_GPU_DRIVER": driver, "NULL_GPU_DRIVER_CUDA": str(cuda)}
-    return found | {f"NULL_GPU_{name}": value for name, value in faults.items()}
+    environ = {"LD_LIBRARY_PATH": str(build() / "lib"), "NULL_GPU_DRIVER": driver, "NULL_GPU_DRIVER_CUDA": str(cuda)}
+    return environ | {f"NULL_GPU_{name}": value for name, value in faults.items()}
 
 
-def _compile(folder: Path) -> None:
+def _compile_driver(folder: Path) -> None:
+    # Functions that torch and Triton ask the driver for, besides those in driver.c.
+    _write_stubs(folder / "driver_stubs.c", (SOURCES / "driver_stubs.txt").read_text().split())
+    driver = [SOURCES / "driver.c", folder / "driver_stubs.c"]
+    (folder / "lib").mkdir()
+    _call_compiler(folder / "lib/libcuda.so.1", driver, "-Wl,-soname,libcuda.so.1", "-ldl")
+    _call_compiler(folder / "lib/libnvidia-ml.so.1", [SOURCES / "nvml.c"], "-Wl,-soname,libnvidia-ml.so.1")
+
+
+def _compile_runtime(folder: Path) -> None:
     include = next(path for path in SITE_PACKAGES.glob("nvidia/cu*/include") if (path / "cuda_runtime_api.h").is_file())
     for name in ("host_defines.h", "crt/host_defines.h"):
         (folder / "include" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -101,12 +121,6 @@ def _compile(folder: Path) -> None:
     _write_stubs(folder / "stubs.c", _symbols_of_torch() - names)
     includes = [f"-I{folder / 'include'}", f"-I{include}", f"-I{SOURCES}"]
     _call_compiler(folder / "libnullgpu.so", [*written, folder / "stubs.c"], *includes, "-ldl", "-lpthread")
-    # Functions that torch and Triton ask the driver for, besides those in driver.c.
-    _write_stubs(folder / "driver_stubs.c", (SOURCES / "driver_stubs.txt").read_text().split())
-    driver = [SOURCES / "driver.c", folder / "driver_stubs.c"]
-    (folder / "lib").mkdir()
-    _call_compiler(folder / "lib/libcuda.so.1", driver, "-Wl,-soname,libcuda.so.1", "-ldl")
-    _call_compiler(folder / "lib/libnvidia-ml.so.1", [SOURCES / "nvml.c"], "-Wl,-soname,libnvidia-ml.so.1")
 
 
 def _symbols_of_torch() -> set[str]:

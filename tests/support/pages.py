@@ -24,8 +24,8 @@ class Command:
 
     @property
     def environ(self) -> dict[str, str]:
-        found = re.match(r"(?:[A-Z_]+=(?:\"[^\"]*\"|\S*) +)*", self.text)
-        return dict(word.split("=", 1) for word in shlex.split(found[0] if found else ""))
+        match = re.match(r"(?:[A-Z_]+=(?:\"[^\"]*\"|\S*) +)*", self.text)
+        return dict(word.split("=", 1) for word in shlex.split(match[0] if match else ""))
 
     @property
     def train(self) -> list[str]:
@@ -35,10 +35,10 @@ class Command:
 
 def commands(page: Path) -> list[Command]:
     """Those of all shell blocks of a page."""
-    found = []
+    listed = []
     for mark, block in re.findall(r"^```sh( run)?\n(.*?)^```", page.read_text(), re.S | re.M):
         for line in block.replace("\\\n", " ").splitlines():
             text, _, comment = line.partition("  #")
             code = re.search(r"exit code (\d+)", comment)
-            found.append(Command(text=text.strip(), runs=bool(mark), code=int(code[1]) if code else 0))
-    return found
+            listed.append(Command(text=text.strip(), runs=bool(mark), code=int(code[1]) if code else 0))
+    return listed

@@ -25,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import synthetic
 from bad import environs
+from captures import read_captures
 from families import FAMILIES
-from machines import ENVIRONS, captured, fake_gpus, machine, read_environ
+from machines import captured, fake_gpus, machine
 
 from entrypoint.errors import Failure
 from entrypoint.handover import Handover
@@ -49,9 +50,7 @@ Source = tuple[dict[str, str], dict[str, str]]  # an environment, and the host f
 
 def gather_sources() -> dict[str, Source]:
     """Name -> environment and host files."""
-    sources: dict[str, Source] = {}
-    for path in sorted(ENVIRONS.rglob("*.env")):
-        sources[str(path.relative_to(ENVIRONS))] = (read_environ(path), {})
+    sources: dict[str, Source] = {f"{name}.env": (environ, {}) for name, environ in read_captures().items()}
     for name, value in vars(synthetic).items():
         if isinstance(value, dict) and value and all(isinstance(each, str) for each in value.values()):
             sources[f"synthetic {name}"] = (value, {})

@@ -37,13 +37,13 @@ def run(folder: Path, rank: int, world: int, wrong: str) -> None:
     net[1].running_mean.fill_(rank)
     if rank in json.loads(wrong):
         next(net.parameters()).data.view(torch.int32)[0, 0, 0, 0] ^= 1
-    said = None
+    message = None
     try:
         replica_check.check_replicas(runtime(rank, world), net, optimizer, 7)
     except Failure as failure:
-        said = failure.as_json()
-    (folder / f"{rank}.json").write_text(json.dumps(said))
-    if said:
+        message = failure.as_json()
+    (folder / f"{rank}.json").write_text(json.dumps(message))
+    if message:
         os._exit(0)
 
 

@@ -215,8 +215,8 @@ def main() -> int:
     if asked.against is None:
         print(text)
         return 0
-    before, now = json.loads(asked.against.read_text()), json.loads(text)
-    differ = [(name, part) for name in names for part in now[name] if now[name][part] != before[name][part]]
+    before, after = json.loads(asked.against.read_text()), json.loads(text)
+    differ = [(name, part) for name in names for part in after[name] if after[name][part] != before[name][part]]
     for name, part in differ:
         print(f"{name}: {part} differ")
     print(f"{len(names)} runs, {len(differ)} differences: {' '.join(names)}")

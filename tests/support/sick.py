@@ -77,17 +77,17 @@ def findings(place: Sick, at: Path) -> list[Finding]:
 
 
 @contextmanager
-def control_group(kind: str, limit: str) -> Iterator[str]:
+def control_group(controller: str, limit: str) -> Iterator[str]:
     """The shell's words to enter a control group that has this limit."""
-    first = (GROUPS / kind).is_dir()
-    place = (GROUPS / kind if first else GROUPS) / f"doctor-{os.getpid()}"
+    first = (GROUPS / controller).is_dir()
+    place = (GROUPS / controller if first else GROUPS) / f"doctor-{os.getpid()}"
     try:
         place.mkdir()
-        (place / LIMITS[kind][0 if first else 1]).write_text(limit)
+        (place / LIMITS[controller][0 if first else 1]).write_text(limit)
     except OSError as error:
         with suppress(OSError):
             place.rmdir()
-        pytest.skip(f"machine: no limit of {kind} can be set: {error}")
+        pytest.skip(f"machine: no limit of {controller} can be set: {error}")
     try:
         yield f"echo $$ > {place}/cgroup.procs &&"
     finally:

@@ -23,9 +23,11 @@ class Timed:
     def __init__(self, program: Program, seconds: float) -> None:
         self.program, self.seconds, self.steps = program, seconds, 1
         words = " ".join(program.command)
-        ranks = int(found[1]) if (found := re.search(r"--procs-per-node (\d+)", words)) else 1
-        whole = int(found[1]) if (found := re.search(r"(?:train.global_batch_size=|--batch )(\d+)", words)) else 64
-        self.facts = {"batch": whole // ranks, "accumulation": 1, "ranks": ranks, "first_step_s": 1.0}
+        ranks = int(match[1]) if (match := re.search(r"--procs-per-node (\d+)", words)) else 1
+        global_batch = (
+            int(match[1]) if (match := re.search(r"(?:train.global_batch_size=|--batch )(\d+)", words)) else 64
+        )
+        self.facts = {"batch": global_batch // ranks, "accumulation": 1, "ranks": ranks, "first_step_s": 1.0}
 
     def steps_in(self, seconds: float) -> int:
         return max(1, round(seconds / self.seconds))

@@ -18,50 +18,50 @@ NO_CHECKPOINT_BEFORE = "checkpoint.every_steps=null"
 KILL = "kill -9 $(pgrep -x slurmd)"
 
 
-def cancel(stage: Bench, one: Launched) -> None:
+def cancel(stage: Bench, job: Launched) -> None:
     """Plain scancel: TERM, and KILL after KillWait."""
-    one.job.signal()
+    job.job.signal()
 
 
-def terminate_twice(stage: Bench, one: Launched) -> None:
+def terminate_twice(stage: Bench, job: Launched) -> None:
     """TERM to the ranks as at the begin and at the end of a grace time, each twice: from Slurm and from Apptainer."""
-    one.job.signal("-s", "TERM")
+    job.job.signal("-s", "TERM")
     time.sleep(SIGNAL_REPEAT_WINDOW_S + 0.5)  # beyond what the parent takes for the same signal, and within the save
-    one.job.signal("-s", "TERM")
+    job.job.signal("-s", "TERM")
 
 
-def usr1(stage: Bench, one: Launched) -> None:
+def usr1(stage: Bench, job: Launched) -> None:
     """USR1 to the steps, as `--signal=USR1@S` does."""
-    one.job.signal("-s", "USR1")
+    job.job.signal("-s", "USR1")
 
 
-def requeue(stage: Bench, one: Launched) -> None:
+def requeue(stage: Bench, job: Launched) -> None:
     """An administrator's or a user's."""
-    stage.cluster.login("scontrol", "requeue", one.job.number)
+    stage.cluster.login("scontrol", "requeue", job.job.number)
 
 
-def preempt(stage: Bench, one: Launched) -> None:
+def preempt(stage: Bench, job: Launched) -> None:
     """A job of a partition that comes first wants the whole node; this one's partition gives 20 s."""
-    node = one.job.facts()["NodeList"]
-    stage.cluster.submit("-p", "urgent", "--exclusive", "-w", node, script="sleep 1", cwd=one.job.cwd)
+    node = job.job.facts()["NodeList"]
+    stage.cluster.submit("-p", "urgent", "--exclusive", "-w", node, script="sleep 1", cwd=job.job.cwd)
 
 
-def nothing(stage: Bench, one: Launched) -> None:
+def nothing(stage: Bench, job: Launched) -> None:
     """The clock does it."""
 
 
-def cut(stage: Bench, one: Launched) -> None:
+def cut(stage: Bench, job: Launched) -> None:
     """Pull the cable of the node that does not run the job script."""
-    stage.cluster.cut(other_node(stage, one))
+    stage.cluster.cut(other_node(stage, job))
 
 
-def kill_node(stage: Bench, one: Launched) -> None:
+def kill_node(stage: Bench, job: Launched) -> None:
     """Slurm's daemon and the job step die on the node that does not run the job script; nothing of it answers."""
-    stage.cluster.root(other_node(stage, one), "bash", "-c", KILL)
+    stage.cluster.root(other_node(stage, job), "bash", "-c", KILL)
 
 
-def other_node(stage: Bench, one: Launched) -> str:
-    facts = one.job.facts()
+def other_node(stage: Bench, job: Launched) -> str:
+    facts = job.job.facts()
     nodes = stage.cluster.login("scontrol", "show", "hostnames", facts["NodeList"]).stdout.split()
     return next(node for node in nodes if node != facts["BatchHost"])
 

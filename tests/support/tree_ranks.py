@@ -33,7 +33,7 @@ def run(folder: Path, rank: int, world: int) -> None:
     """Add up twice: a tree is empty again after its total."""
     first, second = total(rank, world), total(rank, world)
     assert all(map(torch.equal, first, second))
-    save_file({str(place): tensor for place, tensor in enumerate(first)}, folder / f"{rank}.safetensors")
+    save_file({str(index): tensor for index, tensor in enumerate(first)}, folder / f"{rank}.safetensors")
 
 
 if __name__ == "__main__":

@@ -54,11 +54,11 @@ def run(
             done, wrong = done + 1, wrong + (not trial.ok)
             _tell(kept, asdict(trial))
         machine = f"{platform.machine()}, {_cores()}"
-        told = {"trials": done, "wrong": wrong, "seconds": round(time.monotonic() - begun, 1), "machine": machine}
+        summary = {"trials": done, "wrong": wrong, "seconds": round(time.monotonic() - begun, 1), "machine": machine}
         _tell(
             kept,
             {"summary": command}
-            | told
+            | summary
             | {"date": time.strftime("%Y-%m-%d", time.gmtime())}
             | facts
             | dict(at_the_end()),

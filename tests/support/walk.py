@@ -54,7 +54,7 @@ class User:
     def lost(self, told: Told) -> list[str]:
         """Paths in it that lead nowhere, as the image on the login node sees them."""
         places = paths(told.output, {path.name for path in self.here.iterdir()})
-        looked = sorted({place for candidates in places.values() for place in candidates})
+        looked = sorted({name for candidates in places.values() for name in candidates})
         missing = self.inside("bash", "-c", LOOK, "bash", *looked).output.splitlines()
         return [path for path, candidates in places.items() if set(candidates) <= set(missing)]
 
@@ -76,7 +76,7 @@ def paths(output: str, top: set[str]) -> dict[str, list[str]]:
     words = [part.strip(".,:;()[]'\"`") for word in told.split() if "://" not in word for part in word.split("=")]
     found = {word for word in words if _is_path(word, top)}
     named = {*found, *(str(PurePosixPath(word).parent) for word in found)}
-    folders = sorted(place for place in named if place != "." and not BARE.fullmatch(PurePosixPath(place).name))
+    folders = sorted(name for name in named if name != "." and not BARE.fullmatch(PurePosixPath(name).name))
     return {word: [word, *(f"{folder}/{word}" for folder in folders if "/" not in word)] for word in sorted(found)}
 
 

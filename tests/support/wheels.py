@@ -8,7 +8,7 @@ from pathlib import Path
 
 def write_wheel(folder: Path, name: str, code: str = "", *requires: str) -> Path:
     """Version 1.0 of a package of one module; `requires` are pip's requirements, such as `torch` or `numpy<1`."""
-    needed = "".join(f"Requires-Dist: {one}\n" for one in requires)
+    needed = "".join(f"Requires-Dist: {package}\n" for package in requires)
     files = {
         f"{name}.py": code,
         f"{name}-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needed}",

@@ -44,6 +44,7 @@ def test_a_folder_without_the_library_is_refused_with_how_to_bind_it(tmp_path: P
     assert (caught.value.code, "--bind" in caught.value.fix) == (ExitCode.NO_INPUT, True)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.skipif(null_gpu.missing() is not None, reason=str(null_gpu.missing()))
 @pytest.mark.parametrize(("cuda", "used"), [(11_040, True), (14_000, False)], ids=["an older driver", "a newer driver"])
 def test_ranks_find_the_libraries_first_where_they_need_them(

@@ -145,6 +145,7 @@ def test_a_library_of_nvml_where_no_driver_runs_leaves_the_cpu() -> None:
     assert (ended, "no NVIDIA driver" in text) == (0, True), text
 
 
+@pytest.mark.needs_torch
 @NEEDS_STAND_INS
 def test_predictions_are_not_computed_on_the_cpu_because_the_driver_is_broken() -> None:
     done = python(

@@ -92,6 +92,7 @@ def test_gpus_without_torch_are_a_warning() -> None:
     assert told(13_020, None).state == "warn"
 
 
+@pytest.mark.needs_torch
 @pytest.mark.skipif(null_gpu.missing() is not None, reason=str(null_gpu.missing()))
 @pytest.mark.parametrize(
     ("driver", "cuda", "states", "code"),

@@ -44,6 +44,7 @@ def always(ended: LaunchResult) -> full.LaunchFunction:
     return lambda words, environ, limit_s: ended
 
 
+@pytest.mark.needs_torch
 def test_two_real_ranks_exchange_and_tell_how_fast() -> None:
     options = LaunchOptions(device="cpu", procs_per_node=2)
     here = plan_allocation(detect_allocation({}, options, machine()), options, machine(), {})
@@ -60,6 +61,7 @@ def test_a_node_that_does_not_come_is_named_for_real() -> None:
     assert (found.state, "not all ranks arrived: missing 1" in found.text, bool(found.fix)) == ("fail", True, True)
 
 
+@pytest.mark.needs_torch
 def test_ranks_that_are_not_done_hang() -> None:
     words = ["--device", "cpu", "--procs-per-node", "2"]
     (found,) = full.allreduce_findings(
@@ -189,6 +191,7 @@ def test_ranks_that_never_end_are_ended() -> None:
     assert (code, text) == (None, "")
 
 
+@pytest.mark.needs_torch
 def test_the_full_check_of_two_tasks_that_do_not_know_rank_0_meets_in_the_output_folder(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
 

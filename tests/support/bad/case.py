@@ -146,20 +146,20 @@ def meet(case: Case, folder: Path) -> Outcome:
     """Give the program the input, in `folder`, which is empty."""
     if case.config is not None:
         (folder / "cfg.yaml").write_bytes(case.config if isinstance(case.config, bytes) else case.config.encode())
-    said = io.StringIO()
+    printed = io.StringIO()
     with _inside(folder), _stand_in(case.machine):
         facts = case.prepare(folder)
         if isinstance(facts, dict):
             case = replace(case, line=tuple(word.format(**facts) for word in case.line))
         before = snapshot(folder)
-        with redirect_stdout(said), redirect_stderr(said), _console() as console:
+        with redirect_stdout(printed), redirect_stderr(printed), _console() as console:
             try:
                 code = case.door(case, folder)
             except SystemExit as left:
                 code = int(left.code or 0)
             if isinstance(facts, dict) and "held" in facts:
                 facts["held"].close()
-            text = said.getvalue() + console.read_text(errors="replace")
+            text = printed.getvalue() + console.read_text(errors="replace")
     written = tuple(name for name in _changed(before, snapshot(folder)) if not _allowed(name, case.writes))
     return Outcome(code=code, text=text, written=written)
 
@@ -168,14 +168,14 @@ def wrong_in(case: Case, outcome: Outcome) -> list[str]:
     """What is not as it should be, in words."""
     stop = case.code == ExitCode.STOPPED
     fix = outcome.block.partition("next: " if stop else "fix: ")[2]
-    found = {
+    results = {
         f"exit code {outcome.code}": outcome.code != case.code,
         f"no ERROR[{case.code}], or one for a stop": (f"ERROR[{case.code}]" in outcome.text) == stop,
         "a traceback": "Traceback" in outcome.text,
         f"written: {', '.join(outcome.written)}": bool(outcome.written),
         f"no fix with {case.fix!r}": case.fix not in fix,
     } | {f"no word {word!r}": word not in outcome.block for word in case.says}
-    return [what for what, is_wrong in found.items() if is_wrong]
+    return [what for what, is_wrong in results.items() if is_wrong]
 
 
 def trial(case: Case, outcome: Outcome) -> Trial:
@@ -194,7 +194,7 @@ def trial(case: Case, outcome: Outcome) -> Trial:
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Every path below `folder` with its kind and content."""
-    found = {}
+    results = {}
     for above, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(above, name)
@@ -203,8 +203,8 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
             if path.is_file() and not path.is_symlink() and status.st_size < 1 << 20:
                 with suppress(OSError):
                     content = path.read_bytes()
-            found[str(path.relative_to(folder))] = (status.st_mode, content)
-    return found
+            results[str(path.relative_to(folder))] = (status.st_mode, content)
+    return results
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -317,8 +317,8 @@ ACCELERATE = {
 
 def taken(folder: Path) -> dict[str, Any]:
     """A port that another process holds, for as long as the answer lives."""
-    held = socket.create_server(("127.0.0.1", 0))
-    return {"port": held.getsockname()[1], "held": held}
+    listener = socket.create_server(("127.0.0.1", 0))
+    return {"port": listener.getsockname()[1], "held": listener}
 
 
 def file_named(name: str) -> Any:
@@ -380,10 +380,10 @@ CASES = [
             line=line,
             door=standing_in(through_train, engines, "detect", apptainer),
             code=code,
-            says=(said, "not visible inside the container"),
+            says=(message, "not visible inside the container"),
             fix="--bind",
         )
-        for name, (line, code, said) in UNSEEN.items()
+        for name, (line, code, message) in UNSEEN.items()
     ),
     check(
         id="output-below-a-file",

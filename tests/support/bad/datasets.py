@@ -311,10 +311,10 @@ def both(*makes: Make) -> Make:
     return lambda folder: [make(folder) for make in makes]
 
 
-def dark(place: str) -> Make:
+def dark(path: str) -> Make:
     """Images of 16 bits that hold numbers of 8."""
     image = Image.fromarray(np.full((8, 8), 255, np.uint16))
-    return lambda folder: [image.save(folder / place / f"{number}.png") for number in range(9)]
+    return lambda folder: [image.save(folder / path / f"{number}.png") for number in range(9)]
 
 
 FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
@@ -682,12 +682,12 @@ def _table(name: str, make: Make, words: str, code: int, says: tuple[str, ...], 
 
 def _array(name: str, row: Row) -> Case:
     make, words, code, says, fix = row
-    kind, root, *more = words.split()
+    form, root, *more = words.split()
     return rank(
         id=f"data-{name}",
         prepare=make,
         line=(
-            f"data.name={kind}",
+            f"data.name={form}",
             f"data.root={root}",
             *(("data.image_size=8",) if "data.image_size" not in words else ()),
             *(word for word in more if "=" in word),
@@ -729,8 +729,8 @@ def cifar(folder: Path) -> None:
         written(f"d/cifar-10-batches-py/{name}", pickle.dumps(Hostile()))(folder)
 
 
-def idx(kind: int, *shape: int) -> bytes:
-    head = b"".join(number.to_bytes(4, "big") for number in (0x800 + kind, *shape))
+def idx(form: int, *shape: int) -> bytes:
+    head = b"".join(number.to_bytes(4, "big") for number in (0x800 + form, *shape))
     return head + bytes(int(np.prod(shape)))
 
 
@@ -783,12 +783,12 @@ CASES = [
         rank(
             id=f"published-{name}",
             prepare=make,
-            line=(f"data.name={kind}", "data.root=d", "data.classes=10"),
+            line=(f"data.name={form}", "data.root=d", "data.classes=10"),
             code=65,
             says=says,
             fix=fix,
             row=row,
         )
-        for name, (row, kind, make, says, fix) in PUBLISHED.items()
+        for name, (row, form, make, says, fix) in PUBLISHED.items()
     ),
 ]

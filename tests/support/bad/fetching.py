@@ -35,10 +35,10 @@ def packed(name: str, data: bytes) -> bytes:
 def table(body: bytes) -> dict[str, tuple[PublishedArchive, ...]]:
     """What is published, if `body` is."""
     file = PublishedFile(path="inside/a", md5=hashlib.md5(b"a").hexdigest())
-    told = PublishedArchive(
+    archive = PublishedArchive(
         path=NAME, md5=hashlib.md5(body).hexdigest(), size=len(body), folders=("http://127.0.0.1:9/x",), files=(file,)
     )
-    return {**download.PUBLISHED_ARCHIVES, "mnist": (told,)}
+    return {**download.PUBLISHED_ARCHIVES, "mnist": (archive,)}
 
 
 def mirror(body: bytes | None) -> Callable[[Path], object]:

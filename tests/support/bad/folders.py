@@ -23,7 +23,7 @@ RUN = ("runs", "runs/*")
 train = partial(Case, door=through_train, line=("run.name=run",))
 
 
-def held(folder: Path) -> None:
+def keep_open(folder: Path) -> None:
     """The run's folder, held by this process, which lives."""
     (folder / "runs/run").mkdir(parents=True)
     file_lock.acquire_lock(
@@ -50,7 +50,7 @@ def unanswered(folder: Path) -> None:
 CASES = [
     train(
         id="folder-held",
-        prepare=held,
+        prepare=keep_open,
         code=73,
         says=("runs/run",),
         fix="run.name",

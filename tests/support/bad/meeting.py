@@ -29,7 +29,7 @@ def waited(store: dist.Store, world: World = FIRST) -> list[dict[str, object]]:
     return rendezvous.wait_for_all_ranks(store, world, time.monotonic() + 0.2, lambda: None)
 
 
-def told() -> None:
+def report_all() -> None:
     store = signed((FIRST, ""))
     rendezvous.publish_refusal(store, rendezvous.duplicate_rank_failure(1, "a and b"))
     waited(store)
@@ -42,9 +42,9 @@ def disagreeing() -> None:
 
 def seeing(name: str, samples: int) -> None:
     """A rank that sees 32 samples, and another one."""
-    mine = statistics.data_fingerprint(registry.open_splits(DataConfig(samples=40, image_size=8)), "")
+    fingerprint = statistics.data_fingerprint(registry.open_splits(DataConfig(samples=40, image_size=8)), "")
     other = "b", {"classes": (10, "x"), "training samples": (samples, "y"), "validation samples": (8, "z")}
-    statistics.refuse_different_data(mine, name, lambda one: [one, other])
+    statistics.refuse_different_data(fingerprint, name, lambda one: [one, other])
 
 
 # Several ranks at one store: id -> (what they do, code, words, fix).
@@ -69,7 +69,7 @@ TOGETHER: dict[str, tuple[Callable[[], object], int, tuple[str, ...], str]] = {
         "--gpus-per-node",
     ),
     "missing": (lambda: waited(signed((APART, "")), APART), 69, ("missing 1", "1 of 2 ranks"), "launch.timeouts.start"),
-    "refused-elsewhere": (told, 76, ("two processes say that they are rank 1", "a and b"), "--node-rank"),
+    "refused-elsewhere": (report_all, 76, ("two processes say that they are rank 1", "a and b"), "--node-rank"),
     "other-files": (
         lambda: seeing("folder", 31),
         65,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from bad.case import MARK, Case, through_entrypoint, through_train
-from machines import ENVIRONS, REPOSITORY, read_environ
+from captures import read_captures
+from machines import REPOSITORY
 
 TOKENS = (
     *(
@@ -65,16 +65,16 @@ def cases(seed: int, number: int) -> Iterator[Case]:
     """So many files for `train check`, and as many environments for `entrypoint show`."""
     draw = random.Random(seed)
     files = sorted((REPOSITORY / "configs").glob("*.yaml"))
-    environs = sorted(ENVIRONS.rglob("*.env"))
+    environs = list(read_captures().values())
     for count in range(number):
         text = mutated(draw.choice(files).read_text(), draw).encode("utf-8", "surrogatepass")
         yield _case(f"file-{seed}-{count}", config=text, door=through_train)
         yield _case(f"environ-{seed}-{count}", environ=_environ(draw.choice(environs), draw), door=through_entrypoint)
 
 
-def _environ(path: Path, draw: random.Random) -> dict[str, str]:
+def _environ(captured: Mapping[str, str], draw: random.Random) -> dict[str, str]:
     """Some of the launcher's variables changed. What no environment can hold is left out."""
-    environ = {name: value for name, value in read_environ(path).items() if name.startswith(("SLURM", "PMI", "OMPI"))}
+    environ = {name: value for name, value in captured.items() if name.startswith(("SLURM", "PMI", "OMPI"))}
     for name in draw.sample(sorted(environ), min(3, len(environ))):
         environ[name] = mutated(environ[name], draw).replace("\0", "").replace("\ud800", "")
     return environ

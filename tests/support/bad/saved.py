@@ -63,8 +63,8 @@ def state(change: Callable[[dict[str, Any]], object]) -> Callable[[], object]:
     """Another state.json in the newest checkpoint, with the right hashes."""
 
     def apply() -> None:
-        told = json.loads((LAST / "state.json").read_text())
-        plant(LAST, "state.json", json.dumps(change(told) or told).encode())
+        contents = json.loads((LAST / "state.json").read_text())
+        plant(LAST, "state.json", json.dumps(change(contents) or contents).encode())
 
     return apply
 
@@ -73,16 +73,16 @@ def bytes_of_state(data: bytes) -> Callable[[], object]:
     return lambda: plant(LAST, "state.json", data)
 
 
-def put(told: dict[str, Any], *path: str, value: Any) -> None:
+def put(contents: dict[str, Any], *path: str, value: Any) -> None:
     for key in path[:-1]:
-        told = told[key]
-    told[path[-1]] = value
+        contents = contents[key]
+    contents[path[-1]] = value
 
 
-def drop(told: dict[str, Any], *path: str) -> None:
+def drop(contents: dict[str, Any], *path: str) -> None:
     for key in path[:-1]:
-        told = told[key]
-    del told[path[-1]]
+        contents = contents[key]
+    del contents[path[-1]]
 
 
 def model(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[], object]:

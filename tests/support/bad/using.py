@@ -40,15 +40,15 @@ def with_run(folder: Path) -> None:
     write_image(Path("a.png"))
 
 
-def with_export(change: Callable[[dict[str, Any]], object] = lambda told: None) -> Callable[[Path], None]:
+def with_export(change: Callable[[dict[str, Any]], object] = lambda record: None) -> Callable[[Path], None]:
     """A folder of `train export` whose description was changed, and an image."""
 
     def make(folder: Path) -> None:
         shutil.copytree(template(), folder / "model")
         write_image(Path("a.png"))
-        told = json.loads(Path("model/model.json").read_text())
-        change(told)
-        Path("model/model.json").write_text(json.dumps(told))
+        record = json.loads(Path("model/model.json").read_text())
+        change(record)
+        Path("model/model.json").write_text(json.dumps(record))
 
     return make
 
@@ -90,8 +90,8 @@ def with_a_file(folder: Path) -> None:
     Path("model").write_text("mine")
 
 
-def another_size(told: dict[str, Any]) -> None:
-    told["classes"] = told["classes"][:-1]
+def another_size(record: dict[str, Any]) -> None:
+    record["classes"] = record["classes"][:-1]
 
 
 refused = partial(
@@ -178,7 +178,7 @@ CASES = [
     ),
     predict(
         id="predict-by-a-model-of-floats",
-        prepare=with_export(lambda told: told["input"].update(numbers="float32")),
+        prepare=with_export(lambda record: record["input"].update(numbers="float32")),
         line=of_export,
         code=64,
         says=("this model does not take image files",),
@@ -196,9 +196,9 @@ CASES = [
         id="predict-by-an-export-that-is-no-json",
         prepare=replaced("model.json", "{"),
     ),
-    refused(id="predict-by-a-newer-export", prepare=with_export(lambda told: told.update(format=2))),
-    refused(id="predict-by-an-export-without-a-network", prepare=with_export(lambda told: told.pop("name"))),
-    refused(id="predict-by-an-export-without-classes", prepare=with_export(lambda told: told.pop("classes"))),
+    refused(id="predict-by-a-newer-export", prepare=with_export(lambda record: record.update(format=2))),
+    refused(id="predict-by-an-export-without-a-network", prepare=with_export(lambda record: record.pop("name"))),
+    refused(id="predict-by-an-export-without-classes", prepare=with_export(lambda record: record.pop("classes"))),
     refused(id="predict-by-an-export-of-fewer-classes", prepare=with_export(another_size)),
     refused(id="predict-by-other-weights", prepare=replaced("model.safetensors", "os.system")),
     export(
