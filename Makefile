@@ -23,7 +23,7 @@ export CUDA
 JOBS ?= $(shell nproc)
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --no-header --no-annotate
-# Proofs of docs/reliability.md: one JSON object a line, more of each than CI runs.
+# Proofs of docs/evidence/reliability.md: one JSON object a line, more of each than CI runs.
 TRIALS := chaos bitexact crashpoints bitrot badinputs preempt detect
 SHELL_FILES = $(shell git ls-files ':!*.py' | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
@@ -146,7 +146,7 @@ sign: ## sign SIF (train.sif) with the private key KEY (docs/image.md)
 verify: ## check the signature of SIF (train.sif) with the public key KEY
 	@tests/signature verify "$(SIF)" "$(KEY)"
 
-chaos: ## inject every fault of docs/failures.md, SEEDS=5 times, and compare what happens
+chaos: ## inject every fault of docs/evidence/failures.md, SEEDS=5 times, and compare what happens
 bitexact: ## kill -9 at N=200 random times, resume, and compare the final weights bit by bit
 crashpoints: ## fail and kill a checkpoint's commit in each of its system calls
 bitrot: ## flip N=10000 random bits of checkpoints, one at a time
@@ -157,7 +157,7 @@ SEEDS ?= 5
 $(TRIALS): env-dev
 	@PATH=$(abspath $(BIN)):$$PATH SEEDS=$(SEEDS) N=$(N) $(BIN)/python tests/reliability/$@.py
 
-reliability-page: env-dev ## write what the proofs saw into docs/reliability.md
+reliability-page: env-dev ## write what the proofs saw into docs/evidence/reliability.md
 	@$(BIN)/python tests/reliability/page.py
 
 # Only the processes of the peers look there: bench/input.py.
@@ -167,7 +167,7 @@ reliability-page: env-dev ## write what the proofs saw into docs/reliability.md
 	$(BIN)/python -m pip install $(PIP) --quiet --no-deps --require-hashes --target .venv-bench -r requirements-bench.lock
 	touch $@
 
-bench: env .venv-bench/.installed ## measure every row of docs/performance.md that this machine can, beside its peers, and write it there
+bench: env .venv-bench/.installed ## measure every row of docs/evidence/performance.md that this machine can, beside its peers, and write it there
 	@code=0
 	$(BIN)/python -m bench all --output build/bench $(if $(wildcard $(SIF)),--sif $(SIF)) $(BENCH) || code=$$?
 	((code == 0 || code == 69)) || exit "$$code" # 69: a peer ended, and the other rows are measured

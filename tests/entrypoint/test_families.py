@@ -1,4 +1,4 @@
-"""The table of docs/detection.md: every cell of it is a test, and every launcher of the registries has a row."""
+"""The table of docs/evidence/detection.md: every cell is a test, and every launcher has a row."""
 
 from __future__ import annotations
 
@@ -61,13 +61,14 @@ def test_every_launcher_has_a_row() -> None:
 
 
 def test_the_page_lists_the_launchers_in_the_order_of_the_records() -> None:
-    columns = re.findall(r"^\| \d+ \| [^|]+\| [^|]+ \| (`[^|]+) \|", PAGE.read_text(), re.M)
+    text = (PAGE.parents[1] / "detection.md").read_text()
+    columns = re.findall(r"^\| \d+ \| [^|]+\| [^|]+ \| (`[^|]+) \|", text, re.M)
     listed = [name for column in columns for name in re.findall(r"`([\w-]+)`", column)]
     expected = [each.name for each in PLATFORMS if each.starts in ("rank", "node")]
     assert [name for name in listed if name in expected] == expected
     for each in PLATFORMS:
         variables = {*each.hosts, *each.host_files, *each.counts} if each.starts == "script" else set()
-        assert all(f"`{name}`" in PAGE.read_text() for name in variables), each.name
+        assert all(f"`{name}`" in text for name in variables), each.name
 
 
 def test_the_page_has_the_table() -> None:
