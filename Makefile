@@ -27,7 +27,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --pyth
 TRIALS := chaos bitexact crashpoints bitrot badinputs preempt detect
 SHELL_FILES = $(shell git ls-files ':!*.py' | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
-.PHONY: help run test test-slow test-image test-cluster test-reliability test-all test-share lint format env env-dev lock testbed image sif sbom sign verify reliability-page bench reference pictures clean $(TRIALS)
+.PHONY: help run test test-slow test-image test-cluster test-reliability test-all test-share lint format env env-dev lock testbed image sif sbom sign verify reliability-page bench reference docs pictures clean $(TRIALS)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
@@ -122,6 +122,7 @@ lock: env-dev ## write the lock files from pyproject.toml
 	# Only what the runtime locks do not hold: it is installed beside either of them.
 	$(UV_COMPILE) --extra build --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock \
 	  $$(sed -nE 's/^([a-z0-9-]+)==.*/--no-emit-package \1/p' requirements.lock | sort -u)
+	$(UV_COMPILE) docs/requirements.txt -o requirements-docs.lock
 	# boto3 takes an older python-dateutil than matplotlib here: the peers get their own.
 	$(UV_COMPILE) bench/peers/requirements.txt -o requirements-bench.lock \
 	  $$(sed -nE '/^python-dateutil=/d; s/^([a-z0-9-]+)==.*/--no-emit-package \1/p' requirements.lock | sort -u)
@@ -176,6 +177,17 @@ bench: env .venv-bench/.installed ## measure every row of docs/evidence/performa
 
 reference: env ## write the tables of docs/reference.md and the quickstart's comments from the code
 	@$(BIN)/python docs/write_reference.py
+
+# Its own environment, since a site needs no torch.
+.venv-docs/.installed: requirements-docs.lock $(VENV)/.python
+	@echo 'installing what builds the site (once)'
+	$(PYTHON) -m venv --clear .venv-docs
+	.venv-docs/bin/python -m pip install $(PIP) --quiet --require-hashes -r requirements-docs.lock
+	touch $@
+
+docs: .venv-docs/.installed ## build the documentation as a site with search in build/site, and check its links
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+	echo 'build/site/index.html; with search: python3 -m http.server --bind 127.0.0.1 --directory build/site'
 
 pictures: env-dev ## take the pictures in docs/pictures anew, of a real training (needs tmux and chromium)
 	@$(BIN)/python docs/pictures.py
