@@ -186,7 +186,7 @@ reference: env ## write the tables of docs/reference.md and the quickstart's com
 	touch $@
 
 docs: .venv-docs/.installed ## build the documentation as a site with search in build/site, and check its links
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
 	echo 'build/site/index.html; with search: python3 -m http.server --bind 127.0.0.1 --directory build/site'
 
 pictures: env-dev ## take the pictures in docs/pictures anew, of a real training (needs tmux and chromium)
