@@ -162,6 +162,22 @@ def test_a_link_that_leads_nowhere_would_be_seen() -> None:
     assert missing(page, "training.md#no-such-part")
 
 
+# What names a page in its messages and comments: "docs/PAGE.md", or "docs/PAGE.md: Heading".
+NAMING = [path for name in ("entrypoint", "train", "bench", "launch", "configs", "image", "Makefile")
+          for path in (ROOT / name, *(ROOT / name).rglob("*")) if path.is_file() and path.suffix != ".pyc"]  # fmt: skip
+
+
+def test_a_page_that_a_message_names_exists_and_so_does_its_heading() -> None:
+    named = {
+        (path.relative_to(ROOT), page, heading)
+        for path in NAMING
+        for page, heading in re.findall(r"\bdocs/([\w/-]+\.md)(?:[:,] ([A-Z][a-z][\w ]+))?", path.read_text())
+    }
+    assert {"Sign and verify", "One more package"} <= {heading for _, _, heading in named}
+    wrong = [each for each in named if missing(ROOT / "docs" / "x", f"{each[1]}#{anchor(each[2])}".rstrip("#"))]
+    assert wrong == []
+
+
 def test_no_code_is_named_that_there_is_not() -> None:
     codes = set(re.findall(r"\b(6\d|7\d|9\d)\b(?! %)(?! MB)", TEXT))
     known = set(re.findall(r"^\| (\d+) \|", (ROOT / "docs" / "reference.md").read_text(), re.M))
