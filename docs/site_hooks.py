@@ -58,24 +58,26 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turn links between files of the checkout into links between pages of the site."""
     uri = page.file.src_uri
     source = SOURCES.get(uri, f"docs/{uri}")
+    if uri.startswith("evidence/") or uri == "changelog.md":
+        page.meta["search"] = {"boost": 0.2}  # whoever searches wants to do something
 
     def target(link: str) -> str | None:
         """The link in the site; None where it leads to no page or picture of it."""
         name, _, part = link.partition("#")
         path = os.path.normpath(os.path.join(os.path.dirname(source), name)) if name else source
-        there = OUTSIDE.get(path, path.removeprefix("docs/"))
-        if files.get_file_from_path(there) is None:
+        site_path = OUTSIDE.get(path, path.removeprefix("docs/"))
+        if files.get_file_from_path(site_path) is None:
             return None
-        relative = os.path.relpath(there, os.path.dirname(uri) or ".")
+        relative = os.path.relpath(site_path, os.path.dirname(uri) or ".")
         return f"{relative}#{part}" if part else relative
 
-    def mended(match: re.Match[str]) -> str:
+    def replace_link(match: re.Match[str]) -> str:
         words, link = match.groups()
         if "://" in link:
             return match[0]
-        there = target(link)
-        return f"[{words}]({there})" if there else words
+        site_link = target(link)
+        return f"[{words}]({site_link})" if site_link else words
 
     text = PICTURE.sub(lambda match: f"{match[1]}{target(match[2]) or match[2]})", markdown)
-    text = LINK.sub(mended, text)
+    text = LINK.sub(replace_link, text)
     return re.sub(r"^(\s*```sh) run$", r"\1", text, flags=re.MULTILINE)  # a mark for the tests of the tutorial
