@@ -1,4 +1,4 @@
-"""The code's own tables become docs/reference.md: config keys, environment variables, exit codes.
+"""The code's own tables become docs/reference.md and the last part of docs/evidence/detection.md.
 
 The meanings of the keys also become the comments of configs/quickstart.yaml.
 
