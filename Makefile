@@ -23,11 +23,11 @@ export CUDA
 JOBS ?= $(shell nproc)
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --no-header --no-annotate
-# Proofs of docs/reliability.md: one JSON object a line, more of each than CI runs.
+# Proofs of docs/evidence/reliability.md: one JSON object a line, more of each than CI runs.
 TRIALS := chaos bitexact crashpoints bitrot badinputs preempt detect
 SHELL_FILES = $(shell git ls-files ':!*.py' ':!entrypoint/scripts' | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
-.PHONY: help run test test-slow test-image test-cluster test-reliability test-all test-share lint format env env-dev lock testbed image sif sbom sign verify reliability-page bench reference pictures clean $(TRIALS)
+.PHONY: help run test test-slow test-image test-cluster test-reliability test-all test-share lint format env env-dev lock testbed image sif sbom sign verify reliability-page bench reference docs pictures clean $(TRIALS)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
@@ -138,6 +138,7 @@ lock: env-dev ## write the lock files from pyproject.toml
 	# Only what the runtime locks do not hold: it is installed beside either of them.
 	$(UV_COMPILE) --extra build --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock \
 	  $$(sed -nE 's/^([a-z0-9-]+)==.*/--no-emit-package \1/p' requirements.lock | sort -u)
+	$(UV_COMPILE) docs/requirements.txt -o requirements-docs.lock
 	# boto3 takes an older python-dateutil than matplotlib here: the peers get their own.
 	$(UV_COMPILE) bench/peers/requirements.txt -o requirements-bench.lock \
 	  $$(sed -nE '/^python-dateutil=/d; s/^([a-z0-9-]+)==.*/--no-emit-package \1/p' requirements.lock | sort -u)
@@ -162,7 +163,7 @@ sign: ## sign SIF (train.sif) with the private key KEY (docs/image.md)
 verify: ## check the signature of SIF (train.sif) with the public key KEY
 	@tools/signature verify "$(SIF)" "$(KEY)"
 
-chaos: ## inject every fault of docs/failures.md, SEEDS=5 times, and compare what happens
+chaos: ## inject every fault of docs/evidence/failures.md, SEEDS=5 times, and compare what happens
 bitexact: ## kill -9 at N=200 random times, resume, and compare the final weights bit by bit
 crashpoints: ## fail and kill a checkpoint's commit in each of its system calls
 bitrot: ## flip N=10000 random bits of checkpoints, one at a time
@@ -173,7 +174,7 @@ SEEDS ?= 5
 $(TRIALS): env-dev
 	@PATH=$(abspath $(BIN)):$$PATH SEEDS=$(SEEDS) N=$(N) $(BIN)/python tests/reliability/$@.py
 
-reliability-page: env-dev ## write what the proofs saw into docs/reliability.md
+reliability-page: env-dev ## write what the proofs saw into docs/evidence/reliability.md
 	@$(BIN)/python tests/reliability/page.py
 
 # Only the processes of the peers look there: bench/input.py.
@@ -183,7 +184,7 @@ reliability-page: env-dev ## write what the proofs saw into docs/reliability.md
 	$(BIN)/python -m pip install $(PIP) --quiet --no-deps --require-hashes --target .venv-bench -r requirements-bench.lock
 	touch $@
 
-bench: env .venv-bench/.installed ## measure every row of docs/performance.md that this machine can, beside its peers, and write it there
+bench: env .venv-bench/.installed ## measure every row of docs/evidence/performance.md that this machine can, beside its peers, and write it there
 	@code=0
 	$(BIN)/python -m bench all --output build/bench $(if $(wildcard $(SIF)),--sif $(SIF)) $(BENCH) || code=$$?
 	((code == 0 || code == 69)) || exit "$$code" # 69: a peer ended, and the other rows are measured
@@ -192,6 +193,17 @@ bench: env .venv-bench/.installed ## measure every row of docs/performance.md th
 
 reference: env ## write the tables of docs/reference.md and the quickstart's comments from the code
 	@$(BIN)/python docs/write_reference.py
+
+# Its own environment, since a site needs no torch.
+.venv-docs/.installed: requirements-docs.lock $(VENV)/.python
+	@echo 'installing what builds the site (once)'
+	$(PYTHON) -m venv --clear .venv-docs
+	.venv-docs/bin/python -m pip install $(PIP) --quiet --require-hashes -r requirements-docs.lock
+	touch $@
+
+docs: .venv-docs/.installed ## build the documentation as a site with search in build/site, and check its links
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
+	echo 'build/site/index.html; with search: python3 -m http.server --bind 127.0.0.1 --directory build/site'
 
 pictures: env-dev ## take the pictures in docs/pictures anew, of a real training (needs tmux and chromium)
 	@$(BIN)/python docs/pictures.py

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What a GPU shows of this program, in less than 9 minutes and without a network (docs/gpu-first-run.md): a training of
-# a few steps, then rows 1-3, 6, 10, 11 and 14 of docs/performance.md.
+# What a GPU shows of this program, in less than 9 minutes and without a network (docs/evidence/gpu-first-run.md): a training of
+# a few steps, then rows 1-3, 6, 10, 11 and 14 of docs/evidence/performance.md.
 #
 #   bench/gpu.sh [DIR] [options of python -m bench]
 #

@@ -1,6 +1,6 @@
 #!/bin/bash
 # What several GPUs show that one cannot: NCCL's speed, and what happens if a rank dies, hangs or is
-# stopped. Four minutes where all is well, without a network outside the nodes (docs/gpu-first-run.md).
+# stopped. Four minutes where all is well, without a network outside the nodes (docs/evidence/gpu-first-run.md).
 #
 #   bench/gpus.sh [DIR]                      on a node with two or more GPUs
 #   sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=1 --cpus-per-task=8 --time=30 bench/gpus.sh [DIR]

@@ -20,7 +20,7 @@ from train.config.batches import nearest_multiples
 
 STRONG, WEAK = "strong", "weak"
 MODES: Final = (STRONG, WEAK)
-ROW: Final = "14"  # the number of the first row; the others add a name, under which docs/performance.md keeps them
+ROW: Final = "14"  # the number of the first row; the others add a name: docs/evidence/performance.md
 BLOCKS: Final = 7
 DATA_PARALLEL, WIRE = "DataParallel", "wire"
 WIRE_GPUS: Final = 8  # peers/wire.py waits as long as an all-reduce between so many

@@ -1,4 +1,4 @@
-"""This module lists the rows of docs/performance.md, with the target of each."""
+"""This module lists the rows of docs/evidence/performance.md, with the target of each."""
 
 from __future__ import annotations
 

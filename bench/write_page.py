@@ -1,5 +1,6 @@
-"""Writes the figures of bench.json into docs/measurements/, into a file of this machine, day and commit, and the tables
-of docs/performance.md from all these files: a row for each machine, the newest, with what earlier days gave.
+"""This program writes the figures of bench.json into docs/evidence/measurements/, into a file of this machine, day and
+commit, and the tables of docs/evidence/performance.md from all these files: a row for each machine, the newest, with
+what earlier days gave.
 
 python bench/write_page.py build/bench/bench.json
 """
@@ -22,7 +23,7 @@ from bench.targets import TARGETS
 from train.report.read import format_number
 
 ROOT = Path(__file__).parents[1]
-PAGE, MEASUREMENTS = ROOT / "docs/performance.md", ROOT / "docs/measurements"
+PAGE, MEASUREMENTS = ROOT / "docs/evidence/performance.md", ROOT / "docs/evidence/measurements"
 BEGIN, END = "<!-- begin of {}: written by bench/write_page.py -->", "<!-- end of {} -->"
 HEAD = ("#", "measured", "value", "95 % interval", "target", "reached", "measured on", "earlier")
 # Each table, and the devices of the targets in it.

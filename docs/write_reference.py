@@ -1,4 +1,4 @@
-"""The code's own tables become docs/reference.md: config keys, environment variables, exit codes.
+"""The code's own tables become docs/reference.md and the last part of docs/evidence/detection.md.
 
 The meanings of the keys also become the comments of configs/quickstart.yaml.
 
@@ -24,6 +24,7 @@ from train.config.load import describe_type, format_value
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "reference.md"
+PAGES: Final = (PAGE, ROOT / "docs" / "evidence" / "detection.md")
 QUICKSTART: Final = ROOT / "configs" / "quickstart.yaml"
 BEGIN, END = "<!-- begin of {}: written by docs/write_reference.py -->", "<!-- end of {} -->"
 # What no table of the code says of a variable: what it is for. A test compares the names with the code.
@@ -129,14 +130,17 @@ def _code(names: Iterable[str]) -> str:
 
 
 def written(text: str) -> str:
-    """The page with what the code says now between its marks."""
+    """A page with what the code says now between the marks that it has."""
     for name, inside in sections().items():
         begin, end = BEGIN.format(name), END.format(name)
+        if begin not in text:
+            continue
         before, _, after = re.split(f"{re.escape(begin)}|{re.escape(end)}", text)
         text = f"{before}{begin}\n{inside}\n{end}{after}"
     return text
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(written(page.read_text()))
     QUICKSTART.write_text(commented(QUICKSTART.read_text()))

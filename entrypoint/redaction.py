@@ -1,7 +1,7 @@
 """Redaction replaces secrets before a text is shown or written.
 
 It recognizes secrets in variables by the variable's name, and URLs and tokens by their form.
-`re` compiles the patterns at their first use: `entrypoint show` has none (docs/performance.md, row 9).
+`re` compiles the patterns at their first use: `entrypoint show` has none (docs/evidence/performance.md, row 9).
 """
 
 from __future__ import annotations

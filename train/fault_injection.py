@@ -23,7 +23,7 @@ FIRST_ATTEMPT_SUFFIX: Final = ":first"
 FOREVER_S: Final = 3600.0
 FLIPPED_BIT: Final = 6  # of the mantissa: too small a change for the loss to show
 LOSS_FACTORS: Final[Mapping[str, float]] = {"nan": float("nan"), "x1e3": 1e3}
-# Where a fault can happen; docs/reliability.md explains each site.
+# Where a fault can happen; docs/evidence/reliability.md explains each site.
 SITES: Final = ("start", "data", "fwd", "bwd", "step", "loss", "param", "eval", "save")
 
 

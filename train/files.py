@@ -166,7 +166,7 @@ def _write_direct(handle: int, data: memoryview) -> memoryview:
     """Write complete blocks of `data` to a new file, if it is large; returns the rest.
 
     A checkpoint's copy in the page cache would displace files that are read, and the kernel writes it out beside the
-    training: then a checkpoint delays training 7 times as long (row 11a of docs/performance.md).
+    training: then a checkpoint delays training 7 times as long (row 11a of docs/evidence/performance.md).
     If the file system or the memory does not allow it, the rest is returned.
 
     Raises:

@@ -1,4 +1,4 @@
-"""docs/performance.md has every target, and takes what a bench has measured beside what others have."""
+"""docs/evidence/performance.md has every target, and takes what a bench has measured beside what others have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from processes import python
 
 from bench import measurements, targets
 from bench import write_page as page
-from bench.__main__ import BENCH, TRAIN_BENCH
+from bench.__main__ import BENCH, TRAIN_BENCH, BenchCommand
 from bench.estimates import estimate_median, exact
 from bench.measurements import Row, reported_row
 
@@ -121,6 +121,9 @@ def test_a_row_that_is_measured_no_more_is_left_out(tmp_path: Path) -> None:
     assert "9a" not in lines(written(tmp_path, bench_json(reported_row("9a", "w", exact(1.0)))), "cpu")
 
 
-def test_the_parts_that_the_page_names_exist() -> None:
-    names = re.findall(r"^\| `(\w+)` \|", TEXT, re.M)
-    assert set(names) == {*BENCH.benches, *TRAIN_BENCH.benches}
+@pytest.mark.parametrize(
+    ("path", "program"), [("evidence/performance.md", BENCH), ("performance.md", TRAIN_BENCH)], ids=["bench", "train"]
+)
+def test_the_parts_that_a_page_names_exist(path: str, program: BenchCommand) -> None:
+    names = re.findall(r"^\| `(\w+)` \|", (page.ROOT / "docs" / path).read_text(), re.M)
+    assert set(names) == {*program.benches}

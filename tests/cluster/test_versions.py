@@ -1,4 +1,4 @@
-"""Every way a program is started, on each Slurm version: docs/slurm.md says what is seen, and every place is right."""
+"""Every way a program is started, on each Slurm version: docs/evidence/slurm.md says what is seen."""
 
 from __future__ import annotations
 

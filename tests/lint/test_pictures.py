@@ -36,9 +36,9 @@ def test_each_piece_stands_in_its_column() -> None:
     assert [piece[:2] for piece in pictures.pieces(["ab\x1b[1mcd", "   \x1b[0mx"])] == [(0, 0), (0, 2), (1, 3)]
 
 
-def test_the_documents_show_both_pictures() -> None:
-    assert {picture.resolve().name for picture in SHOWN} == {"report.png", "terminal.svg"}
-    assert sorted(path.name for path in pictures.FOLDER.iterdir()) == ["report.png", "terminal.svg"]
+def test_the_documents_show_all_pictures() -> None:
+    assert {picture.resolve().name for picture in SHOWN} == {"architecture.svg", "report.png", "terminal.svg"}
+    assert {path.name for path in pictures.FOLDER.iterdir()} == {path.name for path in SHOWN}
 
 
 @pytest.mark.parametrize("picture", SHOWN, ids=lambda path: path.name)

@@ -59,8 +59,9 @@ def missing(page: Path, link: str) -> bool:
     return not target.exists() or (bool(part) and part not in anchors(target))
 
 
-# Anchor of an entry -> the tests that keep it true, of the table at the end.
-KEPT = dict(re.findall(r"^\| \[.+\]\(#([\w-]+)\) \| (\[`test_.+) \|$", TEXT, re.M))
+# Anchor of an entry -> the tests that keep it true.
+TESTS = (ROOT / "docs" / "evidence" / "problems.md").read_text()
+KEPT = dict(re.findall(r"^\| \[.+\]\(\.\./problems\.md#([\w-]+)\) \| (\[`test_.+) \|$", TESTS, re.M))
 
 
 def defined_in(path: Path) -> set[str]:
@@ -139,7 +140,7 @@ def test_each_sends_the_reader_on(heading: str) -> None:
 
 @pytest.mark.parametrize("heading", ENTRIES)
 def test_each_is_kept_true_by_tests_that_exist(heading: str) -> None:
-    named = re.findall(r"\[`(\w+)`\]\(\.\./(tests/[\w/]+\.py)\)", KEPT[anchor(heading)])
+    named = re.findall(r"\[`(\w+)`\]\(\.\./\.\./(tests/[\w/]+\.py)\)", KEPT[anchor(heading)])
     assert named
     for name, path in named:
         assert name in defined_in(ROOT / path), f"{path}::{name}"
@@ -159,6 +160,22 @@ def test_a_link_that_leads_nowhere_would_be_seen() -> None:
     assert links(page)
     assert missing(page, "nowhere.md")
     assert missing(page, "training.md#no-such-part")
+
+
+# What names a page in its messages and comments: "docs/PAGE.md", or "docs/PAGE.md: Heading".
+NAMING = [path for name in ("entrypoint", "train", "bench", "launch", "configs", "image", "Makefile")
+          for path in (ROOT / name, *(ROOT / name).rglob("*")) if path.is_file() and path.suffix != ".pyc"]  # fmt: skip
+
+
+def test_a_page_that_a_message_names_exists_and_so_does_its_heading() -> None:
+    named = {
+        (path.relative_to(ROOT), page, heading)
+        for path in NAMING
+        for page, heading in re.findall(r"\bdocs/([\w/-]+\.md)(?:[:,] ([A-Z][a-z][\w ]+))?", path.read_text())
+    }
+    assert {"Sign and verify", "One more package"} <= {heading for _, _, heading in named}
+    wrong = [each for each in named if missing(ROOT / "docs" / "x", f"{each[1]}#{anchor(each[2])}".rstrip("#"))]
+    assert wrong == []
 
 
 def test_no_code_is_named_that_there_is_not() -> None:

@@ -64,8 +64,14 @@ def handled(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in environment.REMOVED_VARIABLES)
 
 
-def test_the_page_is_as_its_writer_leaves_it() -> None:
-    assert reference.written(TEXT) == TEXT, "run `make reference`"
+def test_the_pages_are_as_their_writer_leaves_them() -> None:
+    texts = [page.read_text() for page in reference.PAGES]
+    assert list(map(reference.written, texts)) == texts, "run `make reference`"
+
+
+def test_each_table_stands_on_one_page() -> None:
+    text = "".join(page.read_text() for page in reference.PAGES)
+    assert {text.count(reference.BEGIN.format(name)) for name in reference.sections()} == {1}
 
 
 def test_every_key_has_a_row_with_a_meaning() -> None:

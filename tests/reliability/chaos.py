@@ -1,4 +1,4 @@
-"""Every row of docs/failures.md that this machine can play, SEEDS times each, compared with what the page says.
+"""Every row of docs/evidence/failures.md that this machine can play, SEEDS times each, compared with the page.
 
 chaos.py          all rows; ROWS=1,2,9 some of them; SEEDS=5; FIRST=1 the first seed; JOBS=2
                       trials at a time

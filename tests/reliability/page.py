@@ -1,4 +1,4 @@
-"""What the proofs left under build/reliability/ becomes the tables of docs/reliability.md; what was not run stays."""
+"""What the proofs left under build/reliability/ becomes the tables of docs/evidence/reliability.md; the rest stays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from trials import KEPT, ROOT
 
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "evidence" / "reliability.md"
 BEGIN, END = "<!-- begin of {}: written by tests/reliability/page.py -->", "<!-- end of {} -->"
 # Command -> its trials.
 ASKED = {

@@ -1,4 +1,4 @@
-"""Where a row of docs/failures.md is played: a real `train` in a folder of its own, struck, ended, and looked at.
+"""Where a row of docs/evidence/failures.md is played: a real `train` in its own folder, struck, ended, and looked at.
 
 Whatever the fault: nothing hangs (a time-out), no process is left (each carries a mark in its environment), and the
 newest committed checkpoint is whole.
@@ -166,7 +166,7 @@ def verdict(
     kept: int = 0,
     also: Mapping[str, bool] | None = None,
 ) -> Trial:
-    """Compare with what docs/failures.md says: exit code, words that the user must read, and what holds always.
+    """Compare with what docs/evidence/failures.md says: exit code, words that the user must read, what holds always.
 
     kept: the newest committed checkpoint in `folder`'s run must be of this step or a later one.
     """

@@ -1,4 +1,4 @@
-"""docs/failures.md and the rows that are played: none forgotten, none twice."""
+"""docs/evidence/failures.md and the rows that are played: none forgotten, none twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import chaos
 import pytest
 
-TEXT = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "evidence" / "failures.md").read_text()
 
 
 def rows_of(command: str) -> set[int]:

@@ -1,4 +1,4 @@
-"""The rows of docs/failures.md that rows/ plays around the training, once each: see `make chaos`."""
+"""The rows of docs/evidence/failures.md that rows/ plays around the training, once each: see `make chaos`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of docs/failures.md in rows/processes.py, once each: the smaller size of `make chaos`."""
+"""The rows of docs/evidence/failures.md in rows/processes.py, once each: the smaller size of `make chaos`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reliability.md names what exists, and keeps what was seen."""
+"""docs/evidence/reliability.md names what exists, and keeps what was seen."""
 
 from __future__ import annotations
 

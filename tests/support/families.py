@@ -1,4 +1,4 @@
-"""The table of docs/detection.md: for every family of launchers, on what each shape of a job is tested.
+"""The table of docs/evidence/detection.md: for every family of launchers, on what each shape of a job is tested.
 
 `python tests/support/families.py` writes it; tests/entrypoint/test_platforms.py compares, and tests every cell.
 """
@@ -14,7 +14,7 @@ from synthetic import FLUX_SCRIPT, ONE_NODE_SCRIPTS, ONE_NODE_TASKS, PER_NODE, P
 
 from entrypoint.launchers.per_rank import LAUNCHERS
 
-PAGE = REPOSITORY / "docs" / "detection.md"
+PAGE = REPOSITORY / "docs" / "evidence" / "detection.md"
 BEGIN, END = "<!-- begin of tested: written by tests/support/families.py -->", "<!-- end of tested -->"
 Shape = tuple[int, bool]  # nodes, and whether a node has several ranks
 SHAPES: tuple[Shape, ...] = ((1, False), (1, True), (2, False), (2, True))

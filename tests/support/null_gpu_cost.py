@@ -1,5 +1,5 @@
 """What a step of the reference workload costs on a GPU, computed: launches and copies counted on a null GPU, bytes of
-the kernels that torch's compiler makes. docs/performance.md holds the table that it prints.
+the kernels that torch's compiler makes. docs/evidence/performance.md holds the table that it prints.
 
 null_gpu_cost.py       prints the table (two minutes on two cores, 8 GB of memory)
 """

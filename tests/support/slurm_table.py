@@ -1,4 +1,4 @@
-"""The tables of docs/slurm.md: every situation on every Slurm version, as a cluster of each has just shown.
+"""The tables of docs/evidence/slurm.md: every situation on every Slurm version, as a cluster of each has just shown.
 
 `python tests/support/slurm_table.py` (as root on Debian) writes them anew; tests/cluster/test_versions.py compares.
 """
@@ -19,7 +19,7 @@ from matrix import Seen
 
 from entrypoint.hostlist import expand_hosts
 
-PAGE = REPOSITORY / "docs" / "slurm.md"
+PAGE = REPOSITORY / "docs" / "evidence" / "slurm.md"
 # Debian suite -> its Slurm.
 SUITES = {"sid": "26.05", "trixie": "24.11", "bookworm": "22.05"}
 MARK = "<!-- {} of {}: written by tests/support/slurm_table.py -->"

@@ -21,7 +21,7 @@ LAST = 6  # lines of a process that are worth repeating
 class Trial:
     """One injected fault and what came of it.
 
-    row: of docs/failures.md, or a name. injector: how it was injected. process: which process it struck.
+    row: of docs/evidence/failures.md, or a name. injector: how it was injected. process: which process it struck.
     expected, observed: exit codes, or whatever the command compares. lines: the last that the user read.
     """
 

@@ -1,4 +1,4 @@
-"""The published recipes in configs/recipes: each is checked with a few images, and has its table in docs/recipes.md."""
+"""The published recipes in configs/recipes: each is checked with a few images, and has its table in the docs."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_every_recipe_divides_among_one_two_and_four_gpus(path: Path) -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_has_a_table_in_the_docs_that_says_of_each_option_whether_it_is_equal(path: Path) -> None:
-    page = (ROOT / "docs" / "recipes.md").read_text()
-    section = page.partition(f"(../configs/recipes/{path.name})")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "evidence" / "recipes.md").read_text()
+    section = page.partition(f"(../../configs/recipes/{path.name})")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+) \|$", section, re.MULTILINE)[2:]
     assert len(rows) >= 10
     for row in rows:

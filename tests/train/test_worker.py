@@ -65,7 +65,7 @@ HEAVY = {"torch._dynamo", "torch.distributed.tensor", "sympy", "torchvision", "g
 
 
 def test_a_whole_run_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None:
-    """Each of these is a part of every rank's start that shows: docs/performance.md."""
+    """Each of these is a part of every rank's start that shows: docs/evidence/performance.md."""
     more = ("train.clip_grad_norm=1", "train.ema_decay=0.9")
     done = python("-c", LOADS, *TINY, *more, environ=CONTRACT, cwd=tmp_path)
     code, *loaded = done.stdout.splitlines()[-1].split()

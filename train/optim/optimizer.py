@@ -108,7 +108,7 @@ def without_compiler(optimizer_type: type[Optimizer]) -> type[Optimizer]:
     and `_use_grad_for_differentiable` in `optim/optimizer.py`). Classes of other packages may need their wrappers.
 
     torch also records each step for a profiler and calls hooks (`profile_hook_step`): only where there is one. It is
-    half of what our loop would add to a step by hand (row 4 of docs/performance.md).
+    half of what our loop would add to a step by hand (row 4 of docs/evidence/performance.md).
     """
     step = inspect.unwrap(optimizer_type.step)
 

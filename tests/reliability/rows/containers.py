@@ -1,4 +1,4 @@
-"""Rows of docs/failures.md about containers and their limits."""
+"""Rows of docs/evidence/failures.md about containers and their limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of docs/failures.md about what is read: numbers that go wrong, files that lie, downloads, memory."""
+"""Rows of docs/evidence/failures.md about what is read: numbers that go wrong, files that lie, downloads, memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of docs/failures.md about what launchers, machines and users' shells say of themselves."""
+"""Rows of docs/evidence/failures.md about what launchers, machines and users' shells say of themselves."""
 
 from __future__ import annotations
 

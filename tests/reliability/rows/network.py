@@ -1,4 +1,4 @@
-"""Rows of docs/failures.md about machines and the network between them: each machine a network namespace."""
+"""Rows of docs/evidence/failures.md about machines and the network between them: each machine a network namespace."""
 
 from __future__ import annotations
 

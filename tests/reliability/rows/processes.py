@@ -1,4 +1,4 @@
-"""Rows of docs/failures.md about processes: killed, stopped, told to stop, silent."""
+"""Rows of docs/evidence/failures.md about processes: killed, stopped, told to stop, silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of docs/failures.md about disks, quotas, file servers and what becomes of checkpoints there."""
+"""Rows of docs/evidence/failures.md about disks, quotas, file servers and what becomes of checkpoints there."""
 
 from __future__ import annotations
 

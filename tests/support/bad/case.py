@@ -39,8 +39,8 @@ class Case:
 
     config: what cfg.yaml holds, which is then given with --config. prepare: puts more into the fresh folder, which is
     the working directory; where it returns a dict, that fills {names} in `line`. door: how the program is entered.
-    writes: patterns of the paths that may appear or change. row: of docs/failures.md. machine: in what the stand-in
-    differs from eight cores without GPUs.
+    writes: patterns of the paths that may appear or change. row: of docs/evidence/failures.md. machine: in what the
+    stand-in differs from eight cores without GPUs.
     """
 
     id: str

@@ -18,7 +18,7 @@ from torchvision.models import get_model_weights
 from train.data import augment, decode
 from train.models import pretrained
 
-DOCS = Path(__file__).parents[3] / "docs" / "recipes.md"
+DOCS = Path(__file__).parents[3] / "docs" / "evidence" / "recipes.md"
 TORCHVISION = (
     "resnet50.IMAGENET1K_V1",
     "resnet50.IMAGENET1K_V2",
