@@ -23,10 +23,9 @@ from train.components import adapt_for_training, autocast_outputs, build_compone
 from train.config.batches import MAX_AUTO_MICRO_BATCH, BatchSizes, compute_batch_sizes
 from train.config.resolved import ResolvedConfig
 from train.config.schema import is_factory
-from train.data.splits import DataSplits, as_targets
+from train.data.splits import DataSplits
 from train.distributed.device import is_out_of_memory
 from train.distributed.runtime import Runtime
-from train.models import registry
 from train.optim import ema
 
 # In a trial this mostly means that cuDNN found no algorithm for want of memory.
@@ -173,7 +172,7 @@ class Trials:
         return taken is not None and taken <= USABLE_FRACTION * self.free
 
     def train(self, micro: int) -> None:
-        """Two optimizer steps of one micro batch of random images, with a new model and optimizer."""
+        """Two optimizer steps of one made-up micro batch, with a new model and optimizer."""
         runtime, train = self.runtime, self.resolved.used.train
         device, fused = runtime.device, runtime.accelerator.scaler is None
         components = build_components(self.resolved, self.splits, device=device, fused=fused, move=runtime.to_device)
@@ -181,9 +180,7 @@ class Trials:
         network = adapt_for_training(self.resolved.used, components.network, world_size=1)
         task, optimizer = components.task, components.optimizer
         average = ema.build_average(train, network)
-        images = registry.to_channels_last(torch.rand((micro, *self.splits.shape.input), device=device))
-        label = torch.zeros_like(as_targets(self.splits.training.labels[0]), device=device)
-        batch = {"image": images, "label": label.expand(micro, *label.shape)}
+        batch = task.example(micro, self.splits.shape, device)
         compute_outputs = autocast_outputs(network, runtime.accelerator.autocast)
         for _ in range(TRIAL_STEPS):
             loss = task.loss(compute_outputs, batch).loss

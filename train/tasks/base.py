@@ -21,6 +21,7 @@ from entrypoint import ExitCode, Failure, dump_json
 from train import plugin
 from train.config.schema import OptimConfig, is_factory
 from train.data.batch import Batch
+from train.data.shape import Shape
 from train.evaluation.mistakes import Mistakes
 from train.evaluation.results import EvaluationResult
 from train.evaluation.totals import Measured, Model, Rows, Totals
@@ -122,6 +123,19 @@ class Task(ABC):
         if isinstance(loss, type):
             loss = plugin.call_factory(self.optim.loss, LOSS_KEY, factory=loss)
         return replace(self, own_loss=loss.to(device) if isinstance(loss, nn.Module) else loss)
+
+    def example(self, samples: int, shape: Shape, device: torch.device) -> Batch:
+        """A batch to try a step or an evaluation with: black images, and the labels of `example_labels`.
+
+        It lies in memory as the loader's batches do: code is compiled for one layout.
+        """
+        channels, *size = shape.input
+        images = torch.zeros((samples, *size, channels), device=device).movedim(-1, 1)
+        return {"image": images, "label": self.example_labels(samples).to(device)}
+
+    @abstractmethod
+    def example_labels(self, samples: int) -> Tensor:
+        """Labels that the loss takes of so many samples, all zeros, on the CPU."""
 
     def loss(self, model: Model, batch: Batch) -> StepLoss:
         """The mean loss of a micro batch, and what is logged beside it. No host sync: each would cost a step's time."""

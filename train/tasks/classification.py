@@ -187,6 +187,9 @@ class Classification(Task):
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(outputs, labels, label_smoothing=self.optim.label_smoothing, reduction="none")
 
+    def example_labels(self, samples: int) -> Tensor:
+        return torch.zeros(samples, dtype=torch.int64)
+
     def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The correct predictions. A mixed image counts with the share of the label that was predicted."""
         return {"accuracy": mixed(batch, outputs.argmax(dim=1).eq).sum()}
