@@ -55,7 +55,6 @@ from train.rank_context import RankContext
 from train.run import record, resume
 from train.state import TrainState
 from train.tasks.base import Task
-from train.tasks.registry import open_task
 from train.trainer import IMAGES_TO_NAME, DatasetInfo, Trainer
 
 COMPILING: Final = "compiling the model; this takes a minute or more, unless an earlier start has kept its code"
@@ -194,7 +193,7 @@ def build_trainer(
         ),
         progress=progress,
         notes=notes,
-        class_table=_describe_classes(config, splits),
+        class_table=_describe_classes(config, task, splits),
         start_step=state.step,
         on_first_step=on_first_step if state.step else None,
         open_test_loader=_test_loader_opener(config, runtime, splits, heartbeat, host),
@@ -243,9 +242,8 @@ def _image_to_predict(config: RunConfig, splits: DataSplits) -> str | None:
     return None if is_drawn or obstacle else IMAGES_TO_NAME
 
 
-def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
+def _describe_classes(config: RunConfig, task: Task, splits: DataSplits) -> tuple[str, ...]:
     """Lines for the banner: how many images each class has, and what looks like a mistake in them."""
-    task = open_task(splits.task, splits.classes, splits.target)
     lines = task.describe_balance(splits.training.labels, splits.validation.labels, config.optim.class_weights)
     if config.data.sampling == "balanced":
         lines = [*lines, statistics.describe_balanced_sampling(splits.training.labels, splits.classes)]

@@ -241,11 +241,6 @@ class ImageFileSource(EncodedImageSource):
         return image_lists.pack_paths(str(path).removeprefix(root) for path in self.paths).pieces()
 
 
-def as_targets(labels: Tensor) -> Tensor:
-    """Labels as the losses take them: classes as int64, in whatever width a source keeps them."""
-    return labels if labels.is_floating_point() else labels.long()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplits:
     """The splits of the data. validation may be empty (data.val_fraction: 0).

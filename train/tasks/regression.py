@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss, l1_loss, mse_loss
 
@@ -92,9 +91,6 @@ class Regression(Task):
 
     def _standardize(self, labels: Tensor) -> Tensor:
         return (labels - self.scale.mean) / self.scale.std
-
-    def example_labels(self, samples: int) -> Tensor:
-        return torch.zeros(samples)
 
     def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The absolute errors."""

@@ -13,11 +13,12 @@ from train.tasks.registry import TASK_CLASSES, open_task
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("size", [(8, 8), (4, 8, 8)], ids=["images", "clips"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_images_of_the_example_lie_in_memory_as_the_loaders_do(channels: int) -> None:
-    shape = Shape(channels=channels, size=(8, 8))
+def test_the_images_of_the_example_lie_in_memory_as_the_loaders_do(channels: int, size: tuple[int, ...]) -> None:
+    shape = Shape(channels=channels, size=size)
     example = open_task("classification", ("cat", "dog"), None).example(2, shape, CPU)
-    pixels, rows = torch.zeros((5, 8, 8, channels), dtype=torch.uint8), torch.tensor([1, 2])
+    pixels, rows = torch.zeros((5, *shape.stored), dtype=torch.uint8), torch.tensor([1, 2])
     for images in (augment.normalize(pixels[rows]), augment.normalize(pixels[rows].clone())):
         assert example["image"].stride() == images.stride()
 
@@ -33,3 +34,9 @@ def test_a_task_computes_with_its_example_in_training_and_in_evaluation(name: st
     assert all(parameter.grad is not None for parameter in network.parameters())
     assert (step_loss.samples, *step_loss.values) == (4, *task.averaged)
     assert task.measure(network, example, details=True).loss.isfinite()
+
+
+def test_classes_are_collated_as_the_loss_takes_them_in_whatever_width_they_are_kept() -> None:
+    task = open_task("classification", ("cat", "dog"), None)
+    labels = task.collate(torch.zeros(2, 1), torch.tensor([1, 0], dtype=torch.uint8))["label"]
+    assert (labels.dtype, labels.tolist()) == (torch.int64, [1, 0])
