@@ -19,7 +19,7 @@ import torch
 
 from entrypoint import ExitCode, Failure, Heartbeat
 from train import files
-from train.components import adapt_for_training, autocast_outputs, build_components
+from train.components import adapt_for_training, build_components, take_plain_step
 from train.config.batches import MAX_AUTO_MICRO_BATCH, BatchSizes, compute_batch_sizes
 from train.config.resolved import ResolvedConfig
 from train.config.schema import is_factory
@@ -178,16 +178,11 @@ class Trials:
         components = build_components(self.resolved, self.splits, device=device, fused=fused, move=runtime.to_device)
         # As on a single rank: SyncBatchNorm would wait for the trials of the other ranks, which may be fewer.
         network = adapt_for_training(self.resolved.used, components.network, world_size=1)
-        task, optimizer = components.task, components.optimizer
         average = ema.build_average(train, network)
-        batch = task.example(micro, self.splits.shape, device)
-        compute_outputs = autocast_outputs(network, runtime.accelerator.autocast)
+        batch = components.task.example(micro, self.splits.shape, device)
         for _ in range(TRIAL_STEPS):
-            loss = task.loss(compute_outputs, batch).loss
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
-        del average, loss
+            take_plain_step(components, network, batch, runtime.accelerator.autocast)
+        del average
 
 
 def find_micro_batch(

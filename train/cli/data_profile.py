@@ -21,7 +21,7 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure, Heartbeat, join_lines
 from train import plugin, rng
-from train.components import autocast_outputs, build_components
+from train.components import build_components, take_plain_step
 from train.config import checks
 from train.config.precisions import PRECISIONS
 from train.config.resolved import ResolvedConfig, resolve
@@ -429,16 +429,8 @@ def _time_step(resolved: ResolvedConfig, splits: DataSplits, images: Tensor, clo
     components = build_components(resolved, splits, device=device, fused=True, move=lambda network: network.to(device))
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
     batch = components.task.collate(images, labels)
-
     autocast = partial(torch.autocast, device.type, dtype, enabled=dtype is not None)
-    compute_outputs = autocast_outputs(components.network, autocast)
-
-    def act() -> None:
-        loss = components.task.loss(compute_outputs, batch).loss
-        loss.backward()  # type: ignore[no-untyped-call]
-        components.optimizer.step()
-        components.optimizer.zero_grad()
-
+    act = partial(take_plain_step, components, components.network, batch, autocast)
     try:
         return time_stage(act, len(images), clock, _device_synchronizer(device))
     except RuntimeError as error:
