@@ -21,7 +21,7 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure, Heartbeat, join_lines
 from train import plugin, rng
-from train.components import autocast_outputs, build_components
+from train.components import build_components, take_plain_step
 from train.config import checks
 from train.config.precisions import PRECISIONS
 from train.config.resolved import ResolvedConfig, resolve
@@ -252,7 +252,7 @@ def measure_stages(
     loader_name, workers = loader.choose_loader(splits, config.data, cores)
     decoder = decoder_for(splits, config.data, augmenter, torch_device, print)
     in_workers = loader_name == "workers" and decoder is None
-    if in_workers and augmenter.changes_stored:
+    if in_workers and augmenter.stored:
         notes = (*notes, "read contains the operations of data.augment that data workers do")
     reading = augmenter if decoder is None else for_reading(augmenter, splits.training)
     threads = torch.get_num_threads()
@@ -428,17 +428,9 @@ def _time_step(resolved: ResolvedConfig, splits: DataSplits, images: Tensor, clo
     dtype = None if dtype_name is None else getattr(torch, dtype_name)
     components = build_components(resolved, splits, device=device, fused=True, move=lambda network: network.to(device))
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
-    batch = {"image": images, "label": labels}
-
+    batch = components.task.collate(images, labels)
     autocast = partial(torch.autocast, device.type, dtype, enabled=dtype is not None)
-    compute_outputs = autocast_outputs(components.network, autocast)
-
-    def act() -> None:
-        loss = components.task.loss(compute_outputs, batch).loss
-        loss.backward()  # type: ignore[no-untyped-call]
-        components.optimizer.step()
-        components.optimizer.zero_grad()
-
+    act = partial(take_plain_step, components, components.network, batch, autocast)
     try:
         return time_stage(act, len(images), clock, _device_synchronizer(device))
     except RuntimeError as error:

@@ -19,14 +19,13 @@ import torch
 
 from entrypoint import ExitCode, Failure, Heartbeat
 from train import files
-from train.components import adapt_for_training, autocast_outputs, build_components
+from train.components import adapt_for_training, build_components, take_plain_step
 from train.config.batches import MAX_AUTO_MICRO_BATCH, BatchSizes, compute_batch_sizes
 from train.config.resolved import ResolvedConfig
 from train.config.schema import is_factory
-from train.data.splits import DataSplits, as_targets
+from train.data.splits import DataSplits
 from train.distributed.device import is_out_of_memory
 from train.distributed.runtime import Runtime
-from train.models import registry
 from train.optim import ema
 
 # In a trial this mostly means that cuDNN found no algorithm for want of memory.
@@ -173,24 +172,17 @@ class Trials:
         return taken is not None and taken <= USABLE_FRACTION * self.free
 
     def train(self, micro: int) -> None:
-        """Two optimizer steps of one micro batch of random images, with a new model and optimizer."""
+        """Two optimizer steps of one made-up micro batch, with a new model and optimizer."""
         runtime, train = self.runtime, self.resolved.used.train
         device, fused = runtime.device, runtime.accelerator.scaler is None
         components = build_components(self.resolved, self.splits, device=device, fused=fused, move=runtime.to_device)
         # As on a single rank: SyncBatchNorm would wait for the trials of the other ranks, which may be fewer.
         network = adapt_for_training(self.resolved.used, components.network, world_size=1)
-        task, optimizer = components.task, components.optimizer
         average = ema.build_average(train, network)
-        images = registry.to_channels_last(torch.rand((micro, *self.splits.shape.input), device=device))
-        label = torch.zeros_like(as_targets(self.splits.training.labels[0]), device=device)
-        batch = {"image": images, "label": label.expand(micro, *label.shape)}
-        compute_outputs = autocast_outputs(network, runtime.accelerator.autocast)
+        batch = components.task.example(micro, self.splits.shape, device)
         for _ in range(TRIAL_STEPS):
-            loss = task.loss(compute_outputs, batch).loss
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
-        del average, loss
+            take_plain_step(components, network, batch, runtime.accelerator.autocast)
+        del average
 
 
 def find_micro_batch(

@@ -40,6 +40,7 @@ from train.distributed import replica_check, shared_memory
 from train.distributed.runtime import Runtime
 from train.distributed.runtime import start as start_runtime
 from train.distributed.shared_memory import HostRanks
+from train.evaluation import validator
 from train.evaluation.results import read_final_score
 from train.evaluation.validator import max_batch_size, rank_batches
 from train.logging.metrics_logger import MetricsLogger
@@ -53,7 +54,7 @@ from train.parallel.strategies import strategy_class
 from train.rank_context import RankContext
 from train.run import record, resume
 from train.state import TrainState
-from train.tasks.registry import open_task
+from train.tasks.base import Task
 from train.trainer import IMAGES_TO_NAME, DatasetInfo, Trainer
 
 COMPILING: Final = "compiling the model; this takes a minute or more, unless an earlier start has kept its code"
@@ -131,8 +132,10 @@ def build_trainer(
         freezing.network = network
         freezing.update(resume_point.step or 0)
         weight_notes += (str(freezing),)
-    example = partial(compilation.black_images, batches.micro, splits.shape, runtime.device)
-    parallel = strategy_class(train, world.world_size)(runtime, batches, example)
+    task = components.task
+    parallel = strategy_class(train, world.world_size)(
+        runtime, batches, lambda model: task.loss(model, task.example(batches.micro, splits.shape, runtime.device))
+    )
     parallel.wrap(network, optimizer)
     state = TrainState(parallel=parallel, ema=ema.build_average(train, parallel.network))
     resume_notes = resume.restore(config, runtime, checkpoints, resume_point, state, dataset.fingerprint)
@@ -142,7 +145,7 @@ def build_trainer(
         parallel.warm_up()
         compiled = None
     else:
-        compiled = _compile(config, parallel, splits, progress, heartbeat)
+        compiled = _compile(config, parallel, task, splits, progress, heartbeat)
         loader = loader.compiled(batches.micro)
     resume_notes += resume.start_over(config, runtime, folder, record_start)
     notes = (
@@ -177,7 +180,7 @@ def build_trainer(
         steps=steps,
         schedule=build_schedule(config.optim, steps, batches.global_),
         parallel=parallel,
-        task=components.task,
+        task=task,
         compiled=compiled,
         state=state,
         faults=context.faults,
@@ -190,7 +193,7 @@ def build_trainer(
         ),
         progress=progress,
         notes=notes,
-        class_table=_describe_classes(config, splits),
+        class_table=_describe_classes(config, task, splits),
         start_step=state.step,
         on_first_step=on_first_step if state.step else None,
         open_test_loader=_test_loader_opener(config, runtime, splits, heartbeat, host),
@@ -239,9 +242,8 @@ def _image_to_predict(config: RunConfig, splits: DataSplits) -> str | None:
     return None if is_drawn or obstacle else IMAGES_TO_NAME
 
 
-def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
+def _describe_classes(config: RunConfig, task: Task, splits: DataSplits) -> tuple[str, ...]:
     """Lines for the banner: how many images each class has, and what looks like a mistake in them."""
-    task = open_task(splits.task, splits.classes, splits.target)
     lines = task.describe_balance(splits.training.labels, splits.validation.labels, config.optim.class_weights)
     if config.data.sampling == "balanced":
         lines = [*lines, statistics.describe_balanced_sampling(splits.training.labels, splits.classes)]
@@ -284,12 +286,13 @@ def _refuse_small_shared_memory(
 
 
 def _compile(
-    config: RunConfig, parallel: Parallel, splits: DataSplits, progress: Progress, heartbeat: Heartbeat
+    config: RunConfig, parallel: Parallel, task: Task, splits: DataSplits, progress: Progress, heartbeat: Heartbeat
 ) -> Compiled:
     progress.say(COMPILING)
-    size = max_batch_size(len(splits.validation.labels), config.eval.batch_size)
-    evaluated = compilation.black_images(size, splits.evaluated_shape, parallel.runtime.device) if size else None
-    return compilation.compile_model(config.train, parallel, evaluated, heartbeat, progress.say)
+    size, runtime = max_batch_size(len(splits.validation.labels), config.eval.batch_size), parallel.runtime
+    example = task.example(size, splits.evaluated_shape, runtime.device)
+    rehearse = partial(validator.warm_up, runtime, parallel.network, task, example) if size else None
+    return compilation.compile_model(config.train, parallel, rehearse, heartbeat, progress.say)
 
 
 @contextmanager

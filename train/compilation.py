@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from entrypoint import ExitCode, Failure, Heartbeat, ProcessMeter, start_daemon_thread
 from train.config import checks
 from train.config.schema import TrainConfig
-from train.data.shape import Shape
 from train.distributed.device import failure_from_error
-from train.evaluation import validator
 from train.parallel.base import Parallel
 
 BACKEND: Final = "inductor"
@@ -68,14 +66,14 @@ class Compiled:
 def compile_model(
     train: TrainConfig,
     parallel: Parallel,
-    evaluation: Tensor | None,
+    rehearse_evaluation: Callable[[], None] | None,
     heartbeat: Heartbeat,
     say: Callable[[str], None],
 ) -> Compiled:
     """Compile the strategy's network by computing with it once.
 
-    evaluation: images of the size of an evaluation batch, if there is one. heartbeat, say: get a sign of life while the
-    compiler works.
+    rehearse_evaluation: computes with a batch of the size of an evaluation's, where the run evaluates. heartbeat, say:
+    get a sign of life while the compiler works.
 
     Raises:
         Failure: USAGE for a model that torch cannot compile, or if there is no compiler; IO, OUTPUT or RESOURCE where
@@ -92,8 +90,8 @@ def compile_model(
         for _ in range(CUDA_GRAPH_RUNS if uses_cuda_graphs else 1):
             with _explained_errors():
                 parallel.rehearse()
-                if evaluation is not None:
-                    validator.warm_up(parallel.runtime, parallel.network, evaluation)
+                if rehearse_evaluation is not None:
+                    rehearse_evaluation()
     shutdown_compile_workers()
     counts = {name: number - before[name] for name, number in count_compiled().items()}
     if not counts["graphs"]:
@@ -141,12 +139,6 @@ def signs_of_life(
         yield
     finally:
         ended.set()
-
-
-def black_images(count: int, shape: Shape, device: torch.device) -> Tensor:
-    """Black images, laid out in memory as the loader's: code is compiled for one layout."""
-    channels, *size = shape.input
-    return torch.zeros((count, *size, channels), device=device).movedim(-1, 1)
 
 
 def count_compiled() -> dict[str, int]:

@@ -25,6 +25,7 @@ from train.config.models import weights_path
 from train.config.optimizers import OPTIMIZERS
 from train.config.resolved import ResolvedConfig
 from train.config.schema import ModelConfig, RunConfig
+from train.data.batch import Batch
 from train.data.image_sizes import other_shapes
 from train.data.shape import Shape
 from train.data.splits import DataSplits
@@ -212,13 +213,18 @@ def _refuse_small_micro_batch(
     )
 
 
-def autocast_outputs(
-    network: nn.Module, autocast: Callable[[], AbstractContextManager[None]]
-) -> Callable[[Tensor], Tensor]:
-    """What a measured step computes with, without Accelerate: it too hands float32 outputs to the loss."""
+def take_plain_step(
+    components: Components, network: nn.Module, batch: Batch, autocast: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """One optimizer step of one micro batch without Accelerate, which too hands float32 outputs to the loss.
 
-    def compute(images: Tensor) -> Tensor:
+    network: that of the components, or what was made of it.
+    """
+
+    def compute_outputs(images: Tensor) -> Tensor:
         with autocast():
             return network(images).float()  # type: ignore[no-any-return]
 
-    return compute
+    components.task.loss(compute_outputs, batch).loss.backward()  # type: ignore[no-untyped-call]
+    components.optimizer.step()
+    components.optimizer.zero_grad()

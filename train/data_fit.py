@@ -17,7 +17,7 @@ from train.data.augmenter import build_augmenter, refuse_stored_images
 from train.data.gpu_decoding import refuse_gpu_decoding
 from train.data.preprocessing import configured_preprocessing, refuse_other_channels
 from train.data.shape import COLOR_CHANNELS, Shape
-from train.data.splits import DataSplits, SampleOrigin, SampleSource, as_targets
+from train.data.splits import DataSplits, SampleOrigin, SampleSource
 from train.evaluation import early_stopping
 from train.evaluation.validator import refuse_flips
 from train.tasks.base import LOSS_KEY
@@ -68,7 +68,7 @@ def _refuse_unfit_loss(optim: OptimConfig, splits: DataSplits, *, is_weighted: b
             fix="give it fixed numbers or buffers, or make its weights a part of the network",
             code=ExitCode.USAGE,
         )
-    labels = as_targets(splits.training.labels[:2])
+    labels = task.collate(None, splits.training.labels[:2])["label"]
     outputs = torch.zeros((len(labels), len(splits.classes)), requires_grad=True)
     result = plugin.call_factory(optim.loss, LOSS_KEY, outputs, labels, factory=task.training_losses)
     sizes = [*result.shape] if isinstance(result, torch.Tensor) and result.requires_grad else None

@@ -15,11 +15,12 @@ from gpu_trainings import bits, losses, run_program, train, write_photos
 from PIL import Image
 
 from train.config import augmentations
+from train.data.batch import Batch
 from train.data.boxes import CropDraws
 from train.data.gpu_decoding import GpuDecoder, read_encoded
 from train.data.operations import draw_numbers
 from train.data.preprocessing import DEFAULT_PREPROCESSING
-from train.data.splits import ImageFileSource
+from train.data.splits import ImageFileSource, SampleIndices
 from train.data.workers import SkipUnreadable
 
 pytestmark = pytest.mark.timeout(400)
@@ -94,10 +95,15 @@ def test_damaged_bytes_do_no_harm(tmp_path: Path) -> None:
     source, lines = source_of(tmp_path, files), list[str]()
     tolerant = SkipUnreadable(source.read, 64, most=64, replace=True)
     requests = [np.arange(first, first + 4) for first in range(0, 64, 4)]
-    encoded = [(part, part, tolerant.read(part, partial(read_encoded, source, draws=draws(4)))[0]) for part in requests]
-    read_again = partial(lambda _, samples: tolerant.read(samples, partial(source.read_cropped, draws=draws(4))))
+    read = partial(read_encoded, source, draws=draws(4))
+    encoded = [(part, part, {"image": tolerant.read(part, read)[0]}) for part in requests]
+
+    def read_again(_: object, samples: SampleIndices) -> tuple[Batch | None, SampleIndices, dict[int, str]]:
+        pixels, taken, bad = tolerant.read(samples, partial(source.read_cropped, draws=draws(4)))
+        return (None if pixels is None else {"image": pixels}), taken, bad
+
     batches = list(decoder(lines).decode_ahead(encoded, read_again))
-    assert [pixels.shape for *_, pixels, _ in batches if pixels is not None] == [(4, *SIZE, 3)] * 16
+    assert [batch["image"].shape for *_, batch, _ in batches if batch is not None] == [(4, *SIZE, 3)] * 16
     print(lines)
 
 

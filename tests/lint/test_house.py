@@ -80,6 +80,7 @@ LAYERS = {
         "checkpoint",
         "evaluation",
         "tasks",
+        "data.loader",
         "evaluation.validator",
         "models",
         "optim",
@@ -197,8 +198,8 @@ def is_import_of_bench(node: ast.AST) -> bool:
     return any(under("bench", name) for name in [*names, getattr(node, "module", None) or ""])
 
 
-# They need more than the rest of their folders: one saves a training's state, one calls a task, one reads raw labels.
-PARTS_IN_FOLDERS = {"checkpoint.checkpointer", "evaluation.validator", "tasks.labels"}
+# They need more than the rest of their folders: one saves a training's state, two call a task, one reads raw labels.
+PARTS_IN_FOLDERS = {"checkpoint.checkpointer", "data.loader", "evaluation.validator", "tasks.labels"}
 
 
 def part_of(module: str) -> str:

@@ -25,10 +25,10 @@ from entrypoint.heartbeat import Phase, Point
 from train import compilation, worker
 from train.config import load
 from train.config.schema import TrainConfig
-from train.data import augment
-from train.data.shape import Shape
+from train.evaluation import validator
 from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.run.stop import StopSignals
+from train.tasks.base import StepLoss
 from train.trainer import Trainer
 
 # Three evaluations, whose last batch is smaller: 16 validation samples in batches of 7.
@@ -90,18 +90,14 @@ def test_what_is_compiled_after_the_first_step_is_said(tmp_path: Path, monkeypat
     assert recompiled(tmp_path) == [4]
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_what_is_rehearsed_lies_in_memory_as_the_loaders_images_do(channels: int) -> None:
-    shape = Shape(channels=channels, size=(8, 8))
-    pixels, rows = torch.zeros((5, 8, 8, channels), dtype=torch.uint8), torch.tensor([1, 2])
-    for images in (augment.normalize(pixels[rows]), augment.normalize(pixels[rows].clone())):
-        assert compilation.black_images(2, shape, torch.device("cpu")).stride() == images.stride()
+def example_loss(model: nn.Module) -> StepLoss:
+    return StepLoss(loss=model(torch.zeros(2, 3)).sum(), samples=2, values={})
 
 
 def prepared(network: nn.Module, folder: Path) -> compilation.Compiled:
     with built(folder) as trainer:
         parallel = trainer.parallel
-        parallel.model, parallel.network, parallel.example = network, network, lambda: torch.zeros(2, 3)
+        parallel.model, parallel.network, parallel.example_loss = network, network, example_loss
         return compilation.compile_model(TrainConfig(compile="default"), parallel, None, Heartbeat(), print)
 
 
@@ -239,7 +235,7 @@ def test_a_rehearsed_evaluation_that_does_not_fit_the_gpu_names_its_own_batch(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")  # no GPU said it here
 
-    monkeypatch.setattr(compilation.validator, "_eval_mode", full)
+    monkeypatch.setattr(validator, "_eval_mode", full)
     with pytest.raises(Failure, match="in the evaluation") as caught, built(tmp_path, *COMPILED, "eval.batch_size=8"):
         pass
     assert "eval.batch_size=2 " in caught.value.fix

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from entrypoint import Plan
-from train.compilation import black_images
 from train.components import adapt_for_training, build_components, load_initial_weights
 from train.config import schema
 from train.config.batches import BatchSizes, StepCounts
@@ -102,10 +101,13 @@ def _build(
 ) -> tuple[int, Sequence[str]]:
     """The parts of `build_trainer` that depend on the network, in the same order."""
     config = resolved.requested
-    network = build_components(resolved, splits, batches=batch, steps=steps).network
+    components = build_components(resolved, splits, batches=batch, steps=steps)
+    network, task = components.network, components.task
     notes = load_initial_weights(config, network, splits, is_new_run=is_new_run)
     parameters = count_parameters(network)
-    images = black_images(2, splits.shape, torch.device("cpu"))
-    strategy_class(config.train, plan.world.world_size).refuse_unfit_network(network, images)
+    example = task.example(2, splits.shape, torch.device("cpu"))
+    strategy_class(config.train, plan.world.world_size).refuse_unfit_network(
+        network, lambda model: task.loss(model, example)
+    )
     adapt_for_training(config, network, plan.world.world_size)
     return parameters, (*notes, *image_file_notes(config.data, splits))

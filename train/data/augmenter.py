@@ -44,14 +44,9 @@ class Augmenter:
     read_cropped: CroppedReader | None = None
 
     @property
-    def changes_stored(self) -> bool:
-        """Whether `augment_stored` does anything."""
-        return bool(self.stored)
-
-    @property
     def acts_in_reader(self) -> bool:
         """Whether data workers have anything to do beside reading."""
-        return self.changes_stored or self.crop is not None
+        return bool(self.stored) or self.crop is not None
 
     def crop_draws(self, samples: Int64Array, epoch: int) -> CropDraws | None:
         """The random numbers with which the reader cuts whole images; None if it does not."""

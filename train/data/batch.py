@@ -1,13 +1,14 @@
 """A `Batch` travels from the readers to the task: a flat dictionary, of which only the task knows every entry.
 
-The readers write `image` as it is stored, `label` and `sample`; the loader turns images into float32 [n, *shape.input].
-It adds `weight` where samples count differently in the loss, and `other` and `share` where data.augment mixes
-neighbours. A reader that keeps all images on the device passes all of them, and in `row` which ones are meant: so one
-kernel selects and augments them.
+The task makes it, `image` as it is stored and `label`, of what a source has read (`Task.collate`); its reader adds
+`sample`. The loader turns images into float32 [n, *shape.input]. It adds `weight` where samples count differently in
+the loss, and `other` and `share` where data.augment mixes neighbours. A reader that keeps all images on the device
+passes all of them, and in `row` which ones are meant: so one kernel selects and augments them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from torch import Tensor
 
 # Tensors [n, ...] on the device, but for `sample`: the numbers of the samples in their split, int64 [n] on the CPU.
 Batch = dict[str, Any]
+# `Task.collate`: makes a batch of what a source has read, and of the labels of these samples.
+Collate = Callable[[Any, Tensor], Batch]
 
 
 def to_device(numbers: Tensor | npt.NDArray[np.int64], device: torch.device) -> Tensor:

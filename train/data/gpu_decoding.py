@@ -28,6 +28,7 @@ from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import decode
 from train.data.augmenter import CROP, Augmenter
+from train.data.batch import Batch
 from train.data.boxes import CropDraws
 from train.data.preprocessing import Preprocessing, configured_preprocessing
 from train.data.shape import height_and_width
@@ -38,7 +39,7 @@ MAX_PIXELS_AT_ONCE: Final = 2**25  # of whole images: 100 MB, and as much again 
 RGB_WITHOUT_TRANSFORM: Final = 0  # in Adobe's marker: red, green and blue as they are, no luma
 END_OF_JPEG: Final = b"\xff\xd9"
 Bad = dict[int, str]  # path and reason of each broken image
-ReadAgain = Callable[[Any, SampleIndices], tuple[Tensor | None, SampleIndices, Bad]]
+ReadAgain = Callable[[Any, SampleIndices], tuple[Batch | None, SampleIndices, Bad]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,16 +143,16 @@ class GpuDecoder:
         self._has_warned = False
 
     def decode_ahead(
-        self, batches: Iterable[tuple[Any, SampleIndices, EncodedBatch]], read_again: ReadAgain
-    ) -> Iterator[tuple[Any, SampleIndices, Tensor | None, Bad]]:
-        """Pixels on the device instead of each batch, uint8 [n, *size, 3].
+        self, batches: Iterable[tuple[Any, SampleIndices, Batch]], read_again: ReadAgain
+    ) -> Iterator[tuple[Any, SampleIndices, Batch | None, Bad]]:
+        """The batches, with pixels on the device instead of each `EncodedBatch`: uint8 [n, *size, 3].
 
         read_again: reads a batch on the CPU that the GPU could not decode; another image may replace a broken one.
 
         Raises:
             Failure: as `read_again`.
         """
-        waiting = deque[Future[tuple[Any, SampleIndices, Tensor | None, Bad]]]()
+        waiting = deque[Future[tuple[Any, SampleIndices, Batch | None, Bad]]]()
         with ThreadPoolExecutor(THREADS, "decode on the GPU") as threads:
             for request, samples, batch in batches:
                 waiting.append(threads.submit(self._decode_or_read_again, request, samples, batch, read_again))
@@ -161,16 +162,16 @@ class GpuDecoder:
                 yield self._receive(waiting.popleft())
 
     def _receive(self, ready: Future[Any]) -> Any:
-        request, samples, pixels, bad = ready.result()
-        if pixels is not None and pixels.device.type == "cuda":
+        request, samples, batch, bad = ready.result()
+        if batch is not None and (pixels := batch["image"]).device.type == "cuda":
             pixels.record_stream(torch.cuda.current_stream(pixels.device))
-        return request, samples, pixels, bad
+        return request, samples, batch, bad
 
     def _decode_or_read_again(
-        self, request: Any, samples: SampleIndices, batch: EncodedBatch, read_again: ReadAgain
-    ) -> tuple[Any, SampleIndices, Tensor | None, Bad]:
+        self, request: Any, samples: SampleIndices, batch: Batch, read_again: ReadAgain
+    ) -> tuple[Any, SampleIndices, Batch | None, Bad]:
         try:
-            return request, samples, self.decode(batch), {}
+            return request, samples, {**batch, "image": self.decode(batch["image"])}, {}
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except RuntimeError as error:  # of nvJPEG, which does not say for which image
@@ -179,8 +180,8 @@ class GpuDecoder:
                 self._warn(f"warning: the GPU cannot decode a batch, so the CPU does: {reason}; not said again")
             self._has_warned = True
         with self._reads_again:
-            pixels, taken, bad = read_again(request, samples)
-        return request, taken, pixels, bad
+            decoded, taken, bad = read_again(request, samples)
+        return request, taken, decoded, bad
 
     def decode(self, batch: EncodedBatch) -> Tensor:
         """The boxes, cut out and scaled, on the device, uint8 [n, *size, 3].

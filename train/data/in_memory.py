@@ -21,7 +21,7 @@ from torch import Tensor
 
 from entrypoint import Failure, Heartbeat
 from train.data.batch import Batch, to_device
-from train.data.splits import SampleIndices, as_targets
+from train.data.splits import SampleIndices
 from train.data.workers import Request, Split, in_blocks
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
@@ -33,31 +33,32 @@ FREE_GPU_MEMORY_FRACTION: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class DeviceDataset:
-    """All images, decoded, on the device. readable: which rows hold an image, bool [N]; None: all."""
+    """All samples, decoded, on the device. readable: which rows hold an image, bool [N]; None: all."""
 
-    pixels: Tensor
-    labels: Tensor
-    readable: npt.NDArray[np.bool_] | None = None
+    samples: Batch  # of the whole split
+    readable: npt.NDArray[np.bool_] | None
+    device: torch.device
 
     def __str__(self) -> str:
-        return "memory" if self.pixels.device.type == "cpu" else "memory, on the GPU"
+        return "memory" if self.device.type == "cpu" else "memory, on the GPU"
 
     def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, Batch]]:
         """Yield all images for each request, and the rows of its samples, copied for several requests at once."""
+        others = dict(self.samples)
+        pixels = others.pop("image")
         for block in in_blocks(_readable_requests(requests, self.readable), itemgetter(1)):
-            copied = to_device(np.concatenate([samples for _, samples in block]), self.pixels.device)
+            copied = to_device(np.concatenate([samples for _, samples in block]), self.device)
             parts = torch.split(copied, [len(samples) for _, samples in block])
             for (request, samples), rows in zip(block, parts, strict=True):
-                labels = self.labels.index_select(0, rows)
-                yield request, {"image": self.pixels, "row": rows, "label": labels, "sample": torch.from_numpy(samples)}
+                selected = {name: entry.index_select(0, rows) for name, entry in others.items()}
+                yield request, {"image": pixels, "row": rows, **selected, "sample": torch.from_numpy(samples)}
 
 
 @dataclass(frozen=True, slots=True)
 class HostDataset:
-    """All images, decoded, in host memory. A batch is copied while the GPU computes the one before it."""
+    """All samples, decoded, in host memory. A batch is copied while the GPU computes the one before it."""
 
-    pixels: Tensor
-    labels: Tensor
+    samples: Batch  # of the whole split
     readable: npt.NDArray[np.bool_] | None
     device: torch.device
 
@@ -65,7 +66,7 @@ class HostDataset:
         return "memory, of the host: copied one batch ahead"
 
     def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, Batch]]:
-        """Yield the images of the samples alone."""
+        """Yield the batch of each request."""
         lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         pending: tuple[Request, Batch, torch.cuda.Event | None] | None = None
         for request, samples in _readable_requests(requests, self.readable):
@@ -79,11 +80,12 @@ class HostDataset:
         self, samples: SampleIndices, lane: torch.cuda.Stream | None
     ) -> tuple[Batch, torch.cuda.Event | None]:
         """Gather the samples in pinned memory, and copy them while the device computes. The event ends the copy."""
-        rows, pinned = torch.from_numpy(samples), lane is not None
-        images = torch.empty((len(rows), *self.pixels.shape[1:]), dtype=self.pixels.dtype, pin_memory=pinned)
-        entries = {"image": torch.index_select(self.pixels, 0, rows, out=images), "label": self.labels[rows]}
+        rows, selected = torch.from_numpy(samples), dict[str, Tensor]()
+        for name, entry in self.samples.items():
+            memory = torch.empty((len(rows), *entry.shape[1:]), dtype=entry.dtype, pin_memory=lane is not None)
+            selected[name] = torch.index_select(entry, 0, rows, out=memory)
         with nullcontext() if lane is None else torch.cuda.stream(lane):
-            copies = {name: to_device(each, self.device) for name, each in entries.items()}
+            copies = {name: to_device(entry, self.device) for name, entry in selected.items()}
             return {**copies, "sample": rows}, None if lane is None else lane.record_event()
 
 
@@ -140,7 +142,7 @@ def load_in_memory(
         _raise_first_failure(all_reports)
         reports = [all_reports[rank] for rank in area.ranks]
     labels, readable = _merge_reports(split, reports)
-    return _place_dataset(share.pixels.result(reports), labels, readable, device)
+    return _place_dataset(split.collate(share.pixels.result(reports), labels), readable, device)
 
 
 def _sample_chunks(count: int) -> list[SampleIndices]:
@@ -233,17 +235,18 @@ def _raise_first_failure(reports: Sequence[_ReadReport]) -> None:
 
 def _merge_reports(split: Split, reports: Sequence[_ReadReport]) -> tuple[Tensor, npt.NDArray[np.bool_] | None]:
     """Labels, and which rows hold an image."""
-    labels, readable = as_targets(split.source.labels).clone(), np.ones(len(split.source.labels), bool)
+    labels, readable = split.source.labels.clone(), np.ones(len(split.source.labels), bool)
     for report in reports:
         split.ledger.add(split.name, report.bad)
         readable[report.missing] = False
-        labels[list(report.moved)] = as_targets(split.source.labels[list(report.moved.values())])
+        labels[list(report.moved)] = split.source.labels[list(report.moved.values())]
     return labels, None if readable.all() else readable
 
 
 def _place_dataset(
-    pixels: Tensor, labels: Tensor, readable: npt.NDArray[np.bool_] | None, device: torch.device
+    samples: Batch, readable: npt.NDArray[np.bool_] | None, device: torch.device
 ) -> DeviceDataset | HostDataset:
-    if device.type == "cuda" and pixels.nbytes > FREE_GPU_MEMORY_FRACTION * torch.cuda.mem_get_info(device)[0]:
-        return HostDataset(pixels, labels, readable, device)
-    return DeviceDataset(pixels.to(device), labels.to(device), readable)
+    num_bytes = sum(entry.nbytes for entry in samples.values())
+    if device.type == "cuda" and num_bytes > FREE_GPU_MEMORY_FRACTION * torch.cuda.mem_get_info(device)[0]:
+        return HostDataset(samples, readable, device)
+    return DeviceDataset({name: entry.to(device) for name, entry in samples.items()}, readable, device)

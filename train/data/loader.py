@@ -45,6 +45,7 @@ from train.data.workers import (
     in_blocks,
 )
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
+from train.tasks.registry import open_task
 
 MAX_IN_MEMORY_BYTES: Final = 2 * 2**30  # pixels of both splits together
 
@@ -64,10 +65,9 @@ class BatchLoader:
     """Yields batches of both splits.
 
     description: where the images are kept, or how many workers read them. workers: processes that read.
-    workers_augment: whether they have augmented stored pixels; not if they only read files. broken: the files that this
-    rank has skipped so far. paths: the training files, if the samples are files. notes: about data.cache. transform:
-    augment.apply, or the same compiled. weights: as in `DataSplits`, on the device. progressive_size: with
-    data.progressive_size.
+    augmenter: without what data workers have done already. broken: the files that this rank has skipped so far. paths:
+    the training files, if the samples are files. notes: about data.cache. transform: augment.apply, or the same
+    compiled. weights: as in `DataSplits`, on the device. progressive_size: with data.progressive_size.
     """
 
     training: SplitReader
@@ -80,7 +80,6 @@ class BatchLoader:
     broken: UnreadableLog
     paths: Sequence[str] | None = None
     workers: int = 0
-    workers_augment: bool = False
     notes: tuple[str, ...] = ()
     transform: Callable[..., Tensor] = augment.apply
     weights: Tensor | None = None
@@ -92,7 +91,7 @@ class BatchLoader:
 
         Only for images that lie on a GPU, whose batches all have one shape.
         """
-        on_gpu = isinstance(self.training, DeviceDataset) and self.training.pixels.device.type == "cuda"
+        on_gpu = isinstance(self.training, DeviceDataset) and self.training.device.type == "cuda"
         if not on_gpu or augment.is_identity(self.augmenter.moves):
             return self
         loader = replace(self, transform=torch.compile(augment.apply, dynamic=False))
@@ -110,7 +109,7 @@ class BatchLoader:
             micro_batches, drawn = itertools.tee(micro_batches)
         for micro_batch, batch in self.training.read((each, each.samples) for each in micro_batches):
             keys, epoch = micro_batch.augmentation_keys, micro_batch.epoch
-            if self.augmenter.changes_stored and not self.workers_augment:
+            if self.augmenter.stored:
                 batch["image"] = self.augmenter.augment_stored(_take_pixels(batch), keys, epoch)
             if has_moves:
                 pixels, rows = batch["image"], batch.pop("row", None)
@@ -198,9 +197,17 @@ def open_loader(
     if mode == "workers" and workers and sets.shared:
         raise _shared_file_failure(sets.shared, data)
     broken = UnreadableLog(data.max_bad_images, say or _write_to_stderr)
+    task = open_task(sets.task, sets.classes, sets.target)
 
     def open_reader(name: str, source: SampleSource, *, replace: bool) -> DeviceDataset | HostDataset | WorkerLoader:
-        split = Split(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
+        split = Split(
+            name=name,
+            source=source,
+            collate=task.collate,
+            ledger=broken,
+            most=data.max_bad_images,
+            replace=replace,
+        )
         if mode == "memory":
             shape = sets.shape if replace else sets.evaluated_shape
             return load_in_memory(split, shape.stored, device, cores, pulse, host)
@@ -216,13 +223,12 @@ def open_loader(
         validation=open_reader("validation", sets.validation, replace=False),
         shape=sets.shape,
         mirror=sets.mirror,
-        augmenter=augmenter,
+        augmenter=replace(augmenter, stored=()) if mode == "workers" and decoder is None else augmenter,
         seed=seed,
         description=str(training),
         broken=broken,
         paths=sets.training.file_names,
         workers=0 if mode == "memory" else workers,
-        workers_augment=mode == "workers" and decoder is None,
         notes=sets.notes[len(before) :],
         weights=None if sets.weights is None else sets.weights.to(device),
         preprocessing=preprocessing,

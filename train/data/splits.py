@@ -261,11 +261,6 @@ def open_image_files(
     return ImageFileSource(paths, torch.from_numpy(labels), size, preprocessing, channels)
 
 
-def as_targets(labels: Tensor) -> Tensor:
-    """Labels as the losses take them: classes as int64, in whatever width a source keeps them."""
-    return labels if labels.is_floating_point() else labels.long()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplits:
     """The splits of the data. validation may be empty (data.val_fraction: 0).

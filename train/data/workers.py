@@ -27,10 +27,10 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from entrypoint import ExitCode, Failure, die_with_parent, engines, list_some, shell_command
 from train import rng
 from train.data.augmenter import Augmenter
-from train.data.batch import Batch, to_device
+from train.data.batch import Batch, Collate
 from train.data.gpu_decoding import EncodedBatch, GpuDecoder, for_reading
 from train.data.process_pool import START_METHOD
-from train.data.splits import SampleIndices, SampleSource, as_targets
+from train.data.splits import SampleIndices, SampleSource
 
 SampleReader = Callable[[SampleIndices], Tensor]
 Item = TypeVar("Item")
@@ -181,11 +181,13 @@ SHARED_MEMORY_FOLDER: Final = "/dev/shm"  # where Linux keeps shared memory; 64 
 class Split:
     """The training or the validation samples.
 
-    most: how many images may be broken. replace: whether another image replaces a broken one; else it is left out.
+    collate: makes their batches. most: how many images may be broken. replace: whether another image replaces a broken
+    one; else it is left out.
     """
 
     name: str
     source: SampleSource
+    collate: Collate
     ledger: UnreadableLog
     most: int
     replace: bool
@@ -231,17 +233,16 @@ class WorkerLoader:
         Random numbers that a user's source draws in the workers are seeded by the samples of the first request. These
         differ by the seed of the run, the rank, and the step at which a resumed run begins.
         """
-        batches: Iterator[tuple[Request, SampleIndices, Any]] = self._receive(requests)
+        batches = self._receive(requests)
         if self.decoder is not None:
             batches = self._decode_on_gpu(self.decoder, batches)
-        for request, samples, pixels in batches:
-            labels = as_targets(self.split.source.labels[samples])
-            entries = {"image": pixels.to(self.device, non_blocking=True), "label": to_device(labels, self.device)}
-            yield request, {**entries, "sample": torch.as_tensor(samples)}  # torch's loader makes a tensor of numpy's
+        for request, samples, batch in batches:
+            entries = {name: entry.to(self.device, non_blocking=True) for name, entry in batch.items()}
+            yield request, {**entries, "sample": torch.from_numpy(samples)}
 
     def _receive(
         self, requests: Iterable[tuple[Request, SampleIndices]]
-    ) -> Iterator[tuple[Request, SampleIndices, Tensor | EncodedBatch]]:
+    ) -> Iterator[tuple[Request, SampleIndices, Batch]]:
         """What the workers have read of each request; nothing of one without a readable sample."""
         requests = iter(requests)
         if (first := next(requests, None)) is None:
@@ -250,27 +251,27 @@ class WorkerLoader:
         with self.split.source.reading(requests) as requests:
             try:
                 # Nothing else holds this iterator: a failure ends its workers.
-                for batch in _iterate_batches(self._dataloader(requests, seed)):
-                    if isinstance(batch, dict):
-                        raise Failure(**batch)
-                    request, pixels, samples, bad = batch
+                for message in _iterate_batches(self._dataloader(requests, seed)):
+                    if isinstance(message, dict):
+                        raise Failure(**message)
+                    request, batch, samples, bad = message
                     request = self.split.source.release(request)
                     self.split.ledger.add(self.split.name, bad)
-                    if pixels is not None:
-                        yield request, samples, pixels
+                    if batch is not None:
+                        yield request, samples, batch
             except Exception:
                 self._kept.clear()  # drop the loader too, which would keep the workers
                 raise
 
     def _decode_on_gpu(
-        self, decoder: GpuDecoder, received: Iterator[tuple[Request, SampleIndices, Any]]
-    ) -> Iterator[tuple[Request, SampleIndices, Tensor]]:
+        self, decoder: GpuDecoder, received: Iterator[tuple[Request, SampleIndices, Batch]]
+    ) -> Iterator[tuple[Request, SampleIndices, Batch]]:
         assert self.augmenter is not None
         on_cpu = _SplitDataset(self.split, replace(self.augmenter, stored=()))  # as of what the GPU decodes
-        for request, samples, pixels, bad in decoder.decode_ahead(received, on_cpu.read):
+        for request, samples, batch, bad in decoder.decode_ahead(received, on_cpu.read):
             self.split.ledger.add(self.split.name, bad)
-            if pixels is not None:
-                yield request, samples, pixels
+            if batch is not None:
+                yield request, samples, batch
 
     def _dataloader(self, requests: Iterable[tuple[Any, SampleIndices]], seed: int) -> DataLoader[Any]:
         """The DataLoader for these requests: the one whose workers persist, or a new one."""
@@ -295,6 +296,7 @@ class WorkerLoader:
         return DataLoader(
             _SplitDataset(self.split, augmenter),
             batch_size=None,
+            collate_fn=lambda message: message,  # torch would make tensors of arrays, each with a file to send
             sampler=sampler,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
@@ -326,30 +328,36 @@ class _SplitDataset(Dataset[Any]):
     """
 
     def __init__(self, split: Split, augmenter: Augmenter | None) -> None:
-        self._source, self._augmenter, self._samples = split.tolerant(), augmenter, split.source
+        self._reader, self._augmenter, self._split = split.tolerant(), augmenter, split
 
     def __getitem__(
         self, request: tuple[Any, SampleIndices]
-    ) -> tuple[Any, Tensor | EncodedBatch | None, SampleIndices, dict[int, str]] | dict[str, Any]:
+    ) -> tuple[Any, Batch | None, SampleIndices, dict[int, str]] | dict[str, Any]:
         try:
-            unpacked = self._samples.unpack(request[0])
-            pixels, samples, bad = self.read(unpacked, request[1])
-            if pixels is not None and get_worker_info():
-                for tensor in pixels.tensors if isinstance(pixels, EncodedBatch) else (pixels,):
-                    move_to_shared_memory(tensor)
-            return request[0], pixels, samples, bad
+            batch, samples, bad = self.read(self._split.source.unpack(request[0]), request[1])
+            if batch is not None and get_worker_info():
+                for entry in batch.values():
+                    for tensor in entry.tensors if isinstance(entry, EncodedBatch) else (entry,):
+                        move_to_shared_memory(tensor)
+            return request[0], batch, samples, bad
         except Failure as failure:
             return failure.arguments()
 
-    def read(self, request: Any, samples: SampleIndices) -> tuple[Tensor | None, SampleIndices, dict[int, str]]:
-        """The samples as `SkipUnreadable.read`, augmented as the requested ones: not as those that replace them."""
+    def read(self, request: Any, samples: SampleIndices) -> tuple[Batch | None, SampleIndices, dict[int, str]]:
+        """(batch, samples, broken ones) as `SkipUnreadable.read`.
+
+        They are augmented as the requested samples are: not as those that replace them.
+        """
         if self._augmenter is None:
-            return self._source.read(samples)
-        keys = request.augmentation_keys
-        pixels, taken, bad = read_to_augment(self._source, self._augmenter, samples, keys, request.epoch)
-        if pixels is not None:
-            pixels = self._augmenter.augment_stored(pixels, keys, request.epoch)
-        return pixels, taken, bad
+            pixels, taken, bad = self._reader.read(samples)
+        else:
+            keys = request.augmentation_keys
+            pixels, taken, bad = read_to_augment(self._reader, self._augmenter, samples, keys, request.epoch)
+            if pixels is not None:
+                pixels = self._augmenter.augment_stored(pixels, keys, request.epoch)
+        if pixels is None:
+            return None, taken, bad
+        return self._split.collate(pixels, self._split.source.labels[taken]), taken, bad
 
 
 def move_to_shared_memory(pixels: Tensor) -> None:

@@ -17,6 +17,7 @@ from torch import distributed as dist
 
 from entrypoint import ExitCode, Failure, Heartbeat, World
 from train.config.schema import EvalConfig
+from train.data.batch import Batch
 from train.data.loader import BatchLoader
 from train.data.sampler import SampleIndices, rank_blocks
 from train.data.splits import DataSplits
@@ -138,10 +139,11 @@ def refuse_flips(config: EvalConfig, splits: DataSplits) -> None:
         )
 
 
-def warm_up(runtime: Runtime, network: nn.Module, images: Tensor) -> None:
+def warm_up(runtime: Runtime, network: nn.Module, task: Task, example: Batch) -> None:
     """Compute once as an evaluation does, and discard the result."""
-    with runtime.accelerator.autocast(), explain_out_of_memory(len(images)), torch.no_grad(), _eval_mode(network):
-        network(images)
+    samples = len(example["label"])
+    with runtime.accelerator.autocast(), explain_out_of_memory(samples), torch.no_grad(), _eval_mode(network):
+        task.measure(network, example, details=False)
 
 
 def max_batch_size(images: int, size: int | Literal["auto"]) -> int:

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Final, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from entrypoint import ExitCode, Failure
 from train import rng
@@ -157,17 +157,12 @@ def build_model(
         net = _build_named_model(model, classes=classes, shape=shape)
     with torch.no_grad():
         for tensor in (*net.parameters(), *net.buffers()):
-            tensor.data = to_channels_last(tensor.data)
+            if layout := CHANNELS_LAST_FORMATS.get(tensor.dim()):
+                tensor.data = tensor.data.to(memory_format=layout)
     for other in other_shapes:
         if other != shape and (wrong := find_problem(copy.deepcopy(net), other, classes)):
             raise _other_size_failure(model, other, wrong)
     return net
-
-
-def to_channels_last(samples: Tensor) -> Tensor:
-    """A batch [n, channels, *size] in channels-last layout, like the network's weights."""
-    layout = CHANNELS_LAST_FORMATS.get(samples.dim())
-    return samples.to(memory_format=layout) if layout else samples
 
 
 def count_parameters(net: nn.Module) -> int:

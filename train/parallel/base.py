@@ -44,15 +44,15 @@ class Parallel:
 
     fixes_micro_batch: ClassVar[bool] = False  # whether a run that goes on must keep its micro batch
 
-    def __init__(self, runtime: Runtime, batches: BatchSizes, example: Callable[[], Tensor]) -> None:
-        """example: makes the images of a micro batch, with which the model is warmed up."""
-        self.runtime, self.batches, self.example = runtime, batches, example
+    def __init__(self, runtime: Runtime, batches: BatchSizes, example_loss: Callable[[nn.Module], StepLoss]) -> None:
+        """example_loss: computes the loss of a made-up micro batch, with which the model is warmed up."""
+        self.runtime, self.batches, self.example_loss = runtime, batches, example_loss
         self._accelerator, self._keeps_gradients = runtime.accelerator, False
         self._accelerator.gradient_accumulation_steps = batches.accumulation  # it divides each loss by this number
         self.losses_per_step = batches.accumulation
 
     @staticmethod
-    def refuse_unfit_network(network: nn.Module, images: Tensor) -> None:
+    def refuse_unfit_network(network: nn.Module, example_loss: Callable[[nn.Module], StepLoss]) -> None:
         """Raises Failure (USAGE) for a network that cannot be trained so; `train check` asks without ranks."""
 
     def wrap(self, network: nn.Module, optimizer: Optimizer) -> None:
@@ -71,7 +71,7 @@ class Parallel:
     def rehearse(self) -> None:
         """Compute and exchange the gradients of the example once, and discard them."""
         before = [buffer.clone() for buffer in self.model.buffers()]
-        self.model(self.example()).sum().backward()
+        self.example_loss(self.model).loss.backward()  # type: ignore[no-untyped-call]
         self._check_gradients()
         self.model.zero_grad(set_to_none=True)
         for buffer, old in zip(self.model.buffers(), before, strict=True):

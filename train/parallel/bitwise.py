@@ -159,10 +159,10 @@ class Bitwise(Parallel):
 
     def warm_up(self) -> None:
         """Refuse a network whose state the tree would not sum. There are no buckets to order."""
-        self.refuse_unfit_network(self.model, self.example())
+        self.refuse_unfit_network(self.model, self.example_loss)
 
     @staticmethod
-    def refuse_unfit_network(network: nn.Module, images: Tensor) -> None:
+    def refuse_unfit_network(network: nn.Module, example_loss: Callable[[nn.Module], StepLoss]) -> None:
         """Refuse a network that keeps something of its batches which the tree would not sum: ranks would differ.
 
         Raises:
@@ -170,7 +170,7 @@ class Bitwise(Parallel):
         """
         if any(isinstance(module, nn.SyncBatchNorm) for module in network.modules()):
             raise _unfit("its SyncBatchNorm adds up over the micro batches that ranks compute at the same time")
-        _refuse_hidden_state(network, images)
+        _refuse_hidden_state(network, example_loss)
 
     def accumulate(self, compute: Callable[[], StepLoss]) -> list[StepLoss]:
         """Set every `.grad` to the mean over all micro batches, whichever rank computes them.
@@ -203,10 +203,10 @@ def _sum_values(step_loss: StepLoss) -> Tensor:
     return torch.stack([step_loss.loss.double() * step_loss.samples, *map(Tensor.double, step_loss.values.values())])
 
 
-def _refuse_hidden_state(model: nn.Module, images: Tensor) -> None:
+def _refuse_hidden_state(model: nn.Module, example_loss: Callable[[nn.Module], StepLoss]) -> None:
     kept = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
     with torch.no_grad():
-        model(images)
+        example_loss(model)
     current = dict(model.named_buffers())  # read again: a forward pass may replace a buffer's tensor
     changed = [
         name for name, (_, before) in kept.items() if name not in current or not torch.equal(current[name], before)

@@ -21,6 +21,7 @@ from entrypoint import ExitCode, Failure, dump_json
 from train import plugin
 from train.config.schema import OptimConfig, is_factory
 from train.data.batch import Batch
+from train.data.shape import Shape
 from train.evaluation.mistakes import Mistakes
 from train.evaluation.results import EvaluationResult
 from train.evaluation.totals import Measured, Model, Rows, Totals
@@ -122,6 +123,27 @@ class Task(ABC):
         if isinstance(loss, type):
             loss = plugin.call_factory(self.optim.loss, LOSS_KEY, factory=loss)
         return replace(self, own_loss=loss.to(device) if isinstance(loss, nn.Module) else loss)
+
+    def collate(self, images: Any, labels: Tensor) -> Batch:
+        """A batch of samples as their source has read them, and of their labels; or a whole split, kept in memory.
+
+        images: stacked by the source, which decodes each one into its row: no copy is made. They are `EncodedBatch`es
+        where a GPU decodes.
+        """
+        return {"image": images, "label": labels}
+
+    def example(self, samples: int, shape: Shape, device: torch.device) -> Batch:
+        """A batch to try a step or an evaluation with: black images, and labels that are zeros.
+
+        It lies in memory as the loader's batches do: code is compiled for one layout.
+        """
+        channels, *size = shape.input
+        images = torch.zeros((samples, *size, channels), device=device).movedim(-1, 1)
+        return self.collate(images, self.example_labels(samples).to(device))
+
+    def example_labels(self, samples: int) -> Tensor:
+        """Labels of so many samples, before `collate`: all zeros, on the CPU."""
+        return torch.zeros(samples)
 
     def loss(self, model: Model, batch: Batch) -> StepLoss:
         """The mean loss of a micro batch, and what is logged beside it. No host sync: each would cost a step's time."""

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from train.data.batch import Batch
-from train.data.splits import as_targets
 from train.data.statistics import ClassCounts, class_counts
 from train.evaluation.mistakes import (
     MAX_HARD_CLASSES,
@@ -187,6 +186,10 @@ class Classification(Task):
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(outputs, labels, label_smoothing=self.optim.label_smoothing, reduction="none")
 
+    def collate(self, images: Any, labels: Tensor) -> Batch:
+        """The losses take classes as int64; a source keeps them in whatever width they need."""
+        return Task.collate(self, images, labels.long())
+
     def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The correct predictions. A mixed image counts with the share of the label that was predicted."""
         return {"accuracy": mixed(batch, outputs.argmax(dim=1).eq).sum()}
@@ -271,7 +274,7 @@ class Classification(Task):
         return dict(zip(self.classes, class_counts(labels, len(self.classes)).tolist(), strict=True))
 
     def map_labels(self, labels: Tensor, indices: Tensor, outputs: int) -> Tensor:
-        return indices[as_targets(labels)]
+        return indices[labels.long()]
 
     def describe_balance(self, training: Tensor, validation: Tensor, class_weights: ClassWeights) -> list[str]:
         """One line if the classes have similar sizes, else also a short table, the largest class first."""

@@ -141,6 +141,9 @@ class MultiLabel(Task):
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return binary_cross_entropy_with_logits(outputs.float(), labels, reduction="none").mean(dim=1)
 
+    def example_labels(self, samples: int) -> Tensor:
+        return torch.zeros(samples, len(self.classes))
+
     def sum_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The share of each sample's labels that are predicted as they are (probability 0.5)."""
         return {"label_accuracy": ((outputs > 0) == (batch["label"] > 0.5)).double().mean(dim=1).sum()}

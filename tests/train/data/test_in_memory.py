@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hosts import together
-from numbered import BAD, Numbers
+from numbered import BAD, Numbers, collate
 
 from entrypoint import ExitCode, Failure
 from train.data import in_memory
@@ -26,15 +26,20 @@ def filled(
     host: HostRanks = SINGLE_RANK, *, bad: tuple[int, ...] = BAD, most: int = 3, replaced: bool = True
 ) -> DeviceDataset | HostDataset:
     side = Split(
-        name="side", source=Numbers(bad, ExitCode.DATA), ledger=UnreadableLog(most, print), most=most, replace=replaced
+        name="side",
+        source=Numbers(bad, ExitCode.DATA),
+        collate=collate,
+        ledger=UnreadableLog(most, print),
+        most=most,
+        replace=replaced,
     )
     return in_memory.load_in_memory(side, (1, 1, 1), CPU, 2, host=host)
 
 
 def seen(made: DeviceDataset | HostDataset) -> tuple[list[int], list[int], list[bool] | None]:
     return (
-        made.pixels.flatten().tolist(),
-        made.labels.tolist(),
+        made.samples["image"].flatten().tolist(),
+        made.samples["label"].tolist(),
         None if made.readable is None else made.readable.tolist(),
     )
 
@@ -49,8 +54,8 @@ def test_ranks_that_share_the_work_have_what_one_alone_has(nodes: list[int], rep
 
 def test_ranks_of_one_machine_hold_the_pixels_once() -> None:
     first, second = together(filled, [0, 0])
-    first.pixels[0] = 77
-    assert int(second.pixels[0]) == 77
+    first.samples["image"][0] = 77
+    assert int(second.samples["image"][0]) == 77
 
 
 def test_the_first_broken_image_ends_all_ranks_whoever_has_read_it() -> None:
@@ -73,7 +78,7 @@ def test_too_many_broken_images_are_counted_over_the_ranks_of_a_machine() -> Non
 
 def staged(made: DeviceDataset | HostDataset) -> HostDataset:
     """The same images as if the device had no room for them."""
-    return HostDataset(made.pixels, made.labels, made.readable, CPU)
+    return HostDataset(made.samples, made.readable, CPU)
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -104,13 +109,13 @@ def test_images_that_would_fill_the_gpu_stay_with_the_host(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
     monkeypatch.setattr(in_memory, "DeviceDataset", lambda *args: "on the GPU")
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
-    placed = [in_memory._place_dataset(pixels[:count], pixels[:count, 0, 0, 0], None, gpu) for count in (25, 26)]
+    placed = [in_memory._place_dataset({"image": pixels[:count]}, None, gpu) for count in (25, 26)]
     assert (placed[0], type(placed[1])) == ("on the GPU", HostDataset)
 
 
 def test_a_side_without_images_has_none_on_any_rank() -> None:
     source = Numbers((), ExitCode.DATA)
     source.labels = torch.arange(0)
-    empty = Split(name="side", source=source, ledger=UnreadableLog(0, print), most=0, replace=True)
+    empty = Split(name="side", source=source, collate=collate, ledger=UnreadableLog(0, print), most=0, replace=True)
     made = together(lambda host: in_memory.load_in_memory(empty, (1, 1, 1), CPU, 1, host=host), [0, 0])
-    assert [len(one.pixels) for one in made] == [0, 0]
+    assert [len(one.samples["image"]) for one in made] == [0, 0]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numbered import collate
 from tars import data_of, numbered, write_tar
 
 from train.data import registry
@@ -43,7 +44,14 @@ def in_batches(samples: SampleIndices) -> Iterator[tuple[int, SampleIndices]]:
 
 def read(source: ShardSource, samples: SampleIndices, workers: int = 0) -> list[int]:
     """The values of all images, as a training gets them."""
-    split = Split(name="training", source=source, ledger=UnreadableLog(0, print), most=0, replace=True)
+    split = Split(
+        name="training",
+        source=source,
+        collate=collate,
+        ledger=UnreadableLog(0, print),
+        most=0,
+        replace=True,
+    )
     loader = WorkerLoader(split, workers, torch.device("cpu"))
     batches = list(loader.read(in_batches(samples)))
     assert [number for number, _ in batches] == list(range(len(samples) // 8))

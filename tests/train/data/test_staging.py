@@ -19,6 +19,7 @@ import pytest
 import torch
 from hosts import together
 from jobs import built
+from numbered import collate
 from processes import python, unmeasured, wait_until
 from runs import Run
 from tars import data_of, numbered, write_tar
@@ -79,7 +80,14 @@ def values(source: ShardSource, workers: int | None = None) -> list[int]:
     samples = np.arange(len(source.labels))
     if workers is None:
         return source.read(samples)[:, 0, 0, 0].tolist()
-    split = Split(name="training", source=source, ledger=UnreadableLog(0, print), most=0, replace=True)
+    split = Split(
+        name="training",
+        source=source,
+        collate=collate,
+        ledger=UnreadableLog(0, print),
+        most=0,
+        replace=True,
+    )
     loader = WorkerLoader(split, workers, torch.device("cpu"))
     batches = loader.read((number, each) for number, each in enumerate(samples.reshape(-1, 8)))
     return [value for _, batch in batches for value in batch["image"][:, 0, 0, 0].tolist()]

@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from numbered import BAD, Numbers
+from numbered import BAD, Numbers, collate
 from processes import python, unmeasured
 
 from entrypoint import ExitCode, Failure
@@ -32,7 +32,9 @@ def pool(
     kind: str, *, bad: tuple[int, ...] = BAD, most: int = 3, replace: bool = True, code: ExitCode = ExitCode.DATA
 ) -> tuple[Made, UnreadableLog]:
     book = UnreadableLog(most, lambda line: None)
-    side = workers.Split(name="side", source=Numbers(bad, code), ledger=book, most=most, replace=replace)
+    side = workers.Split(
+        name="side", source=Numbers(bad, code), collate=collate, ledger=book, most=most, replace=replace
+    )
     if kind == "memory":
         return in_memory.load_in_memory(side, (1, 1, 1), CPU, 2), book
     return workers.WorkerLoader(side, int(kind), CPU), book
@@ -62,6 +64,29 @@ def test_a_broken_image_s_place_is_taken_by_the_next_one_with_its_label(
     assert given == [([1, 4, 4, 4], [10, 40, 40, 40]), ([0, 0], [0, 0])]
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "memory of the host"])
+def test_all_that_a_task_collates_comes_with_its_samples_unknown_to_the_readers(kind: str) -> None:
+    def with_mask(pixels: torch.Tensor, labels: torch.Tensor) -> Batch:
+        return {**collate(pixels, labels), "mask": pixels.flatten(1).repeat(1, 3)}
+
+    side = workers.Split(
+        name="side",
+        source=Numbers(BAD, ExitCode.DATA),
+        collate=with_mask,
+        ledger=UnreadableLog(3, print),
+        most=3,
+        replace=True,
+    )
+    made: Made
+    if kind in ("0", "2"):
+        made = workers.WorkerLoader(side, int(kind), CPU)
+    else:
+        made = in_memory.load_in_memory(side, (1, 1, 1), CPU, 2)
+        made = made if kind == "memory" else in_memory.HostDataset(made.samples, made.readable, CPU)
+    ((_, batch),) = made.read([("request", np.array([1, 2]))])
+    assert (batch["mask"].tolist(), batch["sample"].dtype) == ([[1] * 3, [4] * 3], torch.int64)
+
+
 class FrozenCounts(Numbers):
     """Gives how many objects the garbage collector of this process leaves alone."""
 
@@ -72,7 +97,9 @@ class FrozenCounts(Numbers):
 def test_a_worker_s_garbage_collection_leaves_alone_what_it_shares() -> None:
     """It would copy that. The process that started the worker collects as before."""
     source = FrozenCounts((), ExitCode.DATA)
-    side = workers.Split(name="side", source=source, ledger=UnreadableLog(0, print), most=0, replace=True)
+    side = workers.Split(
+        name="side", source=source, collate=collate, ledger=UnreadableLog(0, print), most=0, replace=True
+    )
     before = gc.get_freeze_count()
     ((_, batch),) = workers.WorkerLoader(side, 1, CPU).read([(0, np.array([1]))])
     assert (batch["image"].item(), gc.get_freeze_count()) == (255, before)
@@ -136,7 +163,9 @@ class Drawing(Numbers):
 
 
 def test_what_a_source_draws_in_workers_differs_by_seed_rank_and_step_and_is_drawn_again_by_the_same() -> None:
-    side = workers.Split(name="side", source=Drawing((), ExitCode.DATA), ledger=pool("0")[1], most=0, replace=True)
+    side = workers.Split(
+        name="side", source=Drawing((), ExitCode.DATA), collate=collate, ledger=pool("0")[1], most=0, replace=True
+    )
     parts, counted, found = compute_batch_sizes(8, 2, 2), StepCounts(per_epoch=50, total=100, dropped=0), {}
     for seed, rank, step in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 50)):
         course = BatchSampler(batches=parts, steps=counted, samples=400, rank=rank, seed=seed)
@@ -224,7 +253,9 @@ from train.data.workers import UnreadableLog
 class Large(SampleSource):
     labels = torch.arange(8)
     def read(self, samples): return torch.zeros((len(samples), 3, 1024, 1024), dtype=torch.uint8)
-side = workers.Split(name="side", source=Large(), ledger=UnreadableLog(0, print), most=0, replace=True)
+def collate(images, labels): return {"image": images, "label": labels}
+ledger = UnreadableLog(0, print)
+side = workers.Split(name="side", source=Large(), collate=collate, ledger=ledger, most=0, replace=True)
 try: list(workers.WorkerLoader(side, 2, torch.device("cpu")).read([(0, np.array([0])), (1, np.array([1]))]))
 except Failure as failure: print(failure)
 """

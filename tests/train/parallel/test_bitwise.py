@@ -35,23 +35,27 @@ class Replacing(Counting):
         return self.norm(x)  # type: ignore[no-any-return]
 
 
+def example_loss(model: nn.Module) -> StepLoss:
+    return StepLoss(loss=model(torch.ones(2, 3)).sum(), samples=2, values={})
+
+
 @pytest.mark.parametrize("kind", [Counting, Replacing])
 def test_a_model_that_remembers_its_batches_is_refused_and_left_as_it_was(kind: type[Counting]) -> None:
     net = kind()
     with pytest.raises(Failure, match="cannot be trained") as caught:
-        Bitwise.refuse_unfit_network(net, torch.ones(2, 3))
+        Bitwise.refuse_unfit_network(net, example_loss)
     assert caught.value.code == ExitCode.USAGE
     assert "seen" in caught.value.found
     assert all(map(torch.equal, net.buffers(), Counting().buffers()))
 
 
 def test_batchnorm_is_no_such_memory() -> None:
-    Bitwise.refuse_unfit_network(nn.Sequential(nn.BatchNorm1d(3)), torch.ones(2, 3))
+    Bitwise.refuse_unfit_network(nn.Sequential(nn.BatchNorm1d(3)), example_loss)
 
 
 def test_synchronized_batchnorm_is_refused() -> None:
     with pytest.raises(Failure) as caught:
-        Bitwise.refuse_unfit_network(nn.Sequential(nn.SyncBatchNorm(3)), torch.ones(2, 3))
+        Bitwise.refuse_unfit_network(nn.Sequential(nn.SyncBatchNorm(3)), example_loss)
     assert caught.value.code == ExitCode.USAGE
 
 
