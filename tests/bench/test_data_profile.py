@@ -46,9 +46,9 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize(("found", "limit"), LIMITS.values(), ids=LIMITS.keys())
-def test_the_stage_that_all_wait_for_is_named(found: PipelineProfile, limit: str) -> None:
-    assert found.limit == limit
+@pytest.mark.parametrize(("pipeline", "limit"), LIMITS.values(), ids=LIMITS.keys())
+def test_the_stage_that_all_wait_for_is_named(pipeline: PipelineProfile, limit: str) -> None:
+    assert pipeline.limit == limit
 
 
 def test_workers_read_beside_the_step_and_a_rank_without_them_does_one_after_the_other() -> None:
@@ -80,11 +80,11 @@ ADVICE: dict[str, tuple[PipelineProfile, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "said"), ADVICE.values(), ids=ADVICE.keys())
-def test_what_to_change_is_said_with_numbers(found: PipelineProfile, said: list[str]) -> None:
-    told = list(found.advice())
-    assert len(told) == len(said)
-    assert all(words in line for words, line in zip(said, told, strict=True)), told
+@pytest.mark.parametrize(("pipeline", "lines"), ADVICE.values(), ids=ADVICE.keys())
+def test_what_to_change_is_said_with_numbers(pipeline: PipelineProfile, lines: list[str]) -> None:
+    advice = list(pipeline.advice())
+    assert len(advice) == len(lines)
+    assert all(words in line for words, line in zip(lines, advice, strict=True)), advice
 
 
 def test_the_table_has_a_line_for_each_stage_that_was_measured() -> None:

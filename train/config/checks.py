@@ -42,7 +42,7 @@ def refuse_forbidden_arguments(model: ModelConfig) -> None:
 
 
 def bad_arguments_failure(
-    key: str, owner: str, found: str, expected: str, *, unknown: str = "", settable: Sequence[str] = ()
+    key: str, owner: str, problem: str, expected: str, *, unknown: str = "", settable: Sequence[str] = ()
 ) -> Failure:
     """The failure for arguments in the mapping `key` that `owner`, a model, optimizer or schedule, does not take.
 
@@ -50,7 +50,7 @@ def bad_arguments_failure(
     """
     close = nearest_name(unknown, settable, 0.75)
     fix = f"write {key}.{close} instead of {key}.{unknown}" if close else f"correct {key}, or leave it out"
-    return Failure(f"{key} do not fit {owner}", found=found, expected=expected, fix=fix, code=ExitCode.USAGE)
+    return Failure(f"{key} do not fit {owner}", found=problem, expected=expected, fix=fix, code=ExitCode.USAGE)
 
 
 def num_readers(config: RunConfig) -> int:

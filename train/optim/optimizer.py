@@ -337,5 +337,5 @@ def _lists_to_tuples(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bad_arguments_failure(optim: OptimConfig, problem: str, settable: list[str], unknown: str = "") -> Failure:
-    found, expected = f"{optim.args}: {problem}", f"values for: {', '.join(settable)}"
-    return checks.bad_arguments_failure("optim.args", optim.name, found, expected, unknown=unknown, settable=settable)
+    problem, expected = f"{optim.args}: {problem}", f"values for: {', '.join(settable)}"
+    return checks.bad_arguments_failure("optim.args", optim.name, problem, expected, unknown=unknown, settable=settable)
