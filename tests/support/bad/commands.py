@@ -427,7 +427,7 @@ CASES = [
     entry(id="run-nothing", line=("run",), code=64, says=("no command to run",), fix="python script.py"),
     entry(id="run-only-dashes", line=("run", "--"), code=64, says=("no command to run",), fix="python script.py"),
     entry(id="entrypoint-alone", line=(), code=64, says=("required",), fix="entrypoint --help"),
-    entry(id="entrypoint-unknown", line=("doctr",), code=64, says=("doctr",), fix="entrypoint --help"),
+    entry(id="entrypoint-unknown", line=("doctr",), code=64, says=("doctr",), fix="entrypoint doctor"),
     entry(id="show-unknown-option", line=("show", "--gpus"), code=64, says=("--gpus",), fix="entrypoint --help"),
     entry(
         id="run-no-such-program",

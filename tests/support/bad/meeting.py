@@ -122,7 +122,7 @@ SETTINGS: dict[str, tuple[str, int, tuple[str, ...], str]] = {
         ("top5_accuracy needs more than 5 classes", "2 classes"),
         "accuracy",
     ),
-    "optim-value": ("optim.args.nesterov=no", 64, ("nesterov is true or false, not 'no'",), "correct optim.args"),
+    "optim-value": ("optim.args.nesterov=no", 64, ("nesterov is true or false, not 'no'",), "write false: YAML 1.2"),
     "optim-torch-refuses": (
         "optim.momentum=0 optim.args.nesterov=true",
         64,
