@@ -90,10 +90,13 @@ class ReplicaCheck(StepHook):
         """Raises Failure: NODE or PEER."""
         if step % self._every_steps == 0:
             self._heartbeat.beat("step", step=step)
-            self.before_save(step)
+            self._check(step)
 
     def before_save(self, step: int) -> None:
         """Raises Failure: NODE or PEER."""
+        self._check(step)
+
+    def _check(self, step: int) -> None:
         replica_check.check_replicas(self._runtime, self._state.network, self._state.parallel.optimizer, step)
 
 

@@ -344,8 +344,9 @@ class Trainer:
         return update
 
     def _compute_loss(self, batches: BatchStream) -> StepLoss:
-        """The loss of the next micro batch and its other averaged values, on the device.
+        """Take the next micro batch, and compute its loss and other averaged values, on the device.
 
+        `Parallel.accumulate` calls it for each micro batch of the step: DDP exchanges gradients in the last only.
         Dropout's generator is seeded by the micro batch's place in the run.
         """
         step, seed = self.state.step, self.config.run.seed

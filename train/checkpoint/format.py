@@ -215,24 +215,24 @@ def begin_snapshot(
         deferred: groups that `Snapshot.finish` copies. They must not change before `copied` is
             set.
     """
-    pending, buffers = Snapshot(metadata=metadata), memory or SnapshotBuffers()
+    snapshot, buffers = Snapshot(metadata=metadata), memory or SnapshotBuffers()
     for group, group_tensors in tensors.items():
-        pending.files[f"{group}{TENSORS_SUFFIX}"] = _pack_group(
-            group_tensors, group, pending, buffers, deferred=group in deferred
+        snapshot.files[f"{group}{TENSORS_SUFFIX}"] = _pack_group(
+            group_tensors, group, snapshot, buffers, deferred=group in deferred
         )
     if any(tensor.is_cuda for group_tensors in tensors.values() for tensor in group_tensors.values()):
-        pending.gpu_copies_done = torch.cuda.current_stream().record_event()
-    if not pending.deferred:
-        pending.copied.set()
-    return pending
+        snapshot.gpu_copies_done = torch.cuda.current_stream().record_event()
+    if not snapshot.deferred:
+        snapshot.copied.set()
+    return snapshot
 
 
 def _pack_group(
-    tensors: Mapping[str, Tensor], group: str, pending: Snapshot, memory: SnapshotBuffers, *, deferred: bool
+    tensors: Mapping[str, Tensor], group: str, snapshot: Snapshot, memory: SnapshotBuffers, *, deferred: bool
 ) -> memoryview:
     """The safetensors file of these tensors.
 
-    `pending` or the GPU's stream completes some of them.
+    `snapshot` or the GPU's stream completes some of them.
     """
     ordered = sorted(
         tensors.items(), key=lambda item: (-item[1].element_size(), item[0])
@@ -246,12 +246,12 @@ def _pack_group(
         destination = file[offset : (offset := offset + tensor.nbytes)].view(tensor.dtype).view(tensor.shape)
         tensor = tensor.detach()
         if deferred and not pinned:
-            pending.deferred.append((_as_integer_array(destination), _as_integer_array(tensor)))
+            snapshot.deferred.append((_as_integer_array(destination), _as_integer_array(tensor)))
         elif pinned or tensor.is_contiguous():
             destination.copy_(tensor, non_blocking=True)
         else:
             staged = memory.staging_tensor(group, name, tensor).copy_(tensor)
-            pending.strided.append((_as_integer_array(destination), _as_integer_array(staged)))
+            snapshot.strided.append((_as_integer_array(destination), _as_integer_array(staged)))
     return file.numpy().data
 
 
@@ -308,7 +308,8 @@ def save_checkpoint(
 ) -> Path:
     """Write a snapshot as a checkpoint, then prune.
 
-    `keep` checkpoints stay, and the one of step `best`.
+    `keep` checkpoints stay, and the one of step `best`. The rehearsal and tests call it; a training saves with
+    `Checkpointer.save`, which does not wait for the disk.
     """
     final = write_snapshot(folder, step, take_snapshot(tensors, metadata))
     store.prune_checkpoints(folder, CheckpointConfig(keep=keep), best=best, trusted=step)

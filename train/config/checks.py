@@ -1,7 +1,7 @@
 """These checks refuse keys that contradict each other.
 
-They cover `train.parallel`, `train.reproducible` and the dimensions of
-the samples. None of them needs torch, so a mistake is reported before any process is started.
+They cover what two sections must agree on: batches and ranks, strategy and reproducibility, data and its dimensions,
+trackers. None of them needs torch, so a mistake is reported before any process is started.
 """
 
 from __future__ import annotations

@@ -928,6 +928,16 @@ def key_patterns(fact: str) -> tuple[str, ...]:
     return (*(f"{name}.*" for name in sections), *keys)
 
 
+def with_keys_of(config: RunConfig, other: RunConfig, fact: str) -> RunConfig:
+    """`config` with the values that `other` has for the keys whose field, or section, says this."""
+    sections = {}
+    for section_field in fields(RunConfig):
+        kept, taken = getattr(config, section_field.name), getattr(other, section_field.name)
+        values = {each.name: getattr(taken, each.name) for each in fields(taken) if each.metadata.get(fact)}
+        sections[section_field.name] = taken if section_field.metadata.get(fact) else replace(kept, **values)
+    return RunConfig(**sections)
+
+
 def key_says(path: str, fact: str) -> bool:
     """Whether the field of this key, or that of its section, says this. The key may be one of another version."""
     return any(fnmatchcase(path, pattern) for pattern in key_patterns(fact))

@@ -49,7 +49,7 @@ class AugmentParameters:
 
 def draw_parameters(
     augmentation: str | Collection[str],
-    samples: Int64Array,
+    keys: Int64Array,
     *,
     shape: Shape,
     seed: int,
@@ -66,8 +66,8 @@ def draw_parameters(
     """
     names = {augmentation} if isinstance(augmentation, str) else set(augmentation)
     height, width = shape.size[-2:]
-    draw = _draw_numbers(names, seed, epoch, samples)
-    still = np.zeros(len(samples), np.int64)
+    draw = _draw_numbers(names, seed, epoch, keys)
+    still = np.zeros(len(keys), np.int64)
     down, right, mirrored = still, still, still
     if names & {"standard", "translate"}:
         down, right = _pixel_shift(draw[0], height * shift), _pixel_shift(draw[1], width * shift)
@@ -82,10 +82,10 @@ def is_identity(augmentation: str | Collection[str]) -> bool:
     return ({augmentation} if isinstance(augmentation, str) else set(augmentation)) == {"none"}
 
 
-def _draw_numbers(names: Collection[str], seed: int, epoch: int, samples: Int64Array) -> npt.NDArray[np.float32]:
+def _draw_numbers(names: Collection[str], seed: int, epoch: int, keys: Int64Array) -> npt.NDArray[np.float32]:
     """Random numbers [streams, n]. Each word has its own streams, so adding a word does not change the others."""
     streams = 0 if names == {"none"} else 5 if "cutout" in names else 3
-    return rng.uniform(rng.AUGMENT, seed, epoch, np.arange(streams)[:, None], samples)
+    return rng.uniform(rng.AUGMENT, seed, epoch, np.arange(streams)[:, None], keys)
 
 
 def _pixel_shift(draw: npt.NDArray[np.float32], most: float) -> Int64Array:

@@ -48,33 +48,33 @@ class Augmenter:
         """Whether data workers have anything to do beside reading."""
         return bool(self.stored) or self.crop is not None
 
-    def crop_draws(self, samples: Int64Array, epoch: int) -> CropDraws | None:
+    def crop_draws(self, keys: Int64Array, epoch: int) -> CropDraws | None:
         """The random numbers with which the reader cuts whole images; None if it does not."""
         if self.crop is None:
             return None
-        numbers = _operations().draw_numbers(self.crop, samples, seed=self.seed, epoch=epoch)
+        numbers = _operations().draw_numbers(self.crop, keys, seed=self.seed, epoch=epoch)
         return CropDraws(numbers, self.crop.arguments)
 
-    def augment_stored(self, pixels: Tensor, samples: Int64Array, epoch: int) -> Tensor:
+    def augment_stored(self, pixels: Tensor, keys: Int64Array, epoch: int) -> Tensor:
         """Change pixels as they are stored, [n, *size, channels], one operation after the other."""
         if not self.stored:
             return pixels
         images = pixels.movedim(-1, -3)
         for step in self.stored:
-            images = _operations().apply_step(images, step, samples, seed=self.seed, epoch=epoch)
+            images = _operations().apply_step(images, step, keys, seed=self.seed, epoch=epoch)
         return images.movedim(-3, -1).contiguous()
 
-    def augment_values(self, images: Tensor, samples: Int64Array, epoch: int) -> Tensor:
+    def augment_values(self, images: Tensor, keys: Int64Array, epoch: int) -> Tensor:
         """Change normalized pixels, [n, channels, *size]; may write into `images`."""
         for step in self.values:
-            images = _operations().apply_step(images, step, samples, seed=self.seed, epoch=epoch)
+            images = _operations().apply_step(images, step, keys, seed=self.seed, epoch=epoch)
         return images
 
-    def mix(self, batch: Batch, samples: Int64Array, epoch: int) -> None:
+    def mix(self, batch: Batch, keys: Int64Array, epoch: int) -> None:
         """Mix normalized images with their neighbours, where data.augment does; see `mixing.mix_batch`."""
         if self.mixes:
             height, width = batch["image"].shape[-2:]
-            draws = mixing.draw_mix(self.mixes, samples, size=(height, width), seed=self.seed, epoch=epoch)
+            draws = mixing.draw_mix(self.mixes, keys, size=(height, width), seed=self.seed, epoch=epoch)
             mixing.mix_batch(batch, draws)
 
     def refuse_odd_micro_batch(self, micro_batch: int) -> None:

@@ -51,7 +51,7 @@ MAX_IN_MEMORY_BYTES: Final = 2 * 2**30  # pixels of both splits together
 
 
 class SplitReader(Protocol):
-    """Reads the samples of one split."""
+    """Reads the samples of one split: from a device's memory, a host's, or in workers, as `open_loader` chooses."""
 
     def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, Batch]]:
         """For each (request, samples): the request unchanged, and the samples with their stored images.
@@ -102,7 +102,7 @@ class BatchLoader:
 
     def train(self, micro_batches: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
         """Each micro batch with its samples, augmented."""
-        moves: Iterator[tuple[Tensor, bool]] | None = None
+        drawn_moves: Iterator[tuple[Tensor, bool]] | None = None
         drawn: Iterable[MicroBatch] = ()
         if has_moves := not augment.is_identity(self.augmenter.moves):
             # tee keeps what only one of them has taken: a block at most
@@ -113,9 +113,9 @@ class BatchLoader:
                 batch["image"] = self.augmenter.augment_stored(_take_pixels(batch), keys, epoch)
             if has_moves:
                 pixels, rows = batch["image"], batch.pop("row", None)
-                moves = moves or self._draw_ahead(drawn, pixels.device)
+                drawn_moves = drawn_moves or self._draw_ahead(drawn, pixels.device)
                 rows = torch.arange(len(keys), device=pixels.device) if rows is None else rows
-                shifts, gray = next(moves)
+                shifts, gray = next(drawn_moves)
                 batch["image"] = self.transform(pixels, rows, shifts, gray=gray, preprocessing=self.preprocessing)
             else:
                 batch["image"] = self._plain(batch)

@@ -44,15 +44,15 @@ class MixDraws:
     share: FloatArray
 
 
-def draw_mix(steps: Sequence[Step], samples: Int64Array, *, size: tuple[int, int], seed: int, epoch: int) -> MixDraws:
+def draw_mix(steps: Sequence[Step], keys: Int64Array, *, size: tuple[int, int], seed: int, epoch: int) -> MixDraws:
     """Draw for each sample which of the operations acts, if any, and its share. size: (height, width)."""
-    (height, width), count = size, len(samples)
-    choice = (rng.uniform(rng.AUGMENT, seed, epoch, CHOICE_STREAM, samples) * len(steps)).astype(np.int64)
+    (height, width), count = size, len(keys)
+    choice = (rng.uniform(rng.AUGMENT, seed, epoch, CHOICE_STREAM, keys) * len(steps)).astype(np.int64)
     blend, share, half = np.ones(count), np.ones(count), np.zeros(count)
     center = np.zeros((2, count))
     for number, step in enumerate(steps):
         streams = FIRST_STREAMS[step.name] + np.arange(4)[:, None]
-        acts, beta, *drawn_center = rng.uniform(rng.AUGMENT, seed, epoch, streams, samples).astype(np.float64)
+        acts, beta, *drawn_center = rng.uniform(rng.AUGMENT, seed, epoch, streams, keys).astype(np.float64)
         chosen = (choice == number) & (acts < step.arguments["p"])
         drawn = inverse_beta(beta, float(step.arguments["alpha"]))
         if step.name == "mixup":

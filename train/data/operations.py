@@ -45,17 +45,20 @@ class BatchOperation:
     apply: Apply
 
 
-def draw_numbers(step: Step, samples: Int64Array, *, seed: int, epoch: int) -> FloatArray:
-    """The random numbers of these samples in this epoch for one operation, float32 [draws, n] in [0, 1)."""
+def draw_numbers(step: Step, keys: Int64Array, *, seed: int, epoch: int) -> FloatArray:
+    """The random numbers of one operation, float32 [draws, n] in [0, 1).
+
+    keys: those of the n samples, as `MicroBatch.augmentation_keys`.
+    """
     operation = BATCH_OPERATIONS[step.name]
     first = operation.stream * STREAMS_PER_OPERATION
     streams = np.arange(first, first + operation.draws(step.arguments))[:, None]
-    return rng.uniform(rng.AUGMENT, seed, epoch, streams, samples)
+    return rng.uniform(rng.AUGMENT, seed, epoch, streams, keys)
 
 
-def apply_step(images: Tensor, step: Step, samples: Int64Array, *, seed: int, epoch: int) -> Tensor:
+def apply_step(images: Tensor, step: Step, keys: Int64Array, *, seed: int, epoch: int) -> Tensor:
     """Apply one operation to images [n, (frames,) channels, height, width] of these samples."""
-    numbers = draw_numbers(step, samples, seed=seed, epoch=epoch)
+    numbers = draw_numbers(step, keys, seed=seed, epoch=epoch)
     return BATCH_OPERATIONS[step.name].apply(images, numbers, step.arguments)
 
 

@@ -322,7 +322,7 @@ def in_blocks(items: Iterable[Item], samples: Callable[[Item], SampleIndices]) -
 
 
 class _SplitDataset(Dataset[Any]):
-    """Reads one request in a worker process.
+    """Reads one request in a worker process: DataLoader calls it with each (request, samples) that the sampler yields.
 
     It returns a Failure as its arguments, because torch can only rebuild exceptions that take a single text.
     """
@@ -331,15 +331,16 @@ class _SplitDataset(Dataset[Any]):
         self._reader, self._augmenter, self._split = split.tolerant(), augmenter, split
 
     def __getitem__(
-        self, request: tuple[Any, SampleIndices]
+        self, item: tuple[Any, SampleIndices]
     ) -> tuple[Any, Batch | None, SampleIndices, dict[int, str]] | dict[str, Any]:
         try:
-            batch, samples, bad = self.read(self._split.source.unpack(request[0]), request[1])
+            request, samples = item
+            batch, samples, bad = self.read(self._split.source.unpack(request), samples)
             if batch is not None and get_worker_info():
                 for entry in batch.values():
                     for tensor in entry.tensors if isinstance(entry, EncodedBatch) else (entry,):
                         move_to_shared_memory(tensor)
-            return request[0], batch, samples, bad
+            return request, batch, samples, bad
         except Failure as failure:
             return failure.arguments()
 

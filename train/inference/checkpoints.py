@@ -21,7 +21,7 @@ from train.checkpoint import manifest, store
 from train.checkpoint.store import STATE_FILE, CommittedCheckpoint
 from train.config import load, resume_rules
 from train.config.models import EXPORT_FILE
-from train.config.schema import DataConfig, Rule, RunConfig, RunSection, key_patterns, one_of
+from train.config.schema import DataConfig, Rule, RunConfig, RunSection, key_patterns, one_of, with_keys_of
 from train.data import class_folders, registry
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSource
@@ -121,15 +121,8 @@ def load_config(
     requested = load.load_config(file, words) if file else load_training_config(chosen, words)
     _refuse_differences(_config_differences(own, requested, only="model.*"), "is the checkpoint's", file)
     _refuse_differences(_config_differences(base, requested), "does not change an evaluation")
-    train = replace(own.train, precision=requested.train.precision, tf32=requested.train.tf32)
-    measure = replace(
-        own.eval,
-        batch_size=requested.eval.batch_size,
-        image_size=requested.eval.image_size,
-        flip=requested.eval.flip,
-    )
-    data = keep_preprocessing(requested.data, asdict(own.data))
-    config = replace(own, data=data, launch=requested.launch, train=train, eval=measure)
+    config = with_keys_of(own, requested, "in_evaluation")
+    config = replace(config, data=keep_preprocessing(config.data, asdict(own.data)))
     factories = {"model.name": config.model.name, "data.name": config.data.name}
     typed = load.overridden_keys(words, (*factories, *DOWNLOAD_DEFAULTS))
     plugin.refuse_recorded_factory(factories, _writer_folder(chosen), config=file, typed=typed, args=config.model.args)

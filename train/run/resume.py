@@ -39,7 +39,7 @@ class ResumePoint:
 def find_resume_point(
     config: RunConfig,
     runtime: Runtime,
-    folder: Path,
+    checkpoints: Path,
     network: nn.Module,
     optimizer: Optimizer,
     steps: StepCounts,
@@ -54,7 +54,7 @@ def find_resume_point(
             the folder.
     """
     bytes_needed = 2 * checkpoint_bytes(config.train, network, optimizer)
-    step, notes = runtime.run_on_rank_zero(lambda: _choose_step(config, folder, bytes_needed, steps, record_start))
+    step, notes = runtime.run_on_rank_zero(lambda: _choose_step(config, checkpoints, bytes_needed, steps, record_start))
     return ResumePoint(step=step, notes=tuple(notes))
 
 
@@ -82,7 +82,7 @@ def start_over(config: RunConfig, runtime: Runtime, folder: Path, record_start: 
 def restore(
     config: RunConfig,
     runtime: Runtime,
-    folder: Path,
+    checkpoints: Path,
     resume_point: ResumePoint,
     state: TrainState,
     data_fingerprint: Mapping[str, Any],
@@ -97,10 +97,10 @@ def restore(
     plugin.own_code()  # remembers it as it is loaded now, for the checkpoints to come
     if resume_point.step is None:
         return resume_point.notes
-    checkpoint = store.checkpoint_at_step(folder, resume_point.step)
+    checkpoint = store.checkpoint_at_step(checkpoints, resume_point.step)
     tensors, metadata = format.load_checkpoint(checkpoint)
     with _refuse_malformed(checkpoint.path):
-        resume_rules.refuse_data_changes(metadata.get("data"), data_fingerprint, folder.parent)
+        resume_rules.refuse_data_changes(metadata.get("data"), data_fingerprint, checkpoints.parent)
         state.restore(tensors, metadata["state"])
         saved_target = metadata["config"]["eval"].get("target")
         state.target_streak = early_stopping.restore_target_streak(
@@ -167,20 +167,20 @@ def machine_notes(config: RunConfig, metadata: Mapping[str, Any], runtime: Runti
 
 
 def _choose_step(
-    config: RunConfig, folder: Path, bytes_needed: int, steps: StepCounts, record_start: RecordStart
+    config: RunConfig, checkpoints: Path, bytes_needed: int, steps: StepCounts, record_start: RecordStart
 ) -> tuple[int | None, list[str]]:
-    removed = format.prepare_folder(folder, need=bytes_needed)
+    removed = format.prepare_folder(checkpoints, need=bytes_needed)
     notes = [f"removed {name}, which an interrupted save left" for name in removed]
     if config.checkpoint.resume == NEVER:
         return None, notes
-    checkpoint = store.newest_checkpoint(folder)
+    checkpoint = store.newest_checkpoint(checkpoints)
     if checkpoint is None:
         record_start(0)
         return None, notes
     notes += checkpoint.notes
     metadata = store.read_state(checkpoint)
     with _refuse_malformed(checkpoint.path):
-        resume_rules.refuse_config_changes(metadata["config"], asdict(config), folder.parent)
+        resume_rules.refuse_config_changes(metadata["config"], asdict(config), checkpoints.parent)
         early_stopping.refuse_run_past_end(metadata, config, steps)
     record_start(checkpoint.step)
     return checkpoint.step, notes

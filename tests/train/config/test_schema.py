@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,17 @@ def configs(draw: st.DrawFn) -> RunConfig:
         optim=dataclasses.replace(start.optim, lr=draw(rate), args=draw(ARGS)),
         train=dataclasses.replace(start.train, max_steps=draw(st.none() | st.integers(1, 10**9))),
     )
+
+
+def test_only_the_keys_that_say_so_come_from_the_other_configuration() -> None:
+    marker = {path: object() for path in schema.KEYS if path.count(".") == 1}
+    other = RunConfig()
+    for path, value in marker.items():
+        section, name = path.split(".")
+        other = dataclasses.replace(other, **{section: dataclasses.replace(getattr(other, section), **{name: value})})
+    mixed = schema.with_keys_of(RunConfig(), other, "in_evaluation")
+    taken = {path for path, value in marker.items() if attrgetter(path)(mixed) is value}
+    assert taken == {path for path in marker if schema.KEYS[path].in_evaluation}
 
 
 @settings(max_examples=60, deadline=None)
