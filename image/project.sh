@@ -17,7 +17,16 @@ mkdir -p "$site" "$dest/usr/local/bin" "$dest/opt/train-image"
 find "$site/bench" "$site/train" "$site/entrypoint" -exec touch -d 1980-01-01T00:00:00Z {} + # the date is in the bytecode: dependencies.sh
 "$python" -I -m compileall -q -s "${dest:-/}" -p / "$site/bench" "$site/train" "$site/entrypoint" # -s: tracebacks and bytecode name where it will lie
 
-cp -R "$source/configs" "$source/launch" "$source/image/start" "$dest/opt/train-image/"
+cp -R "$source/configs" "$source/launch" "$source/image/start" "$source/image/test" "$dest/opt/train-image/"
+# What Apptainer's run-help, test and run --app look for, so that each SIF has them, whatever it is made from.
+mkdir -p "$dest/.singularity.d"
+cp "$source/image/help" "$dest/.singularity.d/runscript.help"
+printf '#!/bin/sh\nexec /opt/train-image/test\n' >"$dest/.singularity.d/test"
+for app in train entrypoint; do
+  mkdir -p "$dest/scif/apps/$app/scif"
+  printf '#!/bin/sh\nexec /usr/bin/tini -s -- %s "$@"\n' "$app" >"$dest/scif/apps/$app/scif/runscript"
+  chmod 755 "$dest/scif/apps/$app/scif/runscript"
+done
 mkdir -p "$dest/opt/train-image/examples" && cp "$source/examples/"*.md "$source/examples/"*.py "$source/examples/"*.yaml "$dest/opt/train-image/examples/"
 rm -f "$dest/opt/train-image/launch/site.env" # the builder's own: users copy this folder
 cp "$source/image/train" "$source/image/entrypoint" "$source/image/pip" "$dest/usr/local/bin/"
@@ -27,7 +36,7 @@ mkdir -p "$dest/etc/profile.d" # a login shell (bash -l) begins with Debian's ow
 # shellcheck disable=SC2016  # that shell's PATH
 echo 'PATH=/opt/venv/bin:$PATH' >"$dest/etc/profile.d/train-image.sh"
 # Whatever the builder's umask was.
-chmod 755 "$dest/etc" "$dest/etc/profile.d"
-chmod -R a+rX,go-w "$dest/etc/profile.d/train-image.sh" "$dest/opt/train-image" "$dest/opt/image.json" "$site/bench" "$site/train" "$site/entrypoint" "$site"/train_image-*
-chmod 755 "$dest/usr/local/bin/train" "$dest/usr/local/bin/entrypoint" "$dest/usr/local/bin/pip" "$dest/opt/train-image/start"
+chmod 755 "$dest/etc" "$dest/etc/profile.d" "$dest/.singularity.d" "$dest/.singularity.d/test"
+chmod -R a+rX,go-w "$dest/.singularity.d/runscript.help" "$dest/scif" "$dest/etc/profile.d/train-image.sh" "$dest/opt/train-image" "$dest/opt/image.json" "$site/bench" "$site/train" "$site/entrypoint" "$site"/train_image-*
+chmod 755 "$dest/usr/local/bin/train" "$dest/usr/local/bin/entrypoint" "$dest/usr/local/bin/pip" "$dest/opt/train-image/start" "$dest/opt/train-image/test"
 rm -rf "$work"

@@ -66,23 +66,6 @@ def test_the_page_renews_the_base_of_both(tmp_path: Path) -> None:
         assert (tmp_path / name).read_text() == re.sub("sha256:[0-9a-f]{64}", new, text, count=1) != text
 
 
-@pytest.mark.parametrize(
-    ("given", "head"),
-    [
-        ("oci:layers", "Bootstrap: oci\nFrom: layers\n"),
-        ("docker-archive:layers/image.tar", "Bootstrap: docker-archive\nFrom: layers/image.tar\n"),
-        ("docker://127.0.0.1:5000/you/train:1", "Bootstrap: docker\nFrom: 127.0.0.1:5000/you/train:1\n"),
-    ],
-)
-def test_a_sif_of_the_oci_image_has_help_test_and_apps_of_the_definition(given: str, head: str) -> None:
-    command = [REPOSITORY / "tools" / "build-image", "definition", given]
-    text = subprocess.check_output(command, text=True, timeout=60)
-    assert text.startswith(head)
-    names = re.findall(r"^%(.*)$", text, re.M)
-    assert sorted(names) == ["apprun entrypoint", "apprun train", "help", "test"]
-    assert all(f"\n%{name}\n{section(name).rstrip()}\n" in text for name in names)
-
-
 def test_both_set_the_same_variables() -> None:
     block = re.search(r"^ENV ((?:.*\\\n)*.*)$", OCI, re.M)
     assert block
@@ -96,7 +79,7 @@ def test_both_have_the_same_labels() -> None:
     assert oci == set(re.findall(r"(org\.opencontainers\.image\.[\w.]+) ", section("labels") + section("post")))
 
 
-def test_the_test_of_apptainer_def_holds_in_a_job_of_many_tasks(image: Image) -> None:
+def test_its_own_test_holds_in_a_job_of_many_tasks(image: Image) -> None:
     job = ("--env=SLURM_JOB_ID=7", "--env=SLURM_NTASKS=8", "--env=SLURM_JOB_NUM_NODES=1")
     ended = image.run("sh", "-c", section("test"), options=job)
     assert (ended.code, "launcher          local" in ended.output) == (0, True), ended.output
