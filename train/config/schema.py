@@ -628,7 +628,7 @@ class OptimConfig:
     )
     loss: str = key(
         "auto",
-        rule=one_of("auto", "bce", "l1", "l2", "huber", factory="package.module:Class"),
+        rule=one_of("auto", *(loss for task in TASKS.values() for loss in task.losses), factory="package.module:Class"),
         meaning="bce: binary cross-entropy for classes; for regression: l1, l2 (auto) or huber; or your own",
     )
     target_threshold: float | None = key(
