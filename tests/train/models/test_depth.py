@@ -1,4 +1,4 @@
-"""`train.activation_checkpointing` computes the same numbers and keeps fewer activations."""
+"""Layers are numbered by their depth, and `train.activation_checkpointing` keeps fewer of their activations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from train.config.checks import refuse_conflicts
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
 from train.models import depth, registry
-from train.models.depth import enable_activation_checkpointing
+from train.models.depth import enable_activation_checkpointing, layer_numbers
 
 
 def build(name: str, **args: Any) -> nn.Module:
@@ -72,8 +72,8 @@ def test_a_training_has_the_same_bits(tmp_path: Path) -> None:
     settings = (*settings, "data.image_size=8")
     plain = trained(tmp_path / "plain", *[word for word in settings])
     checkpointed = trained(tmp_path / "less", *settings, "train.activation_checkpointing=true")
-    ours, theirs = plain.state.network.state_dict(), checkpointed.state.network.state_dict()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    plain_state, checkpointed_state = plain.state.network.state_dict(), checkpointed.state.network.state_dict()
+    assert all(torch.equal(tensor, checkpointed_state[name]) for name, tensor in plain_state.items())
 
 
 def test_a_network_without_blocks_is_refused() -> None:
@@ -87,3 +87,30 @@ def test_what_it_does_not_go_with_is_refused(setting: str) -> None:
     config = load.load_config(None, ["train.activation_checkpointing=true", setting])
     with pytest.raises(Failure, match="does not go with"):
         refuse_conflicts(config)
+
+
+@pytest.mark.parametrize(
+    "name", ["small_cnn", "wide_resnet", "resnet18", "vit_b_32", "squeezenet1_1", "timm/test_vit", "timm/test_resnet"]
+)
+def test_layers_are_numbered_from_the_input_to_the_head_without_gaps(name: str) -> None:
+    net = build(name)
+    numbers = layer_numbers(net)
+    assert numbers.keys() == dict(net.named_parameters()).keys()
+    assert set(numbers.values()) == set(range(max(numbers.values()) + 1))
+    first, *_, last = numbers
+    assert numbers[first] == 0
+    assert numbers[last] == max(numbers.values()) >= 2
+
+
+def test_the_blocks_of_a_resnet_are_its_layers() -> None:
+    numbers = layer_numbers(build("resnet18"))
+    assert numbers["layer1.0.conv1.weight"] == numbers["layer1.0.bn2.bias"] < numbers["layer1.1.conv1.weight"]
+    assert numbers["layer4.1.conv2.weight"] == numbers["fc.weight"] - 1
+
+
+def test_the_blocks_of_a_vision_transformer_are_its_layers() -> None:
+    for name, block in (("vit_b_32", "encoder.layers.encoder_layer_{}."), ("timm/test_vit", "blocks.{}.")):
+        numbers = layer_numbers(build(name))
+        of_block = [{layer for key, layer in numbers.items() if key.startswith(block.format(n))} for n in range(3)]
+        assert [len(layers) for layers in of_block] == [1, 1, 1]
+        assert sorted(max(layers) for layers in of_block) == [max(layers) for layers in of_block]
