@@ -40,7 +40,7 @@ def test_balanced_weights_keep_the_scale_of_the_loss(counts: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "names", "said"),
+    ("counts", "names", "named"),
     [
         ([0, 3], NAMES, "none of rare"),
         ([3, 0], (), "none of 1"),
@@ -50,25 +50,25 @@ def test_balanced_weights_keep_the_scale_of_the_loss(counts: list[int]) -> None:
     ],
 )
 def test_a_class_without_a_training_sample_cannot_be_balanced(
-    counts: list[int], names: tuple[str, ...], said: str
+    counts: list[int], names: tuple[str, ...], named: str
 ) -> None:
     with pytest.raises(Failure) as caught:
         class_balance.balanced_class_weights(counts, names)
     assert caught.value.code == ExitCode.DATA
-    assert said in str(caught.value)
+    assert named in str(caught.value)
     assert "optim.class_weights" in caught.value.fix
 
 
 @pytest.mark.parametrize(
-    ("training", "validation", "said"),
+    ("training", "validation", "line"),
     [
         ((8, 8), (2, 2), "classes        8 samples of each for training, 2 for validation"),
         ((8, 12), (2, 3), "classes        8 to 12 samples of each for training, 2 to 3 for validation"),
         ((8, 8), (), "classes        8 samples of each for training"),
     ],
 )
-def test_about_equal_classes_are_one_line(training: tuple[int, ...], validation: tuple[int, ...], said: str) -> None:
-    assert described(("a", "b"), labels(*training), labels(*validation), "none") == [said]
+def test_about_equal_classes_are_one_line(training: tuple[int, ...], validation: tuple[int, ...], line: str) -> None:
+    assert described(("a", "b"), labels(*training), labels(*validation), "none") == [line]
 
 
 def test_unequal_classes_are_a_table_with_the_largest_first() -> None:
@@ -114,7 +114,7 @@ def test_weights_by_name_are_put_into_the_order_of_the_classes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "found", "fix"),
+    ("weights", "problem", "fix"),
     [
         (
             {"rare": 1.0, "comon": 2.0, "middle": 1.0},
@@ -125,10 +125,10 @@ def test_weights_by_name_are_put_into_the_order_of_the_classes() -> None:
         ({"rare": 1.0, "common": 1.0, "middle": 1.0, "x": 1.0}, "not given: none; no classes: x", "give each class"),
     ],
 )
-def test_names_that_are_no_classes_are_refused(weights: dict[str, float], found: str, fix: str) -> None:
+def test_names_that_are_no_classes_are_refused(weights: dict[str, float], problem: str, fix: str) -> None:
     with pytest.raises(Failure) as caught:
         class_balance.weights_in_order(weights, NAMES)
-    assert (caught.value.code, caught.value.found) == (ExitCode.USAGE, found)
+    assert (caught.value.code, caught.value.found) == (ExitCode.USAGE, problem)
     assert caught.value.fix.startswith(fix)
 
 
@@ -157,5 +157,5 @@ def test_a_class_without_a_training_sample_is_said_and_has_no_weight() -> None:
 
 
 def test_a_name_that_ends_a_line_does_not_end_one_of_the_table() -> None:
-    told = described(("new\nline", "\x1b[31mred"), labels(1, 9), labels(), "none")
-    assert all(line.isprintable() for line in told)
+    shown = described(("new\nline", "\x1b[31mred"), labels(1, 9), labels(), "none")
+    assert all(line.isprintable() for line in shown)
