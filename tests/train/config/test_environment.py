@@ -1,4 +1,4 @@
-"""Which of the caller's variables act on a training, which are taken out, and which are refused."""
+"""The caller's variables act on a training, are taken out, or are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from train.config import environment
 PLAIN = {"HOME": "/home/me", "PATH": "/usr/bin", "LANG": "C.UTF-8", "SLURM_JOB_ID": "7", "RANK": "0", "TERM": "xterm"}
 
 
-def found(*, download: bool = False, **environ: str) -> environment.CallerVariables:
+def caller_variables(*, download: bool = False, **environ: str) -> environment.CallerVariables:
     return environment.remove_conflicting_variables(environ, download=download)
 
 
@@ -72,11 +72,11 @@ def test_a_binding_that_binds_nothing_is_left(name: str, value: str, binds: bool
 
 
 def test_no_variable_is_said_too() -> None:
-    assert found(**PLAIN).describe() == "none set that acts here"
+    assert caller_variables(**PLAIN).describe() == "none set that acts here"
 
 
 def test_variables_with_one_reason_are_noted_on_one_line() -> None:
-    result = found(ACCELERATE_USE_CPU="1", ACCELERATE_MIXED_PRECISION="no", NVIDIA_TF32_OVERRIDE="1")
+    result = caller_variables(ACCELERATE_USE_CPU="1", ACCELERATE_MIXED_PRECISION="no", NVIDIA_TF32_OVERRIDE="1")
     assert result.notes() == [
         "ACCELERATE_MIXED_PRECISION, ACCELERATE_USE_CPU: not used, the config decides",
         "NVIDIA_TF32_OVERRIDE: not used, train.tf32 decides",
@@ -86,7 +86,7 @@ def test_variables_with_one_reason_are_noted_on_one_line() -> None:
 def test_what_our_own_parent_set_is_no_choice_of_the_users() -> None:
     ours = Handover(added=("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")).to_environ()
     ours |= {"PYTHONUTF8": "1", "ENTRYPOINT_DEVICE": "cpu"}
-    result = found(**ours, OMP_NUM_THREADS="4", GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="eth0")
+    result = caller_variables(**ours, OMP_NUM_THREADS="4", GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="eth0")
     assert result.describe() == "NCCL_SOCKET_IFNAME=eth0"
 
 
@@ -103,26 +103,26 @@ SECRETS = {
 
 @pytest.mark.parametrize(("value", "shown"), [("/.singularity.d/libs", False), ("/.singularity.d/libs:/mine", True)])
 def test_what_apptainer_sets_in_each_container_is_no_choice_of_the_users(value: str, shown: bool) -> None:
-    assert ("LD_LIBRARY_PATH" in found(LD_LIBRARY_PATH=value).acting) is shown
+    assert ("LD_LIBRARY_PATH" in caller_variables(LD_LIBRARY_PATH=value).acting) is shown
 
 
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_is_not_shown(name: str) -> None:
-    shown = found(**{name: SECRETS[name]}).describe()
+    shown = caller_variables(**{name: SECRETS[name]}).describe()
     assert "abc" not in shown
     assert "(not shown)" in shown
 
 
 def test_a_long_value_is_cut() -> None:
-    assert len(found(LD_LIBRARY_PATH="/opt/lib:" * 100).describe()) < 120
+    assert len(caller_variables(LD_LIBRARY_PATH="/opt/lib:" * 100).describe()) < 120
 
 
 @pytest.mark.parametrize(("download", "shown"), [(True, "https_proxy=http://(not shown)@proxy:1"), (False, "none")])
 def test_a_proxy_acts_only_where_something_is_fetched(download: bool, shown: str) -> None:
-    assert found(https_proxy="http://me:pass@proxy:1", download=download).describe().startswith(shown)
+    assert caller_variables(https_proxy="http://me:pass@proxy:1", download=download).describe().startswith(shown)
 
 
-def refused(environ: dict[str, str], *, device: str = "cpu", precision: str | None = "fp32") -> Failure | None:
+def refusal(environ: dict[str, str], *, device: str = "cpu", precision: str | None = "fp32") -> Failure | None:
     try:
         environment.refuse_contradicting_variables(environ, device=device, precision=precision, accumulation=4)
     except Failure as failure:
@@ -146,7 +146,7 @@ CONTRADICTIONS = {
 def test_a_variable_that_asks_for_another_training_is_refused_with_both_ways_out(
     name: str, value: str, fix: str
 ) -> None:
-    failure = refused({name: value})
+    failure = refusal({name: value})
     assert failure is not None
     assert (failure.code, failure.found) == (ExitCode.USAGE, f"{name}={value}")
     assert fix in failure.fix
@@ -165,17 +165,17 @@ AGREEING = {
 
 @pytest.mark.parametrize("environ", AGREEING.values(), ids=AGREEING)
 def test_what_asks_for_nothing_else_is_not_refused(environ: dict[str, str]) -> None:
-    assert refused(environ) is None
+    assert refusal(environ) is None
 
 
 def test_accelerates_cpu_is_refused_where_gpus_would_compute() -> None:
-    failure = refused({"ACCELERATE_USE_CPU": "true"}, device="cuda")
+    failure = refusal({"ACCELERATE_USE_CPU": "true"}, device="cuda")
     assert failure is not None
     assert "--device cpu" in failure.fix
 
 
 def test_a_precision_that_is_not_known_yet_is_compared_later() -> None:
-    assert refused({"ACCELERATE_MIXED_PRECISION": "bf16"}, device="cuda", precision=None) is None
+    assert refusal({"ACCELERATE_MIXED_PRECISION": "bf16"}, device="cuda", precision=None) is None
 
 
 @pytest.mark.parametrize(
