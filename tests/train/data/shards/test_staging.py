@@ -102,8 +102,6 @@ def flip_byte_of_first_image(path: Path, index: ShardIndex) -> None:
 
 
 # Copying
-
-
 def test_copies_have_the_bytes_of_the_shards(root: Path, copies: Path) -> None:
     assert copy(root, copies) == []
     assert copied(copies) == [*NAMES]
@@ -172,8 +170,6 @@ def test_the_copy_of_a_shard_that_was_closed_meanwhile_is_opened_again(
 
 
 # What is not right
-
-
 def test_a_shard_with_a_flipped_byte_is_named_and_not_copied(root: Path, copies: Path) -> None:
     flip_byte_of_first_image(root / NAMES[0], shard_index.read_index(root))
     (line,) = copy(root, copies)
@@ -230,8 +226,6 @@ def test_copying_ends_where_others_have_taken_the_space(
 
 
 # As many as fit
-
-
 @pytest.mark.parametrize("fitting", [0, 1, 2])
 def test_as_many_shards_are_copied_as_fit(
     root: Path, copies: Path, fitting: int, monkeypatch: pytest.MonkeyPatch
@@ -269,8 +263,6 @@ def test_one_line_says_how_much_is_copied(shards: int, same: bool, line: str) ->
 
 
 # Folders that cannot be used
-
-
 def outside(tmp_path: Path) -> Path:
     return tmp_path / "missing" / "stage"
 
@@ -289,7 +281,7 @@ def the_root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("place", "code", "says"),
+    ("make_path", "code", "says"),
     [
         (outside, ExitCode.OUTPUT, "there is no folder"),
         (a_file, ExitCode.OUTPUT, "it is no folder"),
@@ -298,9 +290,9 @@ def the_root(tmp_path: Path) -> Path:
     ],
 )
 def test_a_folder_that_cannot_hold_copies_is_refused(
-    root: Path, tmp_path: Path, place: Callable[[Path], Path], code: ExitCode, says: str
+    root: Path, tmp_path: Path, make_path: Callable[[Path], Path], code: ExitCode, says: str
 ) -> None:
-    data = data_of(root, stage=str(place(tmp_path)))
+    data = data_of(root, stage=str(make_path(tmp_path)))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(Failure, match=says) as caught:
         staging.refuse_unusable_stage(data)
@@ -361,7 +353,6 @@ def test_a_run_may_go_on_with_another_stage() -> None:
 
 
 # Folders that a killed start has left
-
 OWNER = """
 import sys
 from train.config.schema import DataConfig

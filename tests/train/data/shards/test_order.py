@@ -1,4 +1,4 @@
-"""The order in which tar shards are read: mixed, in long runs, and the same on any number of ranks."""
+"""Shards are read in an order that is mixed, in long runs, and the same on any number of ranks."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_epochs_and_seeds_have_other_orders(other: ShardOrder) -> None:
 
 
 def test_any_part_is_computed_without_the_parts_before_it() -> None:
-    whole = batches(draw())
-    assert np.array_equal(draw().part(100 * BATCH + 3, 101 * BATCH).samples, whole[100][3:])
+    expected = batches(draw())
+    assert np.array_equal(draw().part(100 * BATCH + 3, 101 * BATCH).samples, expected[100][3:])
 
 
 @pytest.mark.parametrize("mixes", [False, True])

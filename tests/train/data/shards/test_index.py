@@ -1,4 +1,4 @@
-"""An index that somebody else wrote is refused by its field's name, before anything of it is used or written."""
+"""An index of shards holds their labels and groups, and one that somebody else wrote is checked before use."""
 
 from __future__ import annotations
 
@@ -12,16 +12,173 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tars import data_of, numbered, png, write_tar
+from tars import Members, data_of, numbered, png, write_tar
 
-from entrypoint import Failure
+from entrypoint import Failure, file_writer
 from train import __main__ as front
-from train.data import registry
+from train import file_lock
+from train.data import registry, shard_labels
 from train.data.shards import index as shard_index
 from train.data.shards import staging
 
+
+@pytest.mark.parametrize(
+    ("suffix", "texts"),
+    [
+        ("cls", ["3", "1"]),
+        ("json", ['{"label": 3, "caption": "x"}', '{"cls": 1}']),
+        ("txt", ["3\n", " 1"]),
+    ],
+)
+def test_labels_may_be_written_in_several_ways(tmp_path: Path, suffix: str, texts: list[str]) -> None:
+    members = {"x/a.png": png(1), f"x/a.{suffix}": texts[0].encode(), f"x/b.{suffix}": texts[1].encode()}
+    write_tar(tmp_path / "0.tar", members | {"x/b.png": png(2)})
+    index = shard_index.write_index(tmp_path, processes=1)
+    assert index.entries["label"].tolist() == [3, 1]
+    assert index.labels.classes == ("0", "1", "2", "3")
+
+
+def test_labels_may_be_names(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", {"a.png": png(1), "a.cls": b"dog", "b.png": png(2), "b.cls": b"cat"})
+    index = shard_index.write_index(tmp_path, processes=1)
+    assert (index.labels.classes, index.entries["label"].tolist()) == (("cat", "dog"), [1, 0])
+
+
+def test_numbers_get_their_names_from_classes_txt(folder: Path) -> None:
+    (folder / shard_labels.CLASSES_FILE).write_text("cat\ndog\n")
+    assert shard_index.write_index(folder, processes=1).labels.classes == ("cat", "dog")
+
+
+def test_several_processes_write_the_same_index(folder: Path) -> None:
+    alone = shard_index.read_index(folder).entries.tobytes()
+    assert shard_index.write_index(folder, processes=2).entries.tobytes() == alone
+
+
+def test_an_entry_takes_24_bytes() -> None:
+    assert shard_index.ENTRY.itemsize == 24
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ({"a.png": png(1)}, "no label"),
+        ({"a.png": png(1), "a.cls": b"1", "b.png": png(1), "b.cls": b"cat"}, "others are names"),
+    ],
+    ids=["no label", "mixed"],
+)
+def test_labels_that_cannot_be_used_are_refused(tmp_path: Path, members: Members, says: str) -> None:
+    write_tar(tmp_path / "0.tar", members)
+    with pytest.raises(Failure, match=says) as caught:
+        shard_index.write_index(tmp_path, processes=1)
+    assert caught.value.code == 65
+
+
+@pytest.mark.parametrize("kept", [700, 10_000, -10_240], ids=["in an image", "in the middle", "without its end"])
+def test_a_shard_that_is_cut_is_refused_when_it_is_indexed(tmp_path: Path, kept: int) -> None:
+    path = write_tar(tmp_path / "0.tar", numbered(0, 20))
+    content = path.read_bytes()
+    end = content.rindex(b"0019.cls") + 1024
+    path.write_bytes(content[:kept] if kept > 0 else content[:end])
+    with pytest.raises(Failure, match="a shard is damaged") as caught:
+        shard_index.write_index(tmp_path, processes=1)
+    assert caught.value.code == 65
+
+
+@pytest.mark.parametrize("members", [{}, {"a.txt": b"no image"}], ids=["empty", "no image"])
+def test_shards_without_an_image_to_train_on_are_refused(tmp_path: Path, members: Members) -> None:
+    write_tar(tmp_path / "0.tar", members)
+    write_tar(tmp_path / "val-0.tar", numbered(0, 2))
+    with pytest.raises(Failure, match="no image to train on") as caught:
+        shard_index.write_index(tmp_path, processes=1)
+    assert caught.value.code == 66
+
+
+def test_images_without_a_group_are_groups_by_themselves(tmp_path: Path) -> None:
+    members = {}
+    for number in range(20):
+        group = ', "group": "a"' if number < 5 else ""
+        members |= {
+            f"{number:02d}.json": f'{{"label": {number % 2}{group}}}'.encode(),
+            f"{number:02d}.png": png(number),
+        }
+    write_tar(tmp_path / "a.tar", members)
+    groups = shard_index.write_index(tmp_path, processes=1).groups
+    assert groups is not None
+    assert (len(set(groups[:5].tolist())), len(set(groups.tolist()))) == (1, 16)
+
+
+def test_a_group_beside_the_label_of_another_member_counts_and_is_not_passed_over(tmp_path: Path) -> None:
+    members = {}
+    for number in range(4):
+        members |= {
+            f"{number}.cls": b"0",
+            f"{number}.json": b'{"group": "%d"}' % (number // 2),
+            f"{number}.png": png(1),
+        }
+    write_tar(tmp_path / "a.tar", members)
+    lines: list[str] = []
+    groups = shard_index.write_index(tmp_path, processes=1, say=lines.append).groups
+    assert groups is not None
+    assert (groups.tolist(), lines) == ([0, 0, 1, 1], [])
+
+
+def test_a_group_in_two_splits_of_shards_is_refused(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        write_tar(tmp_path / f"{name}.tar", {"0.json": b'{"label": 0, "group": "patient-7"}', "0.png": png(1)})
+    with pytest.raises(Failure, match="groups are in both splits, training and validation") as caught:
+        shard_index.write_index(tmp_path, processes=1)
+    assert (caught.value.code, caught.value.found) == (65, "patient-7")
+
+
+def hidden_files(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("link_target", ["file", "nothing"])
+def test_an_index_is_written_through_no_link(tmp_path: Path, link_target: str) -> None:
+    """The links have all names that a writer with fixed temporary names could use."""
+    folder, other = tmp_path / "data", tmp_path / "other"
+    write_tar(folder / "a.tar", numbered(0, 20))
+    if link_target == "file":
+        other.write_text("another user's")
+    for name in shard_index.INDEX_FILES:
+        for link in (f"{name}.part", f"{name}.tmp", f".{name}.{os.getpid()}", f".tmp-{name}"):
+            (folder / link).symlink_to(other)
+    assert len(shard_index.write_index(folder, processes=1).entries) == 20
+    assert (other.read_text() if other.exists() else None) == ("another user's" if link_target == "file" else None)
+
+
+@pytest.mark.parametrize("name", shard_index.INDEX_FILES)
+def test_an_index_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    write_tar(tmp_path / "data" / "a.tar", numbered(0, 20))
+    (tmp_path / "other").write_text("another user's")
+    (tmp_path / "data" / name).symlink_to(tmp_path / "other")
+    with pytest.raises(Failure, match=name) as caught:
+        shard_index.write_index(tmp_path / "data", processes=1)
+    assert (caught.value.code, (tmp_path / "other").read_text()) == (73, "another user's")
+
+
+def test_an_index_names_the_process_that_packs_there(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", numbered(0, 20))
+    lock = file_lock.acquire_lock(tmp_path / shard_index.LOCK_NAME)
+    assert lock is not None
+    with lock.held(), pytest.raises(Failure, match="another process writes") as caught:
+        shard_index.write_index(tmp_path, processes=1)
+    assert (caught.value.code, caught.value.found and f"process {os.getpid()}" in caught.value.found) == (73, True)
+
+
+def test_what_a_killed_indexer_left_is_removed_and_other_files_stay(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", numbered(0, 20))
+    left = file_writer.temporary_path(tmp_path / shard_index.ENTRIES_FILE)
+    others = [".tmp-mine", ".tmp-index.npy", ".tmp-photos-0123456789abcdef"]
+    for name in (left.name, *others):
+        (tmp_path / name).write_text("half")
+    shard_index.write_index(tmp_path, processes=1)
+    assert sorted(hidden_files(tmp_path)) == sorted(others)
+
+
 HUGE = (2**63, 10**30, 10**400)
-WRONG: dict[str, tuple[Any, ...]] = {
+WRONG_FIELDS: dict[str, tuple[Any, ...]] = {
     "version": (None, "3", 2, 4, 3.0, True, [3], *HUGE),
     "groups": (None, "0", -1, 1.5, True, [], ["a"], *HUGE),
     "task": (None, "sorting", 1, [], {"a": 1}, ["classification"]),
@@ -33,7 +190,7 @@ PATHS = (
     *(".", "..", "../", "/", "a//b.tar", ".bashrc", ".git/config", "../.x.tar", "a\0.tar", "lock", "x" * 300 + ".tar"),
     *("a-00.tar/", "\ud800.tar", "~/x.tar/..", "..\\..\\x"),
 )
-WRONG_OF_SHARD: dict[str, tuple[Any, ...]] = {
+WRONG_FIELDS_OF_SHARD: dict[str, tuple[Any, ...]] = {
     "name": (None, 5, [], ["a-00.tar"], {}, *PATHS),
     "split": (None, "train", 1, [], ["training"], "Training"),
     "size": (None, "30720", -1, 1.5, True, [], float("nan"), float("inf"), *HUGE),
@@ -43,7 +200,7 @@ WRONG_OF_SHARD: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two shards to train on and one to validate."""
     folder = tmp_path_factory.mktemp("forged")
     for name, first in {"a-00": 0, "a-01": 20, "val-00": 40}.items():
@@ -53,8 +210,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "data"))
+def folder(indexed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(indexed, tmp_path / "data"))
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
@@ -83,22 +240,22 @@ def with_field(name: str, value: Any) -> Callable[[dict[str, Any]], object]:
     return lambda facts: facts.update({name: value})
 
 
-@pytest.mark.parametrize("field", WRONG)
-def test_a_field_that_is_missing_or_wrong_is_named(whole: Path, folder: Path, field: str) -> None:
+@pytest.mark.parametrize("field", WRONG_FIELDS)
+def test_a_field_that_is_missing_or_wrong_is_named(indexed: Path, folder: Path, field: str) -> None:
     change_facts(folder, lambda facts: facts.pop(field))
     refused(folder, f"{field} is missing")
-    for value in WRONG[field]:
-        shutil.copy(whole / "index.json", folder)
+    for value in WRONG_FIELDS[field]:
+        shutil.copy(indexed / "index.json", folder)
         change_facts(folder, with_field(field, value))
         refused(folder, f"index.json: {field}")
 
 
-@pytest.mark.parametrize("field", WRONG_OF_SHARD)
-def test_a_field_of_a_shard_that_is_missing_or_wrong_is_named(whole: Path, folder: Path, field: str) -> None:
+@pytest.mark.parametrize("field", WRONG_FIELDS_OF_SHARD)
+def test_a_field_of_a_shard_that_is_missing_or_wrong_is_named(indexed: Path, folder: Path, field: str) -> None:
     change_facts(folder, lambda facts: facts["shards"][1].pop(field))
     refused(folder, f"shards[1].{field} is missing")
-    for value in WRONG_OF_SHARD[field]:
-        shutil.copy(whole / "index.json", folder)
+    for value in WRONG_FIELDS_OF_SHARD[field]:
+        shutil.copy(indexed / "index.json", folder)
         change_facts(folder, lambda facts, value=value: facts["shards"][1].update({field: value}))
         refused(folder, f"index.json: shards[1].{field}")
 
@@ -190,7 +347,7 @@ def npy(descr: str, shape: str, more: bytes = b"") -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + more
 
 
-ARRAYS: dict[str, Callable[[Path], object]] = {
+WRONG_ARRAYS: dict[str, Callable[[Path], object]] = {
     "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "a device": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
@@ -210,12 +367,12 @@ ARRAYS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["index.npy", "runs.npy", "order.npy"])
-def test_an_array_of_another_kind_is_neither_waited_for_nor_read(whole: Path, folder: Path, name: str) -> None:
-    for change in ARRAYS.values():
+def test_an_array_of_another_kind_is_neither_waited_for_nor_read(indexed: Path, folder: Path, name: str) -> None:
+    for change in WRONG_ARRAYS.values():
         change(folder / name)
         refused(folder, name)
         (folder / name).rmdir() if (folder / name).is_dir() else (folder / name).unlink(missing_ok=True)
-        shutil.copy(whole / name, folder)
+        shutil.copy(indexed / name, folder)
 
 
 def of_task(folder: Path, labels: Iterator[str], ending: str) -> Path:
@@ -262,7 +419,7 @@ def test_a_shard_that_is_no_regular_file_is_refused(folder: Path) -> None:
     assert caught.value.code == 65
 
 
-LABELS = {
+LARGE_LABELS = {
     "300,000,000": ("cls", "300000000", "too large for the number of a class"),
     "5,000 digits": ("cls", "9" * 5000, "too large for the number of a class"),
     "nested": ("json", "[" * 200_000, "has no label"),
@@ -271,9 +428,9 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("name", LARGE_LABELS)
 def test_a_label_that_would_take_the_memory_is_refused(tmp_path: Path, name: str) -> None:
-    ending, label, words = LABELS[name]
+    ending, label, words = LARGE_LABELS[name]
     write_tar(tmp_path / "0.tar", {"a.png": png(1), f"a.{ending}": label.encode()})
     with pytest.raises(Failure, match=words) as caught:
         shard_index.write_index(tmp_path, processes=1)

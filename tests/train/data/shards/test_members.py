@@ -1,4 +1,4 @@
-"""Tars of other programs, and damaged ones: each image is found, what is passed over is said, or the tar is refused."""
+"""Each image is found in tars of other programs, what is passed over is said, and a damaged tar is refused."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ def test_a_second_image_of_a_sample_is_passed_over_and_said(tmp_path: Path, othe
         pair = {f"{number}{other}": png(100), f"{number}.png": png(number)}
         members |= {f"{number}.cls": b"%d" % number} | (pair if comes_first else dict([*pair.items()][::-1]))
     write_tar(tmp_path / "a.tar", members)
-    said = indexed(tmp_path)[1]
+    printed = indexed(tmp_path)[1]
     if other == ".jpg" and comes_first:  # as plain as .png: the first counts
-        assert ".png (4, such as a.tar:0.png)" in said
+        assert ".png (4, such as a.tar:0.png)" in printed
     else:
-        assert f"{other.lower()} (4, such as a.tar:0{other})" in said
+        assert f"{other.lower()} (4, such as a.tar:0{other})" in printed
         assert contents(tmp_path) == EXPECTED
 
 
@@ -123,8 +123,13 @@ def test_a_second_image_of_a_sample_is_passed_over_and_said(tmp_path: Path, othe
 def test_links_are_counted_and_named_with_the_option_of_tar(tmp_path: Path, kind: bytes, option: str) -> None:
     links = {"4.cls": "0.cls", "4.png": "0.png"}
     linked(tmp_path / "a.tar", samples(["0", "1", "2", "3"]), links, kind)
-    index, said = indexed(tmp_path)
-    assert (len(index.entries), "2 members: " in said, option in said, "a.tar:4.cls" in said) == (4, True, True, True)
+    index, printed = indexed(tmp_path)
+    assert (len(index.entries), "2 members: " in printed, option in printed, "a.tar:4.cls" in printed) == (
+        4,
+        True,
+        True,
+        True,
+    )
 
 
 def test_an_image_whose_label_is_a_link_is_refused_with_the_link(tmp_path: Path) -> None:
@@ -147,8 +152,8 @@ def test_all_members_that_are_passed_over_are_counted_by_what_they_are(tmp_path:
         folder = tarfile.TarInfo("x")
         folder.type = tarfile.DIRTYPE
         archive.addfile(folder)
-    said = indexed(tmp_path)[1]
-    assert said.startswith("passed over    8 members: .npy (2, such as a.tar:0.npy), ")
+    printed = indexed(tmp_path)[1]
+    assert printed.startswith("passed over    8 members: .npy (2, such as a.tar:0.npy), ")
     for words in (
         ".json (1, such as a.tar:0.json)",
         ".cls without an image (1, such as a.tar:2.cls)",
@@ -157,7 +162,7 @@ def test_all_members_that_are_passed_over_are_counted_by_what_they_are(tmp_path:
         "devices, pipes and others (1, such as a.tar:pipe)",
         "folders (1, such as a.tar:x)",
     ):
-        assert words in said
+        assert words in printed
 
 
 def test_a_user_reads_once_what_all_shards_pass_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,9 +233,9 @@ def test_numbers_from_one_on_are_said(tmp_path: Path) -> None:
             for ending in ("png", "cls")
         },
     )
-    index, said = indexed(tmp_path)
+    index, printed = indexed(tmp_path)
     assert index.labels.classes == ("0", "1", "2", "3")
-    assert "1 of 4 classes have no image: 0. The first class has the number 0" in said
+    assert "1 of 4 classes have no image: 0. The first class has the number 0" in printed
 
 
 def test_a_class_for_each_image_is_said(tmp_path: Path) -> None:
@@ -260,8 +265,6 @@ def test_empty_lines_at_the_end_and_marks_of_windows_are_no_names(tmp_path: Path
 
 
 # Archives that follow each other, members twice, and zeros where members were.
-
-
 def large_samples() -> Members:
     """Eight samples, each of which is longer than the zeros with which tar fills its last record."""
     noise = np.random.default_rng(0)
@@ -281,8 +284,8 @@ def test_an_archive_behind_another_is_read_too(tmp_path: Path, names: list[str],
         first += bytes(-len(first) % 512 + 1024)
     second = write_tar(tmp_path / "x", samples(names)).read_bytes()
     (tmp_path / "a.tar").write_bytes(first + second)
-    index, said = indexed(tmp_path)
-    assert (len(index.entries), said) == (8, "")
+    index, printed = indexed(tmp_path)
+    assert (len(index.entries), printed) == (8, "")
     assert contents(tmp_path) == sorted(2 * EXPECTED)
 
 
@@ -299,20 +302,20 @@ def test_of_a_member_twice_the_later_counts_and_it_is_said(tmp_path: Path) -> No
 
 def test_no_page_of_zeros_loses_an_image_without_a_word(tmp_path: Path) -> None:
     """Whatever block or page of the file was never written: a refusal, or as many images as before."""
-    whole = write_tar(tmp_path / "a.tar", large_samples()).read_bytes()
-    end = whole.rindex(b"7.cls") // 512 * 512 + 1024
+    content = write_tar(tmp_path / "a.tar", large_samples()).read_bytes()
+    end = content.rindex(b"7.cls") // 512 * 512 + 1024
     for length in (512, 4096):
         for begin in range(0, end, length):
-            result = labels_or_code(whole[:begin] + bytes(length) + whole[begin + length :])
+            result = labels_or_code(content[:begin] + bytes(length) + content[begin + length :])
             assert result in (65, [*"01234567"]), (begin, length)
 
 
 def test_zeros_at_the_end_of_a_shard_are_refused(tmp_path: Path) -> None:
-    whole = write_tar(tmp_path / "a.tar", large_samples()).read_bytes()
-    end = whole.rindex(b"7.cls") // 512 * 512 + 1024
+    content = write_tar(tmp_path / "a.tar", large_samples()).read_bytes()
+    end = content.rindex(b"7.cls") // 512 * 512 + 1024
     for begin in range(0, end, 512):
-        assert labels_or_code(whole[:begin] + bytes(len(whole) - begin)) == 65
-    assert labels_or_code(whole) == [*"01234567"]
+        assert labels_or_code(content[:begin] + bytes(len(content) - begin)) == 65
+    assert labels_or_code(content) == [*"01234567"]
 
 
 def test_more_zeros_than_tar_writes_are_refused_with_the_way_to_keep_the_shard(tmp_path: Path) -> None:
@@ -354,8 +357,6 @@ def test_something_else_behind_an_archive_is_refused(tmp_path: Path) -> None:
 
 
 # Real programs. `files` are written to disk, and the program packs them.
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     for name, content in (samples(["0", "1.a", "2", "long" * 40])).items():
@@ -388,9 +389,9 @@ def test_tars_of_other_programs_hold_all_images(files: Path, tmp_path: Path, wri
     program, *options = WRITERS[writer]
     (tmp_path / "shards").mkdir()
     call(program, *options, tmp_path / "shards" / "a.tar", ".", cwd=files)
-    said = indexed(tmp_path / "shards")[1]
+    printed = indexed(tmp_path / "shards")[1]
     assert contents(tmp_path / "shards") == EXPECTED
-    assert said == "passed over    2 members: folders (2, such as a.tar:.)"
+    assert printed == "passed over    2 members: folders (2, such as a.tar:.)"
 
 
 @pytest.mark.parametrize("program", ["tar", "bsdtar"])
