@@ -116,7 +116,6 @@ def test_what_goes_together(data: DataConfig) -> None:
 
 
 OTHERS = [name for name in schema.DATA_SOURCES if name != "synthetic"]
-
 UNFIT = {
     **{f"imbalance-of-{name}": DataConfig(name=name, imbalance=2.0) for name in (*OTHERS, "mine:make")},
     **{f"frames-of-{name}": DataConfig(name=name, frames=8) for name in (*OTHERS, "mine:make")},
@@ -174,9 +173,9 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(("data", "said"), ROWS.values(), ids=ROWS)
-def test_the_row_of_data_that_is_not_opened(data: DataConfig, said: str) -> None:
-    assert registry.summarize(data).description == said
+@pytest.mark.parametrize(("data", "row"), ROWS.values(), ids=ROWS)
+def test_the_row_of_data_that_is_not_opened(data: DataConfig, row: str) -> None:
+    assert registry.summarize(data).description == row
 
 
 def test_no_torch_is_loaded_for_it() -> None:

@@ -1,4 +1,4 @@
-"""Names that look the same: in two Unicode forms they are one name, and otherwise it is said how they differ."""
+"""Names in two Unicode forms are one name, and of others that look the same it is said how they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells the data of one rank, or of one start, from that of another."""
+"""A fingerprint tells the data of one rank, or of one start, from that of another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FEW = DataConfig(samples=40, classes=4, image_size=8)
 OWN = "mine:make"
 
 
-def told(root: Path, **settings: Any) -> dict[str, Any]:
+def fingerprint(root: Path, **settings: Any) -> dict[str, Any]:
     data = DataConfig(name="folder", root=str(root), image_size=8, **settings)
     return statistics.data_fingerprint(registry.open_splits(data), data.root)
 
@@ -39,8 +39,8 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_the_same_files_at_another_place_are_the_same(photos: Path) -> None:
-    before = told(photos)
-    assert told(photos.rename(photos.with_name("moved"))) == before
+    before = fingerprint(photos)
+    assert fingerprint(photos.rename(photos.with_name("moved"))) == before
     assert (before["classes"], before["training"], before["held_out"]) == (["ant", "bee"], 16, 4)
 
 
@@ -60,24 +60,24 @@ def replaced(photos: Path) -> None:
 
 @pytest.mark.parametrize("change", [renamed, swapped, replaced])
 def test_as_many_files_that_are_not_the_same_are_others(photos: Path, change: Any) -> None:
-    before = told(photos)
+    before = fingerprint(photos)
     change(photos)
-    now = told(photos)
+    now = fingerprint(photos)
     assert {name for name in before if now[name] != before[name]} == {"digests"}
     assert now["digests"]["all"] != before["digests"]["all"]
 
 
 def test_another_split_of_the_same_files_is_another_on_both_sides_and_the_same_on_the_whole(photos: Path) -> None:
-    one, other = told(photos)["digests"], told(photos, val_fraction=0.5)["digests"]
-    assert {part for part in one if one[part] == other[part]} == {"all", "weights"}
+    before, after = fingerprint(photos)["digests"], fingerprint(photos, val_fraction=0.5)["digests"]
+    assert {part for part in before if before[part] == after[part]} == {"all", "weights"}
 
 
 def test_a_side_of_its_own_changes_alone(tmp_path: Path) -> None:
     for side in ("train", "val"):
         write_classes(tmp_path / side, ant=2, bee=2)
-    before = told(tmp_path)["digests"]
+    before = fingerprint(tmp_path)["digests"]
     (tmp_path / "val/ant/000.png").rename(tmp_path / "val/ant/zzz.png")
-    now = told(tmp_path)["digests"]
+    now = fingerprint(tmp_path)["digests"]
     assert {side: now[side] == before[side] for side in before} == {
         "training": True,
         "held_out": False,
@@ -96,18 +96,18 @@ def test_paths_that_a_factory_lists_count_below_the_folder() -> None:
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
 def test_arrays_in_another_order_are_others_though_their_labels_are_the_same(tmp_path: Path, kind: type) -> None:
     data = DataConfig(name="npz", root=str(tmp_path / "a.npz"))
-    found = []
+    fingerprints = []
     for images in (drawn := pixels(20, 9, 9, 1).astype(kind), drawn[::-1]):
         np.savez(data.root, images=images, labels=np.zeros(20, int) + np.arange(20) // 19)
-        found.append(statistics.data_fingerprint(registry.open_splits(data), data.root))
-    assert found[0]["digests"]["training"] != found[1]["digests"]["training"]
+        fingerprints.append(statistics.data_fingerprint(registry.open_splits(data), data.root))
+    assert fingerprints[0]["digests"]["training"] != fingerprints[1]["digests"]["training"]
 
 
 def test_a_side_without_samples_has_a_digest() -> None:
     assert statistics.data_fingerprint(registry.open_splits(replace(FEW, val_fraction=0.0)), "")["held_out"] == 0
 
 
-def met(*ranks: DataSplits, name: str = OWN) -> list[str]:
+def refusals(*ranks: DataSplits, name: str = OWN) -> list[str]:
     """What each rank is told, where it sees these data; one rank on each of two machines by turns."""
 
     def run(host: HostRanks) -> str:
@@ -125,55 +125,55 @@ def turned(sets: DataSplits) -> DataSplits:
 
 
 def test_ranks_that_see_the_same_go_on() -> None:
-    assert met(registry.open_splits(FEW), registry.open_splits(FEW)) == ["", ""]
+    assert refusals(registry.open_splits(FEW), registry.open_splits(FEW)) == ["", ""]
 
 
 def test_all_ranks_are_told_which_of_them_see_another_number_of_samples() -> None:
     same, more = registry.open_splits(FEW), registry.open_splits(replace(FEW, samples=50))
-    said = met(same, more, same)
-    assert len(set(said)) == 1
-    assert f"[{ExitCode.DATA.value}]" in said[0]
-    assert "found: training samples: 32 on rank 0 (" in said[0]
-    assert ", 40 on rank 1 (" in said[0]
-    assert "on rank 2" not in said[0]
+    texts = refusals(same, more, same)
+    assert len(set(texts)) == 1
+    assert f"[{ExitCode.DATA.value}]" in texts[0]
+    assert "found: training samples: 32 on rank 0 (" in texts[0]
+    assert ", 40 on rank 1 (" in texts[0]
+    assert "on rank 2" not in texts[0]
 
 
 def test_as_many_samples_in_another_order_are_refused() -> None:
     sets = registry.open_splits(FEW)
-    (said, _) = met(replace(sets, validation=ImageFileSource([], sets.validation.labels, 8)), turned(sets))
-    assert "validation samples: 8 on rank 0" in said
-    assert "others, or in another order" in said
+    (text, _) = refusals(replace(sets, validation=ImageFileSource([], sets.validation.labels, 8)), turned(sets))
+    assert "validation samples: 8 on rank 0" in text
+    assert "others, or in another order" in text
 
 
 def test_the_same_classes_in_another_order_are_refused() -> None:
     sets = registry.open_splits(FEW)
-    assert "found: classes: 4 on rank 0" in met(sets, replace(sets, classes=sets.classes[::-1]))[0]
+    assert "found: classes: 4 on rank 0" in refusals(sets, replace(sets, classes=sets.classes[::-1]))[0]
 
 
 def test_ranks_whose_samples_count_with_other_weights_are_refused() -> None:
     sets = registry.open_splits(FEW)
-    said = met(*[replace(sets, weights=torch.full((32,), weight)) for weight in (1.0, 2.0)])
-    assert "weights of training samples: 32 on rank 0" in said[0]
+    texts = refusals(*[replace(sets, weights=torch.full((32,), weight)) for weight in (1.0, 2.0)])
+    assert "weights of training samples: 32 on rank 0" in texts[0]
 
 
 def test_very_many_other_ranks_are_counted() -> None:
-    one = registry.open_splits(FEW)
-    assert "on rank 3 (" in (said := met(one, *[turned(one)] * 7)[0])
-    assert "and 3 more" in said
+    splits = registry.open_splits(FEW)
+    assert "on rank 3 (" in (text := refusals(splits, *[turned(splits)] * 7)[0])
+    assert "and 3 more" in text
 
 
 @pytest.mark.parametrize(("name", "fix"), [(OWN, "os.listdir"), ("folder", "all nodes the same files")])
 def test_the_fix_is_that_of_the_kind_of_data(name: str, fix: str) -> None:
-    one = registry.open_splits(FEW)
-    assert fix in met(one, turned(one), name=name)[0].rpartition("fix: ")[2]
+    splits = registry.open_splits(FEW)
+    assert fix in refusals(splits, turned(splits), name=name)[0].rpartition("fix: ")[2]
 
 
 def test_an_evaluation_whose_ranks_see_different_data_is_refused(photos: Path) -> None:
     config = RunConfig(data=DataConfig(name="folder", root=str(photos), image_size=8))
-    before = told(photos)
+    before = fingerprint(photos)
     renamed(photos)
     trainer = trained(photos.with_name("run"), "data.name=folder", f"data.root={photos}", "train.global_batch_size=8")
-    ready: Any = SimpleNamespace(world=ALONE, all_gather=lambda mine: [mine, heard(before)])
+    ready: Any = SimpleNamespace(world=ALONE, all_gather=lambda value: [value, gathered(before)])
     with pytest.raises(Failure, match="the ranks see different data") as caught:
         evaluate.open_evaluation_data(
             config, checkpoints.choose_checkpoint(str(trainer.checkpointer.newest)), ready, split="validation"
@@ -181,11 +181,11 @@ def test_an_evaluation_whose_ranks_see_different_data_is_refused(photos: Path) -
     assert caught.value.code == ExitCode.DATA
 
 
-def heard(facts: dict[str, Any]) -> Any:
+def gathered(facts: dict[str, Any]) -> Any:
     """What a rank with these facts tells the others."""
-    said: list[Any] = []
-    statistics.refuse_different_data(facts, OWN, lambda mine: said.append(mine) or [mine])
-    return said[0]
+    values: list[Any] = []
+    statistics.refuse_different_data(facts, OWN, lambda value: values.append(value) or [value])
+    return values[0]
 
 
 SHUFFLED = """
@@ -203,7 +203,7 @@ def test_a_training_whose_ranks_shuffle_their_data_each_by_itself_is_refused(tmp
     (tmp_path / "mine.py").write_text(SHUFFLED)
     (tmp_path / "cfg.yaml").write_text("data: {name: mine:make}\n")
     line = ("-m", "train", "--config", "cfg.yaml", "--device", "cpu", "--procs-per-node", "2")
-    settings = [one for one in TINY if not one.startswith("data.")]
+    settings = [setting for setting in TINY if not setting.startswith("data.")]
     done = python(*line, *settings, cwd=tmp_path)
     assert (done.returncode, "the ranks see different data" in done.stderr) == (65, True), done.stderr
     assert not list((tmp_path / "runs").glob("*/checkpoints/*"))

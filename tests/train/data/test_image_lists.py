@@ -1,4 +1,4 @@
-"""The paths of many files, in one buffer."""
+"""The paths of many files are kept in one buffer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def kept() -> PackedPaths:
 
 
 def hashed(some: PackedPaths) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for piece in some.pieces():
-        found.update(piece)
-    return found.hexdigest()
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def test_they_come_back_as_they_were_also_those_that_are_no_utf_8() -> None:
@@ -44,15 +44,15 @@ def test_a_part_holds_those_that_are_chosen_in_their_order(chosen: np.ndarray | 
 
 
 def test_a_part_of_millions_does_not_copy_their_letters() -> None:
-    whole = kept()
-    assert whole.part(PART).letters is whole.letters
+    paths = kept()
+    assert paths.part(PART).letters is paths.letters
 
 
 def test_one_long_name_does_not_make_all_others_as_long() -> None:
     short = [f"{number:08d}.png" for number in range(1000)]
-    found = image_lists.pack_paths([*short, "y" * 900])
-    taken = len(found.letters) + found.starts.nbytes + found.lengths.nbytes
-    assert taken / len(found) < 12 + 12 + 2  # np.array of them: 3600
+    paths = image_lists.pack_paths([*short, "y" * 900])
+    taken = len(paths.letters) + paths.starts.nbytes + paths.lengths.nbytes
+    assert taken / len(paths) < 12 + 12 + 2  # np.array of them: 3600
 
 
 def test_what_is_hashed_depends_on_the_names_and_their_order_alone() -> None:
@@ -67,9 +67,9 @@ def test_where_one_name_ends_and_the_next_begins_is_hashed_too() -> None:
 
 
 def test_long_lists_are_hashed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, part = hashed(kept()), hashed(kept().part(PART))
+    expected, expected_part = hashed(kept()), hashed(kept().part(PART))
     monkeypatch.setattr(image_lists, "NAMES_PER_CHUNK", 2)
-    assert (hashed(kept()), hashed(kept().part(PART))) == (whole, part)
+    assert (hashed(kept()), hashed(kept().part(PART))) == (expected, expected_part)
 
 
 @pytest.mark.parametrize("above", ["d/", "d/val/"], ids=["one list", "folders of their own"])
@@ -92,9 +92,9 @@ def test_of_nothing_there_is_nothing() -> None:
 
 
 def test_what_a_factory_lists_is_packed_and_what_is_packed_stays() -> None:
-    mine = kept()
+    paths = kept()
     assert list(image_lists.as_packed_paths(np.array(NAMES))) == NAMES
-    assert image_lists.as_packed_paths(mine) is mine
+    assert image_lists.as_packed_paths(paths) is paths
 
 
 def test_they_reach_a_worker_that_is_not_forked() -> None:

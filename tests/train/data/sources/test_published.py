@@ -1,4 +1,4 @@
-"""Published data sets, from torchvision's files."""
+"""Published data sets are read from torchvision's files."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_it_is_trained_on(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_images_of_their_own_size_are_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_made_up_cifar(tmp_path, monkeypatch, "cifar10")
     read = find("cifar10", tmp_path).validation.read(np.array([4, 0]))
-    wanted = pixels(20, 3072)[[4, 0]].reshape(2, 3, 32, 32).transpose(0, 2, 3, 1)
-    assert (read.numpy() == wanted).all()
+    expected = pixels(20, 3072)[[4, 0]].reshape(2, 3, 32, 32).transpose(0, 2, 3, 1)
+    assert (read.numpy() == expected).all()
 
 
 @pytest.mark.parametrize("size", [16, 28, 64])
@@ -145,13 +145,13 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize(("file", "content", "said"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_file_of_digits_is_named(file: str, content: bytes, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file", "content", "problem"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_of_digits_is_named(file: str, content: bytes, problem: str, tmp_path: Path) -> None:
     (write_mnist(tmp_path) / file).write_bytes(content)
     with pytest.raises(Failure, match=f"{file} is not the published file") as caught:
         find("mnist", tmp_path)
     assert caught.value.code == ExitCode.DATA
-    assert said in str(caught.value.found)
+    assert problem in str(caught.value.found)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

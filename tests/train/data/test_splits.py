@@ -1,4 +1,4 @@
-"""What a data set is to the training."""
+"""A data set is counted in bytes, and may be mirrored unless it says no."""
 
 from __future__ import annotations
 
