@@ -1,4 +1,4 @@
-"""How often each class is seen, and the weights that make up for it."""
+"""Each class has the weight that makes up for how often it is seen, and both are shown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from entrypoint import ExitCode, Failure
+from train.config.schema import OptimConfig
 from train.data.statistics import class_counts
 from train.tasks import class_balance
+from train.tasks.class_balance import class_weights
 from train.tasks.classification import Classification
 
 NAMES = ("rare", "common", "middle")
@@ -159,3 +161,38 @@ def test_a_class_without_a_training_sample_is_said_and_has_no_weight() -> None:
 def test_a_name_that_ends_a_line_does_not_end_one_of_the_table() -> None:
     shown = described(("new\nline", "\x1b[31mred"), labels(1, 9), labels(), "none")
     assert all(line.isprintable() for line in shown)
+
+
+COUNTS = [90, 9, 1]
+
+
+def test_balanced_weights_let_every_class_weigh_the_same() -> None:
+    weights = class_weights(OptimConfig(class_weights="balanced"), COUNTS)
+    assert weights is not None
+    assert (weights * torch.tensor(COUNTS)).tolist() == pytest.approx([100 / 3] * 3)
+
+
+@pytest.mark.parametrize("setting", ["balanced", [1.0, 2.0, 30.0], [5.0, 0.0, 1.0]], ids=str)
+def test_weights_average_to_one_over_the_training_samples(setting: str | list[float]) -> None:
+    weights = class_weights(OptimConfig(class_weights=setting), COUNTS)  # type: ignore[arg-type]
+    assert weights is not None
+    assert (weights * torch.tensor(COUNTS)).sum().item() == pytest.approx(100)
+
+
+def test_given_weights_keep_their_proportions() -> None:
+    weights = class_weights(OptimConfig(class_weights=[1, 2, 4]), COUNTS)
+    assert weights is not None
+    assert (weights / weights[0]).tolist() == pytest.approx([1, 2, 4])
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_another_number_of_weights_than_classes_is_refused(number: int) -> None:
+    with pytest.raises(Failure, match=r"optim\.class_weights has another length") as caught:
+        class_weights(OptimConfig(class_weights=[1.0] * number), COUNTS)
+    assert caught.value.code == ExitCode.USAGE
+
+
+def test_weights_on_nothing_but_an_empty_class_are_refused() -> None:
+    with pytest.raises(Failure, match="gives no weight") as caught:
+        class_weights(OptimConfig(class_weights=[0, 1, 0]), [3, 0, 2])
+    assert caught.value.code == ExitCode.USAGE

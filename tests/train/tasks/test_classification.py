@@ -9,7 +9,6 @@ from evaluations import as_batch, evaluate, measure
 from timm.loss import BinaryCrossEntropy
 from torch.nn.functional import cross_entropy, one_hot
 
-from entrypoint import ExitCode, Failure
 from train.config.schema import OptimConfig
 from train.data.batch import Batch
 from train.tasks import classification
@@ -45,25 +44,6 @@ def test_label_smoothing_is_torchs() -> None:
     assert loss(OptimConfig(label_smoothing=0.2, class_weights=[1, 1, 1])) == pytest.approx(smoothed)
 
 
-def test_balanced_weights_let_every_class_weigh_the_same() -> None:
-    weights = class_weights(OptimConfig(class_weights="balanced"), COUNTS)
-    assert weights is not None
-    assert (weights * torch.tensor(COUNTS)).tolist() == pytest.approx([100 / 3] * 3)
-
-
-@pytest.mark.parametrize("setting", ["balanced", [1.0, 2.0, 30.0], [5.0, 0.0, 1.0]], ids=str)
-def test_weights_average_to_one_over_the_training_samples(setting: str | list[float]) -> None:
-    weights = class_weights(OptimConfig(class_weights=setting), COUNTS)  # type: ignore[arg-type]
-    assert weights is not None
-    assert (weights * torch.tensor(COUNTS)).sum().item() == pytest.approx(100)
-
-
-def test_given_weights_keep_their_proportions() -> None:
-    weights = class_weights(OptimConfig(class_weights=[1, 2, 4]), COUNTS)
-    assert weights is not None
-    assert (weights / weights[0]).tolist() == pytest.approx([1, 2, 4])
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_mean_over_parts_is_the_mean_over_all_whatever_their_classes(smoothing: float) -> None:
     optim = OptimConfig(class_weights="balanced", label_smoothing=smoothing)
@@ -83,25 +63,6 @@ def test_a_weight_counts_as_so_many_draws_of_the_image_also_with_smoothed_labels
         LABELS
     )
     assert loss(weighted) != pytest.approx(smoothed_by_torch.item(), rel=1e-3)
-
-
-@pytest.mark.parametrize("number", [1, 2, 4])
-def test_another_number_of_weights_than_classes_is_refused(number: int) -> None:
-    with pytest.raises(Failure, match=r"optim\.class_weights has another length") as caught:
-        class_weights(OptimConfig(class_weights=[1.0] * number), COUNTS)
-    assert caught.value.code == ExitCode.USAGE
-
-
-def test_weights_on_nothing_but_an_empty_class_are_refused() -> None:
-    with pytest.raises(Failure, match="gives no weight") as caught:
-        class_weights(OptimConfig(class_weights=[0, 1, 0]), [3, 0, 2])
-    assert caught.value.code == ExitCode.USAGE
-
-
-def test_a_class_without_samples_cannot_be_balanced() -> None:
-    with pytest.raises(Failure) as caught:
-        class_weights(OptimConfig(class_weights="balanced"), [3, 0, 2])
-    assert caught.value.code == ExitCode.DATA
 
 
 def binary(smoothing: float = 0.0, threshold: float | None = None, weights: list[float] | None = None) -> OptimConfig:
