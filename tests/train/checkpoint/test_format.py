@@ -346,7 +346,6 @@ PACKED_TENSORS = {
     "channels last": torch.arange(24.0).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
     "transposed": torch.arange(6.0).reshape(2, 3).t(),
 }
-
 PACKED_VALUES = {
     "tuple": {"betas": (0.9, 0.999)},
     "number keys": {0: "a", 1: "b"},

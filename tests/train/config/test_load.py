@@ -539,7 +539,6 @@ def test_the_file_is_named_when_its_value_is_the_bad_one(write: Write) -> None:
 
 
 WORDS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)
-
 LEAVES = (
     WORDS
     | st.integers(-(10**17), 10**17)
@@ -547,7 +546,6 @@ LEAVES = (
     | st.none()
     | st.floats(allow_nan=False, allow_infinity=False)
 )
-
 ARGS = st.dictionaries(WORDS, LEAVES | st.lists(LEAVES, max_size=3), max_size=3)
 
 

@@ -42,7 +42,6 @@ REFUSED: dict[str, list[Any]] = {
     "data.augment": [[], ["none", "cutout"], ["standard", "mirror"], ["standard", "translate"]],
     "profile.steps": [[], [10], [1, 2, 3], [20, 10], [0, 5], [-5, 5], [1, 201]],
 }
-
 TAKEN: dict[str, list[Any]] = {
     "run.name": ["a", "a b", "ü", "run-1_2.3", "...", "-x"],
     "data.val_fraction": [0.0],

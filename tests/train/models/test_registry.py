@@ -17,7 +17,6 @@ from train.data.shape import Shape
 from train.models import custom, registry
 
 CLIP_MODELS = [name for name, entry in BUILTIN_MODELS.items() if entry.dims == 3]
-
 SOME = (*BUILTIN_MODELS, "resnet18", "squeezenet1_1")
 
 

@@ -452,7 +452,6 @@ class Broken(Fixed):
 def make(params):
     return Lion(params)
 """
-
 FAILING_LINE = OWN_OPTIMIZERS[: OWN_OPTIMIZERS.index("raise LookupError")].count("\n") + 1
 
 

@@ -241,9 +241,7 @@ with lock.keep_run_lock(lock.lock_run_folder(pathlib.Path(sys.argv[1]), me, None
     print("held", flush=True)
     sys.stdin.read()
 """
-
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-
 NO_CONTAINER = subprocess.run([*CONTAINER, "true"], capture_output=True).returncode != 0
 
 

@@ -284,13 +284,9 @@ def test_the_end_of_a_start_tells_the_code_and_its_cause(tmp_path: Path) -> None
 
 
 DONE = {"step": 0, "world_size": 1, "ended": {"code": 0, "cause": "finished"}}
-
 REFUSED = {"step": None, "ended": {"code": 65, "cause": "another config"}}
-
 OTHER_DATA = {"step": 8, "ended": {"code": 65, "cause": "other data"}}
-
 KILLED = {"step": 0, "world_size": 1}
-
 IDLE = {"step": 8, "idle": True}
 
 
