@@ -84,9 +84,9 @@ def test_variables_with_one_reason_are_noted_on_one_line() -> None:
 
 
 def test_what_our_own_parent_set_is_no_choice_of_the_users() -> None:
-    ours = Handover(added=("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")).to_environ()
-    ours |= {"PYTHONUTF8": "1", "ENTRYPOINT_DEVICE": "cpu"}
-    result = caller_variables(**ours, OMP_NUM_THREADS="4", GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="eth0")
+    handed_over = Handover(added=("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")).to_environ()
+    handed_over |= {"PYTHONUTF8": "1", "ENTRYPOINT_DEVICE": "cpu"}
+    result = caller_variables(**handed_over, OMP_NUM_THREADS="4", GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="eth0")
     assert result.describe() == "NCCL_SOCKET_IFNAME=eth0"
 
 

@@ -270,10 +270,10 @@ def test_case_does_not_hide_the_nearest_name() -> None:
     assert names.nearest_name("ResNet18", ["small_cnn", "resnet18"]) == "resnet18"
 
 
-@pytest.mark.parametrize(("key", "ours"), load.KEYS_OF_OTHER_TOOLS.items(), ids=load.KEYS_OF_OTHER_TOOLS)
-def test_another_tools_name_leads_to_a_key_that_exists(key: str, ours: str) -> None:
-    assert ours in KEYS
-    assert load.nearest_key(key, "train", ("epochs",)) == ours
+@pytest.mark.parametrize(("key", "own_key"), load.KEYS_OF_OTHER_TOOLS.items(), ids=load.KEYS_OF_OTHER_TOOLS)
+def test_another_tools_name_leads_to_a_key_that_exists(key: str, own_key: str) -> None:
+    assert own_key in KEYS
+    assert load.nearest_key(key, "train", ("epochs",)) == own_key
 
 
 @pytest.mark.parametrize(

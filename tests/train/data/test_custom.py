@@ -182,7 +182,7 @@ def test_pictures_of_12_bits_are_warned_of(write: Any) -> None:
 
 
 def test_listed_labels_are_not_read_out_of_the_items(write: Any) -> None:
-    given = write("(one := Listed(), setattr(Listed, '__getitem__', lambda self, row: self.boom if row else "
+    given = write("(items := Listed(), setattr(Listed, '__getitem__', lambda self, row: self.boom if row else "
                   "(np.zeros((4, 4), np.uint8), 0)))[:1] * 2")  # fmt: skip
     assert sizes(custom.open_custom(given)) == (40, 40)
 

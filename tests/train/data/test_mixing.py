@@ -100,8 +100,8 @@ def test_the_loss_is_that_of_the_mixed_targets(changes: dict[str, Any]) -> None:
     other, share = torch.tensor([1, 0, 0, 2]), torch.tensor([0.3, 1.0, 0.5, 0.0])
     targets = one_hot(labels, 3) * share[:, None] + one_hot(other, 3) * (1 - share[:, None])
     task = Classification(classes=("a", "b", "c"), optim=OptimConfig(**changes))
-    ours = task.mean_loss(logits, {"label": labels, "other": other, "share": share})
-    torch.testing.assert_close(ours, cross_entropy(logits, targets, **changes))
+    loss = task.mean_loss(logits, {"label": labels, "other": other, "share": share})
+    torch.testing.assert_close(loss, cross_entropy(logits, targets, **changes))
 
 
 def test_labels_that_do_not_mix_give_the_loss_without_mixing() -> None:

@@ -372,11 +372,11 @@ def test_tokens_positions_and_scales_of_torchvision_do_not_decay(
 ) -> None:
     with torch.device("meta"):
         net = attrgetter(name)(torchvision.models)(weights=None)
-    ours = undecayed(net, replace(WEIGHTS_ONLY, layer_decay=layer_decay))
-    ends = {name if name in without else name.rpartition(".")[2] for name in ours}
+    undecayed_names = undecayed(net, replace(WEIGHTS_ONLY, layer_decay=layer_decay))
+    ends = {name if name in without else name.rpartition(".")[2] for name in undecayed_names}
     assert ends == without
     weights = {f"{path}.weight" for path, module in net.named_modules() if isinstance(module, nn.Linear)}
-    assert not weights & ours
+    assert not weights & undecayed_names
 
 
 def test_what_a_network_of_the_user_or_a_part_of_it_names_does_not_decay() -> None:

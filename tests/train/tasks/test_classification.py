@@ -75,8 +75,8 @@ def binary(smoothing: float = 0.0, threshold: float | None = None, weights: list
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_binary_cross_entropy_of_classes_is_timms(smoothing: float, threshold: float | None) -> None:
     reference = BinaryCrossEntropy(smoothing=smoothing, target_threshold=threshold)
-    ours = mean_loss(binary(smoothing, threshold), LOGITS, {"label": LABELS})
-    torch.testing.assert_close(ours, reference(LOGITS, LABELS))
+    computed = mean_loss(binary(smoothing, threshold), LOGITS, {"label": LABELS})
+    torch.testing.assert_close(computed, reference(LOGITS, LABELS))
 
 
 @pytest.mark.parametrize("threshold", [None, 0.2])

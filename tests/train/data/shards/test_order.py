@@ -118,8 +118,8 @@ def test_the_images_of_a_reader_lie_in_a_few_runs_at_a_time() -> None:
 
 def test_batches_of_shards_that_are_sorted_by_class_hold_nearly_as_many_classes_as_shuffled_ones() -> None:
     shuffled = np.random.default_rng(0).permutation(IMAGES)[: IMAGES // BATCH * BATCH].reshape(-1, BATCH)
-    ours, best = (np.mean([len(np.unique(CLASSES[batch])) for batch in each]) for each in (batches(draw()), shuffled))
-    assert ours > 0.9 * best
+    number, best = (np.mean([len(np.unique(CLASSES[batch])) for batch in each]) for each in (batches(draw()), shuffled))
+    assert number > 0.9 * best
 
 
 @pytest.mark.parametrize("shards", [16, 20, SHARDS])
@@ -127,8 +127,8 @@ def test_micro_batches_hold_about_the_same_classes_where_each_shard_has_one(shar
     images, size = shards * IMAGES_PER_SHARD, BATCH // 4
     classes = np.arange(images) * 10 // images
     shuffled = np.random.default_rng(0).permutation(images)[: images // size * size].reshape(-1, size)
-    ours = batches(draw(runs_of(shards, IMAGES_PER_SHARD)), images // BATCH).reshape(-1, size)
-    number, best = (np.mean([len(np.unique(classes[batch])) for batch in each]) for each in (ours, shuffled))
+    micro_batches = batches(draw(runs_of(shards, IMAGES_PER_SHARD)), images // BATCH).reshape(-1, size)
+    number, best = (np.mean([len(np.unique(classes[batch])) for batch in each]) for each in (micro_batches, shuffled))
     assert number > 0.9 * best
 
 
