@@ -1,4 +1,4 @@
-"""The learning rate is a function of the step, and `optim.lr: auto` fits its peak to optimizer, weights and task."""
+"""The learning rate is a function of the step, and one that does not fit the weights or the task is named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from entrypoint import Failure
 from train.config import load, resolved, schema
 from train.config.batches import StepCounts
-from train.config.schema import OptimConfig, RunConfig
+from train.config.schema import OptimConfig
 from train.optim import schedule
 from train.optim.schedule import Schedule
 
@@ -152,58 +152,6 @@ def test_a_misspelled_argument_is_answered_with_the_nearest_one() -> None:
     assert caught.value.fix == "write optim.schedule_args.factor instead of optim.schedule_args.factors"
 
 
-def config(*settings: str) -> RunConfig:
-    return load.load_config(None, [*settings])
-
-
-@pytest.mark.parametrize(
-    ("settings", "peak"),
-    [
-        ((), 0.1),
-        (("model.weights=w.pth",), 0.01),
-        (("optim.name=adamw",), 1e-3),
-        (("optim.name=adamw", "model.weights=w.pth"), 1e-4),
-        (("optim.name=AdamW",), 1e-3),
-        (("train.global_batch_size=1024",), 0.4),
-        (("optim.name=adamw", "train.global_batch_size=1024"), 2e-3),
-        (("optim.name=adamw", "train.global_batch_size=1024", "optim.lr_scaling=linear"), 4e-3),
-    ],
-    ids=str,
-)
-def test_auto_is_the_usual_rate_of_the_optimizer(settings: tuple[str, ...], peak: float) -> None:
-    chosen = config(*settings)
-    optim = resolved.resolve_learning_rate(chosen)
-    assert schedule.peak_learning_rate(optim, chosen.train.global_batch_size) == pytest.approx(peak)
-    assert (optim.lr, optim.lr_scaling) == (pytest.approx(peak), "none")  # what a run records is what it trains with
-
-
-@pytest.mark.parametrize(
-    ("settings", "peak"),
-    [
-        ((), 0.01),
-        (("model.weights=w.pth",), 0.01),
-        (("train.global_batch_size=32",), 0.00125),
-        (("optim.name=SGD",), 0.01),
-        (("optim.name=adamw",), 1e-3),
-        (("optim.name=adamw", "model.weights=w.pth"), 1e-4),
-    ],
-    ids=str,
-)
-def test_numbers_take_a_tenth_with_sgd(settings: tuple[str, ...], peak: float) -> None:
-    assert resolved.resolve_learning_rate(config(*settings), "regression").lr == pytest.approx(peak)
-    labels = resolved.resolve_learning_rate(config(*settings), "multi_label")
-    assert labels == resolved.resolve_learning_rate(config(*settings))
-
-
-def test_the_quickstart_trains_with_the_bits_of_the_former_default() -> None:
-    assert resolved.resolve_learning_rate(RunConfig()).lr == 0.1
-
-
-def test_a_number_stays_as_it_is() -> None:
-    chosen = load.load_config(None, ["optim.lr=0.3", "model.weights=w.pth"])
-    assert resolved.resolve_learning_rate(chosen, "regression") is chosen.optim
-
-
 @pytest.mark.parametrize(
     ("settings", "task", "warns"),
     [
@@ -224,14 +172,6 @@ def test_a_rate_of_sgd_for_classes_is_named_where_numbers_are_predicted(
     chosen = resolved.resolve(asked, asked, task).requested
     warnings = schedule.regression_warnings(chosen, task)
     assert (len(warnings) == 1 and "fix: optim.lr=auto" in warnings[0]) is warns
-
-
-@pytest.mark.parametrize("name", ["Rprop", "ASGD", "mine:Optimizer"])
-def test_an_optimizer_without_a_usual_rate_needs_a_number(name: str) -> None:
-    with pytest.raises(Failure, match=f"no rate for optim.name {name}") as caught:
-        resolved.resolve_learning_rate(config(f"optim.name={name}"))
-    assert caught.value.code == 64
-    assert "optim.lr=0.1" in caught.value.fix  # a run that was begun with the former default goes on
 
 
 @pytest.mark.parametrize(
