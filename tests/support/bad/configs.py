@@ -1,7 +1,7 @@
 """Files that are no configuration, and values that no key takes: `train check` refuses them.
 
-Every kind of bad value and text is in tests/train/config, in test_schema.py, test_schema_rules.py,
-test_load_yaml.py. Here are some of each row of failures.md, and what only a whole file meets.
+Every kind of bad value and text is in tests/train/config, in test_load.py and test_schema.py. Here are some of each
+row of failures.md, and what only a whole file meets.
 """
 
 from __future__ import annotations

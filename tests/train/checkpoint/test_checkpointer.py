@@ -81,9 +81,9 @@ def test_what_a_resumed_run_measures_at_its_first_step_is_kept(tmp_path: Path) -
 
 def test_a_checkpoint_holds_what_a_start_needs_and_what_it_belongs_to(tmp_path: Path) -> None:
     trained(tmp_path)
-    found = store.newest_checkpoint(tmp_path / "checkpoints")
-    assert found is not None
-    tensors, facts = format.load_checkpoint(found)
+    checkpoint = store.newest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    tensors, facts = format.load_checkpoint(checkpoint)
     assert set(tensors) == {"model", "optimizer"}
     assert (facts["state"]["step"], facts["world_size"], facts["config"]["train"]["epochs"]) == (8, 1, 2)
 
@@ -180,9 +180,9 @@ def test_training_that_fails_still_commits_what_is_being_written_and_names_it(
     real = format.write_snapshot
     monkeypatch.setattr(format, "write_snapshot", lambda *rest: (time.sleep(0.2), real(*rest))[1])
     after(3, fail, monkeypatch)
-    with pytest.raises(Failure, match="a rank is gone") as told:
+    with pytest.raises(Failure, match="a rank is gone") as caught:
         trained(tmp_path, "checkpoint.every_steps=2")
-    assert told.value.kept == str(tmp_path / "checkpoints" / "step-00000002")
+    assert caught.value.kept == str(tmp_path / "checkpoints" / "step-00000002")
     assert store.newest_checkpoint(tmp_path / "checkpoints")
 
 
@@ -211,11 +211,11 @@ def test_what_goes_wrong_behind_training_ends_it_with_the_same_words(
     expected = MemoryError if isinstance(error, MemoryError) else Failure
     with built(tmp_path, "train.max_steps=8", "checkpoint.every_steps=1") as trainer:
         monkeypatch.setattr(store, "commit_checkpoint", make)
-        with pytest.raises(expected) as told:
+        with pytest.raises(expected) as caught:
             trainer.fit()
-    if isinstance(told.value, Failure):
-        assert (told.value.code, told.value.kept) == (74, str(tmp_path / "checkpoints" / "step-00000002"))
-        assert ("quota" in told.value.fix) == (error.args[0] == errno.EDQUOT)
+    if isinstance(caught.value, Failure):
+        assert (caught.value.code, caught.value.kept) == (74, str(tmp_path / "checkpoints" / "step-00000002"))
+        assert ("quota" in caught.value.fix) == (error.args[0] == errno.EDQUOT)
 
 
 def test_the_record_says_how_long_a_save_took_and_how_long_training_stood(tmp_path: Path) -> None:

@@ -30,18 +30,18 @@ WORLDS = st.integers(1, 512)
 
 def numbers(fix: str, what: str) -> list[int]:
     """The one or two that a fix offers after these words."""
-    found = re.search(rf"{what}(\d+)(?: or (\d+))?", fix)
-    assert found, fix
-    return [int(number) for number in found.groups() if number]
+    match = re.search(rf"{what}(\d+)(?: or (\d+))?", fix)
+    assert match, fix
+    return [int(number) for number in match.groups() if number]
 
 
 @given(per_rank=SIZES, world=WORLDS)
 def test_auto_always_divides_and_is_the_largest_of_at_most_64_unless_that_is_small(per_rank: int, world: int) -> None:
-    found = compute_batch_sizes(per_rank * world, "auto", world)
+    sizes = compute_batch_sizes(per_rank * world, "auto", world)
     largest = max(size for size in range(1, 65) if per_rank % size == 0)
     above = [size for size in range(65, 257) if per_rank % size == 0]
-    assert found.micro * found.accumulation * found.world == found.global_ == per_rank * world
-    assert found.micro == (above[0] if above and largest < 8 else largest)
+    assert sizes.micro * sizes.accumulation * sizes.world == sizes.global_ == per_rank * world
+    assert sizes.micro == (above[0] if above and largest < 8 else largest)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_auto_always_divides_and_is_the_largest_of_at_most_64_unless_that_is_sma
     ],
 )
 def test_an_awkward_quotient_is_not_cut_into_single_samples(size: int, ranks: int, micro: int, better: str) -> None:
-    found = compute_batch_sizes(size, "auto", ranks)
-    assert found.micro == micro
-    assert better in found.hint if better else not found.hint
+    sizes = compute_batch_sizes(size, "auto", ranks)
+    assert sizes.micro == micro
+    assert better in sizes.hint if better else not sizes.hint
 
 
 @given(size=SIZES, world=WORLDS)
@@ -73,8 +73,8 @@ def test_the_global_batch_of_the_hint_is_cut_into_more(size: int, world: int) ->
 def test_batches_multiply_up_or_the_fix_is_legal(global_: int, micro: Any, world: int) -> None:
     legal = global_ % (world if micro == "auto" else micro * world) == 0
     if legal:
-        found = compute_batch_sizes(global_, micro, world)
-        assert found.micro * found.accumulation * found.world == global_
+        sizes = compute_batch_sizes(global_, micro, world)
+        assert sizes.micro * sizes.accumulation * sizes.world == global_
         return
     with pytest.raises(Failure) as caught:
         compute_batch_sizes(global_, micro, world)
@@ -102,10 +102,10 @@ def test_steps_cover_all_but_less_than_a_batch(micro: int, accumulation: int, wo
         with pytest.raises(Failure):
             count_steps(batch, samples, epochs=3, max_steps=None)
         return
-    found = count_steps(batch, samples, epochs=3, max_steps=None)
-    assert found.per_epoch * batch.global_ + found.dropped == samples
-    assert 0 <= found.dropped < batch.global_
-    assert found.total == 3 * found.per_epoch
+    steps = count_steps(batch, samples, epochs=3, max_steps=None)
+    assert steps.per_epoch * batch.global_ + steps.dropped == samples
+    assert 0 <= steps.dropped < batch.global_
+    assert steps.total == 3 * steps.per_epoch
 
 
 @pytest.mark.parametrize(("max_steps", "total"), [(None, 156), (10, 10), (156, 156), (1000, 156)])
@@ -154,14 +154,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("global_", "micro", "world", "found", "fix"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("global_", "micro", "world", "remainder", "fix"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_remainder_is_shown_with_the_nearest_legal_values(
-    global_: int, micro: int, world: int, found: str, fix: str
+    global_: int, micro: int, world: int, remainder: str, fix: str
 ) -> None:
     with pytest.raises(Failure) as caught:
         compute_batch_sizes(global_, micro, world)
     failure = caught.value
-    assert (failure.code, failure.found, failure.fix) == (ExitCode.USAGE, found, f"set {fix}")
+    assert (failure.code, failure.found, failure.fix) == (ExitCode.USAGE, remainder, f"set {fix}")
 
 
 @pytest.mark.parametrize(("samples", "fix"), [(100, "at most 100"), (3, "at most 3 ranks")])
@@ -212,8 +212,8 @@ def notes(samples: int, global_batch_size: int, *, epochs: int = 100, ranks: int
 
 
 def test_a_run_of_few_steps_is_told_the_batch_that_gives_enough() -> None:
-    (said,) = notes(512, 256, epochs=5)
-    assert said.startswith(
+    (note,) = notes(512, 256, epochs=5)
+    assert note.startswith(
         "10 optimizer steps in all are few to learn from: train.global_batch_size=51 gives 10 per epoch"
     )
     assert notes(512, 51, epochs=5) == ()
@@ -234,16 +234,16 @@ def test_a_run_whose_user_set_the_steps_is_told_nothing() -> None:
 
 
 def test_a_large_part_of_an_epoch_that_is_left_out_is_said_with_a_batch_that_leaves_out_less() -> None:
-    (said,) = notes(300, 256)
-    assert said == (
+    (note,) = notes(300, 256)
+    assert note == (
         "each epoch leaves out 44 of 300 training images (15%), others each time, because its last batch is not full; "
         "with train.global_batch_size=150 it would be 0"
     )
 
 
 def test_the_batch_that_leaves_out_less_fits_the_ranks() -> None:
-    (said,) = notes(300, 256, ranks=4)
-    size = int(said.partition("train.global_batch_size=")[2].split()[0])
+    (note,) = notes(300, 256, ranks=4)
+    size = int(note.partition("train.global_batch_size=")[2].split()[0])
     assert size % 4 == 0
     assert 300 % size < 44
 

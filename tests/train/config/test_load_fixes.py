@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, StrictArgumentParser
 from train import __main__ as front
-from train.config import load
+from train import names
+from train.cli import export, predict, report, weights
+from train.config import load, schema
+from train.config.schema import KEYS
 
 
 def refusal(*overrides: str) -> Failure:
@@ -200,3 +205,276 @@ def test_the_published_weights_of_the_model_are_named(value: str, capsys: pytest
     words = ["check", "model.name=resnet18", f"model.weights={value}", "data.image_size=64"]
     assert front.run_command(words, {}) == ExitCode.NO_INPUT
     assert "fix: run `train weights fetch resnet18` where there is a network" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (int, "a whole number"),
+        (int | Literal["auto"], "a whole number or auto"),
+        (float | None, "a number or null"),
+        (Literal["a", "b"], "one of a, b"),
+        (list[str], "a list of texts"),
+        (list[int] | None, "a list of whole numbers or null"),
+        (dict[str, Any], "a mapping"),
+    ],
+)
+def test_a_type_has_words(kind: Any, words: str) -> None:
+    assert load.describe_type(kind) == words
+
+
+@pytest.mark.parametrize(
+    ("key", "section", "siblings", "nearest"),
+    [
+        ("lrr", "optim", ("lr", "args"), "optim.lr"),
+        ("epochs", "", ("run", "train"), "train.epochs"),
+        ("epochs", "optim", ("lr",), "train.epochs"),
+        ("batchsize", "train", ("global_batch_size",), "train.global_batch_size"),
+        ("zzz", "optim", ("lr",), None),
+        ("save", "launch", ("device",), "launch.timeouts.save"),
+    ],
+)
+def test_the_nearest_key_is_found(key: str, section: str, siblings: tuple[str, ...], nearest: str | None) -> None:
+    assert load.nearest_key(key, section, siblings) == nearest
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(load.format_value("x" * 500)) == 80
+
+
+def test_a_long_address_is_cut_after_its_password_was_taken_out() -> None:
+    assert load.format_value(f"ftp://me:{'hunter2' * 20}@host") == "ftp://(not shown)@host"
+
+
+def test_text_of_several_lines_is_shown_on_one() -> None:
+    assert load.format_value("a\nb") == repr("a\nb")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "advised"),
+    [
+        (int, 1e3, "write 1000, a whole number without point or exponent"),
+        (int, 2.5, "correct it, or leave it out: the default is 5"),
+        (float | None, [], "correct it, or leave it out: the default is 5"),
+    ],
+)
+def test_a_wrong_value_is_not_replaced_by_another_meaning(kind: Any, value: Any, advised: str) -> None:
+    assert load.suggest_fix(kind, value, 5) == advised
+
+
+def test_of_two_names_that_differ_in_case_the_first_is_the_nearest() -> None:
+    assert names.nearest_name("agamw", ["adamw", "AdamW"]) == "adamw"
+
+
+def test_case_does_not_hide_the_nearest_name() -> None:
+    assert names.nearest_name("ResNet18", ["small_cnn", "resnet18"]) == "resnet18"
+
+
+@pytest.mark.parametrize(("key", "own_key"), load.KEYS_OF_OTHER_TOOLS.items(), ids=load.KEYS_OF_OTHER_TOOLS)
+def test_another_tools_name_leads_to_a_key_that_exists(key: str, own_key: str) -> None:
+    assert own_key in KEYS
+    assert load.nearest_key(key, "train", ("epochs",)) == own_key
+
+
+@pytest.mark.parametrize(
+    ("setting", "fix"),
+    [
+        ("data.path=/x", "write data.root instead of data.path"),
+        ("optim.betas=[0.9, 0.95]", "write optim.args.betas=[0.9, 0.95]"),
+        ("train.dropout=0.1", "write model.args.dropout=0.1"),
+        ("train.amp=true", "write train.precision: bf16, fp16 or fp32"),
+        ("model.pretrained=true", "set model.weights to the file of pretrained weights"),
+        ("train.accumulation=4", "set train.global_batch_size and train.micro_batch_size"),
+        ("train.early_stopping=4", "write eval.early_stop instead of train.early_stopping"),
+        ("optim.lr=0,1", "write 0.1, with a point instead of the comma"),
+        ("data.val_fraction=0,25", "write 0.25, with a point instead of the comma"),
+        ("optim.lr=1,5e-4", "write 1.5e-4, with a point instead of the comma"),
+        ("train.epochs=1,5", "write a plain number, such as 5"),
+        ("data.root=~/photos", "write data.root=/"),
+        ("data.root=~", "write text, or leave it out: the default is data; in YAML, ~ means null"),
+        ("optim.beta1=0.95", "write optim.args: {betas: [0.9, 0.999]}"),
+        ("train.gradient_accumulation=4", "set train.global_batch_size and train.micro_batch_size"),
+        ("train.freeze=backbone", "write model.freeze instead of train.freeze"),
+        ("model.freeze_backbone=true", "write model.freeze instead of model.freeze_backbone"),
+        ("model.freeze=true", "write model.freeze=backbone"),
+        ("train.precision=16", "write train.precision=fp16"),
+        ("train.precision=bf16-mixed", "write train.precision=bf16"),
+        ("model.drop_path=0.1", "write model.args.drop_path_rate for timm's models"),
+        ("model.drop_path_rate=0.1", "write model.args.drop_path_rate=0.1"),
+        ("model.in_chans=1", "leave it out: the network gets the channels of the data"),
+        ("model.load_from=x.pth", "write model.weights instead of model.load_from"),
+        ("data.mixup_alpha=0.2", "write it in data.augment"),
+        ("data.mean=[0.5]", "write data.normalize"),
+        ("data.val_dir=photos/val", "set data.root to the folder above them"),
+        ("data.csv=labels.csv", "set data.name to table"),
+        ("data.balanced=true", "write data.sampling instead of data.balanced"),
+        ("train.steps=100", "write train.max_steps instead of train.steps"),
+        ("train.patience=3", "write eval.early_stop instead of train.patience"),
+        ("optim.milestones=[30]", "set optim.schedule to step"),
+        ("optim.min_lr=1e-6", "write optim.schedule_args: {end: 0.01}"),
+        ("checkpoint.path=x", "write run.output_dir instead of checkpoint.path"),
+        ("checkpoint.save_top_k=2", "write checkpoint.keep instead of checkpoint.save_top_k"),
+        ("train.find_lr=true", "leave it out, and run `train find-lr`"),
+        ("wandb=true", "write log.trackers: [wandb]"),
+        ("model.name=resnet9", "write model.name=resnet18"),
+        ("model.name=timm/resnet", "write model.name=timm/resnet10t"),
+    ],
+)
+def test_what_users_of_other_tools_write_leads_to_the_setting_that_does_it(setting: str, fix: str) -> None:
+    assert refusal(setting).fix.startswith(fix)
+
+
+def test_an_argument_written_as_a_key_of_a_file_is_shown_as_the_file_would_hold_it(tmp_path: Path) -> None:
+    fix = file_refusal("optim:\n  betas: [0.9, 0.95]\n", tmp_path).fix
+    assert fix == "write optim.args: {betas: [0.9, 0.95]}"
+
+
+@pytest.mark.parametrize("key", ["data.root", "run.output_dir", "model.weights"])
+def test_a_path_from_home_is_written_out(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert refusal(f"{key}=~/photos").fix == f"write {key}=/home/me/photos"
+
+
+def test_the_home_of_nobody_is_not_guessed() -> None:
+    assert refusal("data.root=~nobody-of-this-name/photos").fix.startswith("correct it")
+
+
+@pytest.mark.parametrize("key", [*load.FIXES_FOR_OTHER_TOOLS, *load.ARGUMENTS_WRITTEN_AS_KEYS])
+def test_what_has_a_fix_of_its_own_is_no_key_of_ours(key: str) -> None:
+    assert key not in {path.rpartition(".")[2] for path in KEYS}
+
+
+@pytest.mark.parametrize("key", sorted(set(load.ARGUMENTS_WRITTEN_AS_KEYS.values())))
+def test_the_key_that_holds_arguments_exists(key: str) -> None:
+    assert key in KEYS
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "meant"),
+    [
+        ("model.name", "resnet18", "resnet18"),
+        ("model.name", "resnet_18", "resnet18"),
+        ("model.name", ["resnet18"], "resnet18"),
+        ("model.name", "mine:make", "mine:make"),
+        ("model.name", {"arch": "resnet18"}, "resnet18"),
+        ("model.name", {"arch": "mine:make"}, "mine:make"),
+        ("model.name", {"resnet18": None}, "resnet18"),
+        ("model.name", {"resnet18": {}}, "resnet18"),
+        ("model.name", {"resnet18": {"width": 3}}, None),
+        ("model.name", {"arch": "unheard"}, None),
+        ("model.name", 3, None),
+        ("model.name", ["resnet18", "resnet50"], None),
+        ("run.name", "photos", "photos"),
+        ("run.name", "../photos", "photos"),
+        ("data.name", "photos", None),
+        ("eval.name", "accuracy", None),  # there is no such key
+        ("train.epochs", {"n": 3}, 3),
+        ("train.epochs", [3], 3),
+        ("train.epochs", {3: None}, 3),
+        ("train.epochs", {"n": 3, "m": 4}, None),
+        ("train.epochs", {"n": "x"}, None),
+        ("train.epochs", [], None),
+        ("train.epochs", [0], None),
+        ("data.image_size", "224x224", [224, 224]),
+        ("data.image_size", "(224, 192)", [224, 192]),
+        ("log.trackers", "mybox:Tracker", ["mybox:Tracker"]),
+        ("data.val_fraction", "20%", 0.2),
+        ("data.task", "5%", None),
+        ("train.precision", 16, "fp16"),
+    ],
+)
+def test_the_one_value_that_is_meant_is_found_where_it_fits(path: str, value: Any, meant: Any) -> None:
+    assert load.find_meant_value(path, value) == meant
+
+
+PATH_KEYS = ("run.output_dir", "run.name", "data.root", "data.images", "data.stage", "data.cache", "model.weights")
+
+
+def path_refusal(key: str, path: str, tmp_path: Path) -> Failure:
+    """Of a file that sets the key."""
+    section, name = key.split(".")
+    failure = file_refusal(f"{section}:\n  {name}: {path}\n", tmp_path)
+    assert failure.code == ExitCode.USAGE
+    assert key in str(failure)
+    return failure
+
+
+@pytest.mark.parametrize("key", PATH_KEYS)
+@pytest.mark.parametrize("path", ["$SCRATCH/runs", "${SCRATCH}/runs"])
+def test_a_variable_in_a_file_is_refused_with_the_path_to_write(
+    key: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    name = "scratch-me-runs" if key == "run.name" else "/scratch/me/runs"  # a plain folder name
+    assert path_refusal(key, path, tmp_path).fix == f"write {key}: {name}"
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_variable_that_is_not_set_is_refused_by_its_name(
+    value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is None:
+        monkeypatch.delenv("SCRATCH", raising=False)
+    else:
+        monkeypatch.setenv("SCRATCH", value)  # "$SCRATCH/runs" would be /runs
+    assert "SCRATCH is not set" in path_refusal("run.output_dir", "$SCRATCH/runs", tmp_path).fix
+
+
+def test_what_only_a_shell_can_do_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    for path in ("${SCRATCH:-/tmp}/runs", "$(pwd)/runs", "~nobody-of-this-name/runs"):
+        path_refusal("run.output_dir", path, tmp_path)
+
+
+def test_the_home_folder_is_refused_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert path_refusal("data.root", "~/photos", tmp_path).fix == "write data.root: /home/me/photos"
+
+
+def test_the_rule_is_that_of_the_command_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    assert refusal("run.output_dir=$SCRATCH/my runs").fix == "write 'run.output_dir=/scratch/me/my runs'"
+
+
+def test_what_is_there_by_such_a_name_may_be_read_but_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "$old").mkdir()
+    assert load.load_config(None, ["data.root=$old"]).data.root == "$old"
+    with pytest.raises(Failure):
+        load.load_config(None, ["run.output_dir=$old"])
+
+
+def test_every_key_with_a_folder_or_file_has_the_rule() -> None:
+    with_rule = {path for path, key in schema.KEYS.items() if key.rule.find_problem is schema.PATH.find_problem}
+    assert with_rule == set(PATH_KEYS)
+
+
+def test_the_address_of_a_mirror_has_no_variable() -> None:
+    with pytest.raises(Failure, match=r"data\.mirror"):
+        load.load_config(None, ["data.mirror=file:///$HOME/mirror"])
+
+
+PATH_OPTIONS: dict[str, tuple[argparse.ArgumentParser, list[str]]] = {
+    "export": (export.build_parser(), ["runs/x", "--output"]),
+    "predict": (predict.build_parser(), ["runs/x", "a.jpg", "--csv"]),
+    "heat-maps": (predict.build_parser(), ["runs/x", "a.jpg", "--explain"]),
+    "report": (report.build_parser(), ["runs/x", "--output"]),
+    "weights": (weights.build_parser(), ["fetch", "resnet18", "--to"]),
+}
+
+
+@pytest.mark.parametrize("name", PATH_OPTIONS)
+@pytest.mark.parametrize("path", ["$SCRATCH/out.csv", "~/out.csv"])
+def test_an_option_of_any_command_makes_no_such_folder(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    monkeypatch.setenv("HOME", "/scratch/me")
+    parser, words = PATH_OPTIONS[name]
+    with pytest.raises(Failure, match="only a shell") as refused:
+        parser.parse_args([*words, path])
+    assert refused.value.fix.startswith("write /scratch/me/out.csv")
+
+
+def test_an_option_that_is_no_path_keeps_its_dollar() -> None:
+    parser = StrictArgumentParser()
+    parser.add_argument("--text", metavar="TEXT")
+    assert parser.parse_args(["--text", "$5"]).text == "$5"

@@ -1,4 +1,4 @@
-"""Pixels to a model's input."""
+"""Pixels become a model's input: moved, cut out, normalized, and compiled with the same numbers."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_large_samples_are_normalized_one_by_one_with_the_same_bits(
             monkeypatch.setattr(augment, "LARGE_SAMPLE", least)
             results.append(augment.apply(pixels, rows, shifts, preprocessing=preprocessing))
             results.append(augment.normalize(pixels, preprocessing))
-        for one, other in zip(at_once, one_by_one, strict=True):
-            assert torch.equal(one, other)
-            assert one.stride() == other.stride()
+        for result, expected in zip(at_once, one_by_one, strict=True):
+            assert torch.equal(result, expected)
+            assert result.stride() == expected.stride()
 
 
 def test_a_mirrored_image_is_flipped_left_to_right() -> None:
@@ -60,8 +60,8 @@ def test_a_mirrored_image_is_flipped_left_to_right() -> None:
 def test_a_shift_moves_the_inside_by_whole_pixels(down: int, right: int) -> None:
     still, shifted = moved(0, 0, 0), moved(down, right, 0)
     inside = slice(3, SIZE - 3)
-    wanted = still.roll((-down, -right), (1, 2))
-    assert torch.equal(shifted[:, inside, inside], wanted[:, inside, inside])
+    expected = still.roll((-down, -right), (1, 2))
+    assert torch.equal(shifted[:, inside, inside], expected[:, inside, inside])
 
 
 def test_what_comes_in_from_outside_is_the_images_own_mirror() -> None:
@@ -69,29 +69,29 @@ def test_what_comes_in_from_outside_is_the_images_own_mirror() -> None:
 
 
 def test_a_samples_moves_do_not_depend_on_its_batch() -> None:
-    whole = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=3)
+    batch = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=3)
     part = augment.draw_parameters("standard", SAMPLES[[7, 400]], shape=SHAPE, seed=0, epoch=3)
-    assert part.down.tolist() == whole.down[[7, 400]].tolist()
-    assert part.right.tolist() == whole.right[[7, 400]].tolist()
-    assert part.mirror.tolist() == whole.mirror[[7, 400]].tolist()
+    assert part.down.tolist() == batch.down[[7, 400]].tolist()
+    assert part.right.tolist() == batch.right[[7, 400]].tolist()
+    assert part.mirror.tolist() == batch.mirror[[7, 400]].tolist()
 
 
 def test_moves_reach_an_eighth_both_ways_and_mirror_half() -> None:
-    found = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
-    assert set(found.down.tolist()) == set(found.right.tolist()) == {-2, -1, 0, 1, 2}
-    assert 400 < found.mirror.sum() < 600
+    moves = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    assert set(moves.down.tolist()) == set(moves.right.tolist()) == {-2, -1, 0, 1, 2}
+    assert 400 < moves.mirror.sum() < 600
 
 
 def test_the_reach_of_a_shift_is_a_share_of_the_side() -> None:
-    found = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0, shift=1 / 16)
-    assert set(found.down.tolist()) == set(found.right.tolist()) == {-1, 0, 1}
+    moves = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0, shift=1 / 16)
+    assert set(moves.down.tolist()) == set(moves.right.tolist()) == {-1, 0, 1}
 
 
 def test_what_may_not_be_mirrored_is_only_shifted() -> None:
     as_usual = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
-    found = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0, mirror=False)
-    assert not found.mirror.any()
-    assert (found.down.tolist(), found.right.tolist()) == (as_usual.down.tolist(), as_usual.right.tolist())
+    moves = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0, mirror=False)
+    assert not moves.mirror.any()
+    assert (moves.down.tolist(), moves.right.tolist()) == (as_usual.down.tolist(), as_usual.right.tolist())
 
 
 def test_the_next_epoch_moves_the_same_sample_otherwise() -> None:
@@ -100,15 +100,15 @@ def test_the_next_epoch_moves_the_same_sample_otherwise() -> None:
 
 
 def test_without_augmentation_nothing_moves() -> None:
-    found = augment.draw_parameters("none", SAMPLES, shape=SHAPE, seed=0, epoch=0)
-    assert not found.down.any()
-    assert not found.mirror.any()
+    moves = augment.draw_parameters("none", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    assert not moves.down.any()
+    assert not moves.mirror.any()
 
 
 def test_translate_shifts_as_standard_does_and_fills_with_gray() -> None:
     as_usual = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
-    found = augment.draw_parameters("translate", SAMPLES, shape=SHAPE, seed=0, epoch=0)
-    assert (found.down.tolist(), found.mirror.any()) == (as_usual.down.tolist(), False)
+    moves = augment.draw_parameters("translate", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    assert (moves.down.tolist(), moves.mirror.any()) == (as_usual.down.tolist(), False)
     given = augment.apply(image(), torch.tensor([0]), torch.tensor([[2], [-1], [0]]), gray=True)[0]
     assert not given[:, -2:].any()
     assert not given[:, :, 0].any()
@@ -182,3 +182,23 @@ def test_only_none_leaves_images_as_they_are(kind: str | list[str], still: bool)
 @pytest.mark.parametrize("size", [16, 512])
 def test_of_no_image_there_is_an_empty_batch(size: int) -> None:
     assert augment.normalize(torch.empty((0, size, size, 3), dtype=torch.uint8)).shape == (0, 3, size, size)
+
+
+FEW_SAMPLES = np.arange(16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("augmentation", ["standard", ["translate", "mirror", "cutout"]])
+def test_the_compiled_function_makes_the_same_pixels(
+    augmentation: str | list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "")  # which torch's compiler sets
+    shape = Shape(channels=3, size=(16, 16))
+    moves = augment.draw_parameters(augmentation, FEW_SAMPLES, shape=shape, seed=1, epoch=0)
+    pixels = torch.randint(0, 256, (16, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    arguments = (pixels, torch.from_numpy(FEW_SAMPLES), torch.from_numpy(moves.packed()))
+    with torch._inductor.config.patch(compile_threads=1):  # a pool of threads would stay
+        compiled = torch.compile(augment.apply, dynamic=False)(*arguments, gray=moves.gray)
+    eager = augment.apply(*arguments, gray=moves.gray)
+    assert compiled.stride() == eager.stride()
+    torch.testing.assert_close(compiled, eager, rtol=1e-6, atol=1e-6)

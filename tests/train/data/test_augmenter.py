@@ -39,9 +39,9 @@ def opened(data: DataConfig, **settings: Any) -> loader.BatchLoader:
     return loader.open_loader(registry.open_splits(data), data, seed=0, device=CPU, cores=2)
 
 
-@pytest.mark.parametrize(("decode", "to_wanted"), [("auto", F.pil_to_tensor), ("exact", lambda image: image)])
+@pytest.mark.parametrize(("decode", "convert"), [("auto", F.pil_to_tensor), ("exact", lambda image: image)])
 def test_random_resized_crop_cuts_whole_files_as_torchvision_does(
-    decode: Literal["auto", "exact"], to_wanted: Callable[[Image.Image], Any], photos: DataConfig
+    decode: Literal["auto", "exact"], convert: Callable[[Image.Image], Any], photos: DataConfig
 ) -> None:
     """As torchvision cuts tensors by default, and as it cuts Pillow's images if data.decode is exact."""
     photos = replace(photos, decode=decode)
@@ -50,10 +50,10 @@ def test_random_resized_crop_cuts_whole_files_as_torchvision_does(
     assert draws is not None
     read = splits.training.read_cropped(samples, draws)  # type: ignore[attr-defined]
     for index, path in enumerate(splits.training.paths):  # type: ignore[attr-defined]
-        image = to_wanted(Image.open(str(path)).convert("RGB"))
-        wanted = F.resized_crop(image, *draws.box(index, 40, 90), size=[16, 16], antialias=True)
-        wanted = np.asarray(wanted) if isinstance(wanted, Image.Image) else wanted.permute(1, 2, 0).numpy()
-        assert np.array_equal(read[index].numpy(), wanted)
+        image = convert(Image.open(str(path)).convert("RGB"))
+        expected = F.resized_crop(image, *draws.box(index, 40, 90), size=[16, 16], antialias=True)
+        expected = np.asarray(expected) if isinstance(expected, Image.Image) else expected.permute(1, 2, 0).numpy()
+        assert np.array_equal(read[index].numpy(), expected)
 
 
 def test_crops_of_whole_files_reach_beyond_the_central_square(photos: DataConfig) -> None:
@@ -89,16 +89,16 @@ def test_what_keeps_scaled_images_does_not_go_with_crops_of_whole_ones(
 
 
 @pytest.mark.parametrize(
-    ("images", "found"),
+    ("images", "problem"),
     [(np.zeros((20, 8, 8), "f4"), "floats"), (np.zeros((20, 8, 8, 4), "u1"), "4 channels")],
     ids=["floats", "4 channels"],
 )
-def test_colours_of_what_has_none_are_refused(images: np.ndarray[Any, Any], found: str, tmp_path: Path) -> None:
+def test_colours_of_what_has_none_are_refused(images: np.ndarray[Any, Any], problem: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=images, labels=np.arange(20) % 2)
     data = DataConfig(name="npz", root=str(tmp_path / "a.npz"), augment=["horizontal_flip", "color_jitter"])
     with pytest.raises(Failure, match="color_jitter cannot change these samples") as caught:
         opened(data)
-    assert (caught.value.code, found in str(caught.value.found)) == (64, True)
+    assert (caught.value.code, problem in str(caught.value.found)) == (64, True)
 
 
 def test_floats_are_flipped_cropped_and_erased(tmp_path: Path) -> None:

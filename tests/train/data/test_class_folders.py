@@ -1,4 +1,4 @@
-"""A folder of class folders."""
+"""A folder of class folders has a layout, and what is beside its images is said."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from entrypoint import ExitCode, Failure
 from train.data import class_folders, image_folder
+from train.data.class_folders import OUTSIDE_CLASS_FOLDERS, FolderLayout
 
 
 def make(root: Path, *names: str) -> Path:
@@ -32,15 +33,15 @@ def count(root: Path, classes: tuple[str, ...], unread: Counter[str] | None = No
 
 def test_class_folders_alone_have_no_validation_folder(tmp_path: Path) -> None:
     make(tmp_path, "b/1.jpg", "a/1.jpg", ".cache/1.jpg", "readme.txt")
-    found = class_folders.find_layout(tmp_path)
-    assert found == class_folders.FolderLayout(training=tmp_path, validation=None, classes=("a", "b"))
+    layout = class_folders.find_layout(tmp_path)
+    assert layout == class_folders.FolderLayout(training=tmp_path, validation=None, classes=("a", "b"))
 
 
 @pytest.mark.parametrize("name", ["val", "test"])
 def test_a_folder_beside_train_is_for_validation(tmp_path: Path, name: str) -> None:
     make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", f"{name}/a/1.jpg", f"{name}/b/1.jpg")
-    found = class_folders.find_layout(tmp_path)
-    assert (found.training, found.validation) == (tmp_path / "train", tmp_path / name)
+    layout = class_folders.find_layout(tmp_path)
+    assert (layout.training, layout.validation) == (tmp_path / "train", tmp_path / name)
 
 
 SPLITS = {  # folders that hold both classes -> training, validation, folders that are not read
@@ -57,9 +58,9 @@ SPLITS = {  # folders that hold both classes -> training, validation, folders th
 def test_sides_are_known_by_their_names_in_any_case(
     tmp_path: Path, names: tuple[str, ...], training: str, validation: str | None, aside: tuple[str, ...]
 ) -> None:
-    found = class_folders.find_layout(make(tmp_path, *(f"{split}/{name}/1.jpg" for split in names for name in "ab")))
-    assert (found.training, found.classes) == (tmp_path / training, ("a", "b"))
-    assert (found.validation, found.aside) == (tmp_path / validation if validation else None, aside)
+    layout = class_folders.find_layout(make(tmp_path, *(f"{split}/{name}/1.jpg" for split in names for name in "ab")))
+    assert (layout.training, layout.classes) == (tmp_path / training, ("a", "b"))
+    assert (layout.validation, layout.aside) == (tmp_path / validation if validation else None, aside)
 
 
 TESTS = {  # folders that hold both classes -> validation, test
@@ -74,21 +75,21 @@ TESTS = {  # folders that hold both classes -> validation, test
 def test_a_test_folder_is_kept_for_the_end_where_another_one_validates(
     tmp_path: Path, names: tuple[str, ...], validation: str, test: str | None
 ) -> None:
-    found = class_folders.find_layout(make(tmp_path, *(f"{split}/{name}/1.jpg" for split in names for name in "ab")))
-    assert (found.validation, found.test) == (tmp_path / validation, tmp_path / test if test else None)
+    layout = class_folders.find_layout(make(tmp_path, *(f"{split}/{name}/1.jpg" for split in names for name in "ab")))
+    assert (layout.validation, layout.test) == (tmp_path / validation, tmp_path / test if test else None)
 
 
 @pytest.mark.parametrize("inside", ["1.jpg", "unknown/1.jpg"])
 def test_test_images_without_labels_are_not_read(tmp_path: Path, inside: str) -> None:
     make(tmp_path, *(f"{split}/{name}/1.jpg" for split in ("train", "val") for name in "ab"), f"test/{inside}")
-    found = class_folders.find_layout(tmp_path)
-    assert (found.test, found.aside) == (None, ("test",))
+    layout = class_folders.find_layout(tmp_path)
+    assert (layout.test, layout.aside) == (None, ("test",))
 
 
 @pytest.mark.parametrize("names", [("bus", "Train"), ("Training", "resting"), ("test", "control")])
 def test_a_class_may_be_called_as_a_side(tmp_path: Path, names: tuple[str, ...]) -> None:
-    found = class_folders.find_layout(make(tmp_path, *(f"{name}/1.jpg" for name in names)))
-    assert (found.training, found.classes) == (tmp_path, tuple(sorted(names)))
+    layout = class_folders.find_layout(make(tmp_path, *(f"{name}/1.jpg" for name in names)))
+    assert (layout.training, layout.classes) == (tmp_path, tuple(sorted(names)))
 
 
 @pytest.mark.parametrize("names", [("val", "test"), ("Dev", "TEST", "Valid")])
@@ -259,12 +260,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("files", "root", "said"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_no_data_set_is_missing_input(files: tuple[str, ...], root: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("files", "root", "problem"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_no_data_set_is_missing_input(files: tuple[str, ...], root: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(Failure) as caught:
         class_folders.find_layout(make(tmp_path, *files) / root)
     assert caught.value.code == ExitCode.NO_INPUT
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
     assert "data.root" in caught.value.fix
 
 
@@ -272,9 +273,9 @@ def test_what_is_no_data_set_is_missing_input(files: tuple[str, ...], root: str,
 def test_images_without_class_folders_are_told_with_the_folder_above(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, above = {"photos/cat": (".", "photos"), "cat": ("photos", "."), ".": ("photos/cat", "..")}[root]
+    working_folder, above = {"photos/cat": (".", "photos"), "cat": ("photos", "."), ".": ("photos/cat", "..")}[root]
     make(tmp_path, "photos/cat/1.jpg", "photos/cat/2.png", "photos/dog/3.jpg")
-    monkeypatch.chdir(tmp_path / place)
+    monkeypatch.chdir(tmp_path / working_folder)
     with pytest.raises(Failure) as caught:
         class_folders.find_layout(Path(root))
     assert caught.value.found == f"{tmp_path}/photos/cat: none; 2 images directly in it"
@@ -356,3 +357,97 @@ def test_a_folder_in_a_class_that_cannot_be_read_is_refused_and_named(
     with pytest.raises(Failure, match="cannot be read: Permission denied") as caught:
         list(class_folders.image_files(tmp_path / "a", Counter()))
     assert (caught.value.code, caught.value.found) == (ExitCode.NO_INPUT, shut)
+
+
+def test_the_commonest_ending_comes_first_and_pictures_have_a_way_in() -> None:
+    note = class_folders.describe_unread_files({".heic": 1, ".txt": 2})
+    assert note is not None
+    assert note.startswith("3 files are not read: .txt (2), .heic (1). fix: save pictures of other kinds as .jpg")
+    assert "HEIC: `magick" in note
+
+
+def test_lost_images_are_to_be_moved() -> None:
+    note = class_folders.describe_unread_files({f".jpg{OUTSIDE_CLASS_FOLDERS}": 1})
+    assert note == (
+        "1 file is not read: .jpg beside the class folders (1). fix: move images into the folders of their classes"
+    )
+
+
+def test_nothing_beside_the_images_is_nothing_said() -> None:
+    assert (class_folders.describe_unread_files({}), class_folders.split_folder_warnings({})) == (None, ())
+
+
+def test_a_class_folder_of_classes_is_a_part_of_the_data() -> None:
+    (warning,) = class_folders.split_folder_warnings(
+        {"cat": [], "dog": ["big"], "ship": [], "test": ["cat", "dog", "ship"]}
+    )
+    assert warning.startswith(
+        "the class folder test holds folders named like other classes (cat, dog, ship): a part of"
+    )
+    assert warning.endswith("fix: move it beside data.root, or the other class folders into data.root/train")
+
+
+SITES = {
+    "sites": ({"alps": ["deer", "fox"], "eifel": ["deer", "fox"]}, "deer/alps/ instead of alps/deer/"),
+    "not-all-species": (
+        {"alps": ["deer", "fox"], "eifel": ["fox", "owl"], "harz": ["deer", "owl"]},
+        "data.group='^[^/]+/([^/]+)/' keeps each alps in one split",
+    ),
+    "splits-below": ({"cat": ["test", "train"], "dog": ["test", "train"]}, "test/cat/ instead of cat/test/"),
+    "data-sets": ({"birds": ["train", "val"], "pets": ["train", "val"]}, "data.root to one of the class folders"),
+}
+
+
+@pytest.mark.parametrize(("inside", "fix"), SITES.values(), ids=SITES)
+def test_class_folders_that_hold_the_same_names_are_warned_of(inside: dict[str, list[str]], fix: str) -> None:
+    (warning,) = class_folders.split_folder_warnings(inside)
+    assert "hold folders of the same names" in warning
+    assert fix in warning
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        {"cat": ["small"], "dog": ["small"]},
+        {"cat": ["small", "big"], "dog": []},
+        {"cat": ["video_1", "video_2"], "dog": ["video_2", "video_3"]},
+    ],
+)
+def test_folders_below_the_classes_of_any_other_names_are_not_warned_of(inside: dict[str, list[str]]) -> None:
+    assert class_folders.split_folder_warnings(inside) == ()
+
+
+@pytest.mark.parametrize(
+    ("validation", "measured"), [(Path("d/val"), "val"), (None, "a part of Train")], ids=["a-folder", "a-part"]
+)
+def test_folders_that_are_no_split_are_named(validation: Path | None, measured: str) -> None:
+    layout = FolderLayout(training=Path("d/Train"), validation=validation, classes=("a", "b"), aside=tuple("uvwxyz"))
+    note = f"not read, beside Train (training) and {measured} (validation): u, v, w, x, y and 1 more"
+    assert list(class_folders.layout_notes(layout)) == [note]
+
+
+def test_nothing_beside_the_sides_is_nothing_said() -> None:
+    layout = FolderLayout(training=Path("d"), validation=None, classes=("a", "b"))
+    assert list(class_folders.layout_notes(layout)) == []
+
+
+def test_a_validation_folder_among_the_classes_is_known_in_any_case() -> None:
+    (warning,) = class_folders.split_folder_warnings({"cat": [], "dog": [], "Testing": ["cat", "dog"]})
+    assert warning.endswith("or the other class folders into data.root/train")
+
+
+def test_a_validation_folder_of_one_class_among_the_classes_is_named() -> None:
+    (warning,) = class_folders.split_folder_warnings({"cat": [], "dog": [], "val": ["cat"]})
+    assert warning.startswith("the class folder val holds folders named like other classes (cat): a part of the data")
+
+
+@pytest.mark.parametrize("inside", [["dog"], ["cat", "dog"], ["left", "right"]])
+def test_one_name_of_another_class_is_no_part(inside: list[str]) -> None:
+    assert class_folders.split_folder_warnings({"cat": inside, "dog": []}) == ()
+
+
+def test_many_classes_are_not_all_named() -> None:
+    names = [f"c{i}" for i in range(9)]
+    (warning,) = class_folders.split_folder_warnings({"more": names, **dict.fromkeys(names, ())})
+    assert "(c0, c1, c2 and " in warning
+    assert warning.endswith("fix: move it beside data.root")

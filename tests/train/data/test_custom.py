@@ -1,11 +1,16 @@
-"""The user's own data sets, out of his factory."""
+"""A user's own data set is made by his factory in each process that reads it, and its items are checked."""
 
 from __future__ import annotations
 
+import errno
+import io
+import mmap
 import os
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +19,12 @@ import pytest
 import torch
 from images import write_classes
 from jobs import trained
+from PIL import ExifTags, Image
 from processes import python
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import custom, registry
+from train.data import custom, decode, registry
 from train.data.loader import open_loader
 from train.data.splits import DataSplits
 
@@ -161,9 +167,9 @@ def test_the_factory_gets_the_data_section(write: Any) -> None:
 
 
 def test_items_that_change_when_they_are_read_again_are_warned_of(write: Any) -> None:
-    (said,) = registry.open_splits(write("Moving(), Squares(10)")).warnings
-    assert "item 3 is not the same when it is read again" in said
-    assert "data.augment" in said
+    (warning,) = registry.open_splits(write("Moving(), Squares(10)")).warnings
+    assert "item 3 is not the same when it is read again" in warning
+    assert "data.augment" in warning
 
 
 def test_items_that_stay_as_they_are_are_not_warned_of(write: Any) -> None:
@@ -171,12 +177,12 @@ def test_items_that_stay_as_they_are_are_not_warned_of(write: Any) -> None:
 
 
 def test_pictures_of_12_bits_are_warned_of(write: Any) -> None:
-    (said,) = registry.open_splits(write("Dark(4095), None")).warnings
-    assert said.startswith("users_data:make: 8 images of 16 bits looked at, no value above 4,095")
+    (warning,) = registry.open_splits(write("Dark(4095), None")).warnings
+    assert warning.startswith("users_data:make: 8 images of 16 bits looked at, no value above 4,095")
 
 
 def test_listed_labels_are_not_read_out_of_the_items(write: Any) -> None:
-    given = write("(one := Listed(), setattr(Listed, '__getitem__', lambda self, row: self.boom if row else "
+    given = write("(items := Listed(), setattr(Listed, '__getitem__', lambda self, row: self.boom if row else "
                   "(np.zeros((4, 4), np.uint8), 0)))[:1] * 2")  # fmt: skip
     assert sizes(custom.open_custom(given)) == (40, 40)
 
@@ -210,8 +216,8 @@ def test_workers_do_not_share_a_file_that_a_data_set_opens(write: Any, packed: P
     data = replace(write(expression.format(str(packed))), loader="workers", workers=4)
     ready = open_loader(registry.open_splits(data), data, seed=0, device=torch.device("cpu"), cores=2)
     blocks = np.random.default_rng(0).integers(0, 2000, (100, 40))
-    found = torch.stack([batch["image"][:, 0, 0, 0] for _, batch in ready.training.read(enumerate(blocks))])
-    assert (found.numpy() == blocks % 251).all()
+    output = torch.stack([batch["image"][:, 0, 0, 0] for _, batch in ready.training.read(enumerate(blocks))])
+    assert (output.numpy() == blocks % 251).all()
 
 
 def test_a_file_that_a_module_holds_open_is_not_given_to_workers(write: Any, packed: Path) -> None:
@@ -232,7 +238,7 @@ def test_it_is_trained_on(write: Any, tmp_path: Path, loader: str) -> None:
     assert trainer.checkpointer.newest is not None
 
 
-BAD = {
+BAD_DATA_SETS = {
     "nothing": ("None", "NoneType"),
     "one-dataset": ("Squares()", "Squares"),
     "three": ("(Squares(),) * 3", "tuple"),
@@ -260,12 +266,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("expression", "found"), BAD.values(), ids=BAD)
-def test_what_it_may_not_return_is_refused(write: Any, expression: str, found: str) -> None:
+@pytest.mark.parametrize(("expression", "problem"), BAD_DATA_SETS.values(), ids=BAD_DATA_SETS)
+def test_what_it_may_not_return_is_refused(write: Any, expression: str, problem: str) -> None:
     with pytest.raises(Failure) as caught:
         custom.open_custom(write(expression))
     assert caught.value.code == ExitCode.DATA
-    assert found in str(caught.value.found)
+    assert problem in str(caught.value.found)
 
 
 FAILING = {
@@ -381,3 +387,299 @@ def test_a_training_starts_its_workers_whatever_way_python_starts_processes(
     ended = python("-m", "train", "--device", "cpu", *data, *workers, cwd=tmp_path, environ=environ)
     assert ended.returncode == 0, ended.stderr
     assert "1 worker" in ended.stdout
+
+
+BYTES = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
+
+
+class Listed:
+    """Items out of a list; what is callable in it is called."""
+
+    def __init__(self, *images: Any) -> None:
+        self.images = images
+
+    def __getitem__(self, row: int) -> Any:
+        image = self.images[row]
+        return image() if callable(image) else image if isinstance(image, (tuple, str)) else (image, row % 2)
+
+
+def opened(*images: Any, labels: list[int] | None = None) -> custom.DatasetSource:
+    targets = torch.arange(len(images)) % 2 if labels is None else torch.tensor(labels)
+    return custom.open_dataset_source(Listed(*images), targets, 6, "mine:make, training data:")
+
+
+LIKE = {
+    "an-array": (BYTES, (8, 8, 3), torch.uint8),
+    "a-gray-array": (BYTES[..., 0], (8, 8, 1), torch.uint8),
+    "a-clip": (np.stack([BYTES] * 5), (5, 8, 8, 3), torch.uint8),
+    "a-gray-clip": (np.zeros((5, 8, 8), np.uint8), (5, 8, 8, 1), torch.uint8),
+    "floats": (BYTES / 255, (8, 8, 3), torch.float32),
+    "a-tensor": (torch.from_numpy(BYTES).permute(2, 0, 1), (8, 8, 3), torch.uint8),
+    "half-precision": (torch.zeros(3, 8, 8).half(), (8, 8, 3), torch.float32),
+    "a-clip-tensor": (torch.zeros(3, 5, 8, 8), (5, 8, 8, 3), torch.float32),
+    "a-picture": (Image.fromarray(BYTES), (6, 6, 3), torch.uint8),
+    "a-wide-gray-picture": (Image.new("L", (20, 8)), (6, 6, 3), torch.uint8),
+}
+
+
+@pytest.mark.parametrize(("image", "shape", "kind"), LIKE.values(), ids=LIKE)
+def test_images_of_every_kind(image: Any, shape: tuple[int, ...], kind: torch.dtype) -> None:
+    source = opened(image, image)
+    assert source.first == (shape, kind)
+    read = source.read(np.array([1, 0]))
+    assert (read.shape, read.dtype, read.is_contiguous()) == ((2, *shape), kind, True)
+
+
+@pytest.mark.parametrize("sides", [(21, 8), (8, 21), (40, 33), (6, 6)])
+def test_a_picture_is_cut_and_scaled_as_a_file_is(sides: tuple[int, int], tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.jpg")
+    read = opened(Image.open(tmp_path / "a.jpg").convert("RGB")).read(np.arange(1))[0]
+    assert np.array_equal(read, decode.decode_image(tmp_path / "a.jpg", 6, 0, draft=False))
+
+
+def test_pictures_are_known_from_arrays() -> None:
+    assert [opened(image).holds_pictures for image in (Image.fromarray(BYTES), BYTES)] == [True, False]
+
+
+def test_pixels_come_as_they_are() -> None:
+    tensor = torch.from_numpy(BYTES).permute(2, 0, 1)
+    assert opened(BYTES, tensor).read(np.arange(2)).equal(torch.from_numpy(np.stack([BYTES, BYTES])))
+
+
+def test_of_a_picture_of_16_bits_the_upper_8_are_taken() -> None:
+    deep = np.linspace(0, 0xFFFF, 36, dtype=np.uint16).reshape(6, 6)
+    pictures = [Image.fromarray(deep), Image.fromarray(deep.astype(np.int32))]
+    assert [picture.mode for picture in pictures] == ["I;16", "I"]
+    assert (opened(*pictures).read(np.arange(2))[..., 0].numpy() == deep >> 8).all()
+
+
+def test_the_highest_values_of_pictures_of_16_bits_are_told() -> None:
+    pictures = [Image.fromarray(np.full((6, 6), value, np.uint16)) for value in (0, 255, 4095)]
+    _, facts = custom.look_at_items(opened(*pictures, Image.new("L", (6, 6))))
+    assert [each.highest for each in facts] == [0, 255, 4095, None]
+
+
+def test_arrays_have_no_depth_to_be_told() -> None:
+    assert custom.look_at_items(opened(BYTES, BYTES)) == (None, [])
+
+
+def test_a_picture_that_was_taken_sideways_is_turned() -> None:
+    picture = Image.fromarray(BYTES[:6, :6])
+    picture.getexif()[ExifTags.Base.Orientation] = 6
+    picture.info["exif"] = picture.getexif().tobytes()
+    assert (opened(picture.copy()).read(np.arange(1))[0].numpy() == np.rot90(BYTES[:6, :6], -1)).all()
+
+
+def test_a_part_reads_its_own_items() -> None:
+    source = opened(*(np.full((4, 4), number, np.uint8) for number in range(6)))
+    part = source.select(source.labels == 1)
+    assert part.read(np.arange(3))[:, 0, 0, 0].tolist() == [1, 3, 5]
+
+
+def test_no_items_keep_their_shape() -> None:
+    assert opened(BYTES).read(np.arange(0)).shape == (0, 8, 8, 3)
+
+
+@pytest.mark.parametrize("label", [1, True, np.int8(1), np.uint64(1), torch.tensor(1), torch.tensor([1])])
+def test_labels_of_every_integer_kind(label: Any) -> None:
+    assert custom.read_item(Listed((BYTES, label)), 0, "mine:")[1] == 1
+
+
+def fails() -> Any:
+    raise ValueError("no such file")
+
+
+def with_nan() -> Any:
+    return (np.where(BYTES == 9, np.nan, 1.0), 1)
+
+
+BAD_ITEMS = {
+    "an-error": (fails, f"{__file__}, line", "cannot be read"),
+    "no-pair": ("abc", "str: too many", "is no pair"),
+    "three-things": ((BYTES, 1, 2), "tuple: too many", "is no pair"),
+    "a-dict": (dict, "dict: not enough", "is no pair"),
+    "nothing": (lambda: None, "NoneType:", "is no pair"),
+    "a-float-label": ((BYTES, 1.0), "1.0", "is a number with a decimal point"),
+    "a-text-label": ((BYTES, "cat"), "'cat'", "is text"),
+    "a-one-hot-label": ((BYTES, np.array([0, 1])), "ndarray of the shape", "is a vector"),
+    "a-ragged-label": ((BYTES, [[0], [0, 1]]), "a list", "is no number"),
+    "no-label": ((BYTES, None), "a NoneType", "is no number"),
+    "another-size": ((BYTES[:4], 1), "[4, 8, 3], uint8", "not like the first"),
+    "another-type": ((BYTES / 255, 1), "[8, 8, 3], float32", "not like the first"),
+    "no-channels": ((BYTES[..., 0], 1), "[8, 8, 1], uint8", "not like the first"),
+    "another-label": ((BYTES, 0), "label 0", "another label"),
+    "text": (("a.jpg", 1), "a str", "no image"),
+    "a-list": (([[1, 2]], 1), "a list", "no image"),
+    "integers": ((BYTES.astype(np.int64), 1), "int64", "no image"),
+    "objects": ((np.array([None]), 1), "an array of object", "no image"),
+    "a-picture-of-floats": ((Image.new("F", (8, 8), 0.5), 1), "32 bits (mode F)", "no image"),
+    "a-picture-of-few-numbers": ((Image.new("I", (8, 8), 255), 1), "mode I", "no image"),
+    "one-axis": ((BYTES[0, 0], 1), "[1, 3]", "these axes"),
+    "channels-first": ((BYTES.transpose(2, 0, 1), 1), "[1, 3, 8, 8]", "another place"),
+}
+
+
+@pytest.mark.parametrize(("second", "problem", "what"), BAD_ITEMS.values(), ids=BAD_ITEMS)
+def test_a_bad_item_is_refused_by_its_number(second: Any, problem: str, what: str) -> None:
+    source = opened(BYTES, second)
+    with pytest.raises(Failure, match=what) as caught:
+        source.read(np.arange(2))
+    assert caught.value.code == ExitCode.DATA
+    assert problem in str(caught.value.found)
+    assert "item 1" in str(caught.value)
+
+
+def test_a_picture_that_is_broken_where_it_is_read_late_is_named() -> None:
+    Image.effect_noise((64, 64), 90).save(encoded := io.BytesIO(), "JPEG")
+    cut = encoded.getvalue()[:900]
+    with pytest.raises(Failure, match="item 1 is no image") as caught:
+        opened(BYTES, lambda: (Image.open(io.BytesIO(cut)), 1)).read(np.arange(2))
+    assert "truncated" in str(caught.value.found)
+
+
+def test_a_lost_disk_is_not_a_wrong_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> Image.Image:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(custom.decode, "to_8_bits", lost)
+    with pytest.raises(OSError, match="error"):
+        opened(Image.new("L", (8, 8)))
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    source = opened(BYTES / 255, with_nan)
+    with pytest.raises(Failure, match="item 1 holds numbers that are not finite"):
+        source.read(np.arange(2))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), Failure("mine", fix="so", code=ExitCode.IO)])
+def test_what_the_dataset_says_itself_passes(error: Exception) -> None:
+    def stand_in() -> Any:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        opened(stand_in)
+    assert caught.value is error
+
+
+DRAWN_MODULE = """
+import random
+import numpy as np, torch
+CALLS = []
+class Drawn:
+    def __init__(self):
+        CALLS.append(self)
+        self.drawn = random.random(), np.random.rand(), float(torch.rand(1))
+    def __len__(self):
+        return 9
+    def __getitem__(self, row):
+        return np.full((8, 8, 3), row, np.uint8), row % 2
+def make(data):
+    return Drawn(), Drawn()
+"""
+
+
+@pytest.fixture
+def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[custom.FactoryCall]:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    (tmp_path / "users_drawn.py").write_text(DRAWN_MODULE)
+    yield custom.FactoryCall(DataConfig(name="users_drawn:make"))
+    sys.modules.pop("users_drawn", None)
+
+
+def in_a_fork(check: Callable[[], object]) -> bool:
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if check() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_process_calls_the_factory_once(factory: custom.FactoryCall) -> None:
+    splits = factory.splits()
+    assert factory.splits() is splits
+    assert factory.split(0) is splits[0]
+    assert factory.split(1) is splits[1]
+
+
+def test_a_forked_process_calls_it_again(factory: custom.FactoryCall) -> None:
+    inherited = factory.splits()
+    assert in_a_fork(lambda: factory.splits() is not inherited and factory.splits() is factory.splits())
+    assert factory.splits() is inherited
+
+
+def test_what_is_released_is_freed_and_made_again(factory: custom.FactoryCall) -> None:
+    factory.splits()
+    calls = sys.modules["users_drawn"].CALLS
+    factory.release()
+    assert factory.returned is None
+    factory.splits()
+    assert len(calls) == 4
+
+
+def test_each_call_draws_the_same_and_leaves_the_readers_generators_alone(factory: custom.FactoryCall) -> None:
+    first = factory.split(1).drawn
+    factory.release()
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(7)
+    expected = random.random(), np.random.rand(), float(torch.rand(1))
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(7)
+    assert factory.split(1).drawn == first
+    assert (random.random(), np.random.rand(), float(torch.rand(1))) == expected
+
+
+@pytest.fixture
+def bytes_file(tmp_path: Path) -> Path:
+    (tmp_path / "packed").write_bytes(bytes(range(100, 109)))
+    return tmp_path / "packed"
+
+
+def sought(file: int) -> Callable[[int], object]:
+    return lambda row: (os.lseek(file, row, 0), os.read(file, 1))
+
+
+def beside(file: int) -> Callable[[int], object]:
+    return lambda row: os.pread(file, 1, row)
+
+
+def mapped(file: int) -> Callable[[int], object]:
+    memory = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+    return lambda row: memory[row]
+
+
+@pytest.mark.parametrize(("way", "shared"), [(sought, True), (beside, False), (mapped, False)])
+def test_of_files_that_stay_open_those_are_told_whose_position_moves(
+    bytes_file: Path, way: Callable[[int], Callable[[int], object]], shared: bool
+) -> None:
+    with bytes_file.open("rb") as file:
+        read = way(file.fileno())
+        moved = custom.find_moved_file([partial(read, 0), partial(read, 8)], lambda: None)
+    assert moved == (str(bytes_file) if shared else None)
+
+
+def test_a_file_that_is_closed_on_release_is_not_told(bytes_file: Path) -> None:
+    file = bytes_file.open("rb")
+    read = sought(file.fileno())
+    assert custom.find_moved_file([partial(read, 0), partial(read, 8)], file.close) is None
+
+
+def raising(error: Exception) -> Callable[[], object]:
+    def read() -> Any:
+        raise error
+
+    return read
+
+
+def test_a_stop_is_not_taken_for_a_bad_sample() -> None:
+    bad = raising(Failure("bad", fix="mend it", code=ExitCode.DATA))
+    assert custom.find_moved_file([bad, raising(OSError())], lambda: None) is None
+    with pytest.raises(Failure, match="asked to stop"):
+        custom.find_moved_file(
+            [raising(Failure("asked to stop", fix="start again", code=ExitCode.STOPPED))], lambda: None
+        )
+
+
+def test_files_that_are_written_are_not_told(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log, (tmp_path / "log").open("rb") as other:
+        assert {log.fileno(), other.fileno()} & custom.open_file_positions().keys() == {other.fileno()}

@@ -84,11 +84,11 @@ def opened(data: DataConfig, monkeypatch: pytest.MonkeyPatch | None = None, **se
 
 def batches(opened: BatchLoader) -> list[torch.Tensor]:
     """The images of six micro batches in two epochs."""
-    wanted = [
+    micro_batches = [
         MicroBatch(step=step, epoch=step // 3, number=0, samples=np.arange(4 * step, 4 * step + 4) % IMAGES)
         for step in range(6)
     ]
-    given = list(opened.train(wanted))
+    given = list(opened.train(micro_batches))
     assert [micro_batch.step for micro_batch, _ in given] == list(range(6))
     return [batch["image"] for _, batch in given]
 
@@ -98,8 +98,8 @@ def test_boxes_that_are_decoded_later_have_the_pixels_of_those_that_workers_deco
     encoded = gpu_decoding.read_encoded(source, np.arange(IMAGES), draws)
     assert (len(encoded.rows), encoded.decoded) == (IMAGES, None)
     pixels = GpuDecoder(CPU, (16, 16), source.preprocessing, print).decode(encoded)
-    wanted = source.read_cropped(np.arange(IMAGES), draws)
-    assert (pixels.int() - wanted.int()).abs().max() <= 1
+    expected = source.read_cropped(np.arange(IMAGES), draws)
+    assert (pixels.int() - expected.int()).abs().max() <= 1
 
 
 @pytest.mark.parametrize("kind", FOR_THE_CPU)
@@ -109,24 +109,24 @@ def test_what_a_gpu_cannot_decode_is_decoded_by_a_worker(photos: DataConfig, kin
         (Path(photos.root) / "ab"[number % 2] / f"{number:02d}.jpg").write_bytes(FOR_THE_CPU[kind](number))
     source, draws = source_and_draws(photos)
     encoded = gpu_decoding.read_encoded(source, np.arange(IMAGES), draws)
-    wanted = source.read_cropped(np.arange(IMAGES), draws)
+    expected = source.read_cropped(np.arange(IMAGES), draws)
     others = [row for row, path in enumerate(source.paths) if Path(path).stem in ("03", "08")]
     assert encoded.other_rows().tolist() == others
     pixels = GpuDecoder(CPU, (16, 16), source.preprocessing, print).decode(encoded)
-    assert torch.equal(pixels[others], wanted[others])
-    assert (pixels.int() - wanted.int()).abs().max() <= 1
+    assert torch.equal(pixels[others], expected[others])
+    assert (pixels.int() - expected.int()).abs().max() <= 1
 
 
 def test_a_batch_may_have_no_jpeg(photos: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(IMAGES):
         (Path(photos.root) / "ab"[number % 2] / f"{number:02d}.jpg").write_bytes(jpeg(number, format="PNG"))
     usual, later = batches(opened(photos, decode="auto")), batches(opened(photos, monkeypatch, workers=1))
-    assert all(torch.equal(one, other) for one, other in zip(usual, later, strict=True))
+    assert all(torch.equal(expected, images) for expected, images in zip(usual, later, strict=True))
 
 
 def test_large_images_are_decoded_in_parts(photos: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     source, draws = source_and_draws(photos)
-    whole = GpuDecoder(CPU, (16, 16), source.preprocessing, print).decode(
+    expected = GpuDecoder(CPU, (16, 16), source.preprocessing, print).decode(
         gpu_decoding.read_encoded(source, np.arange(IMAGES), draws)
     )
     monkeypatch.setattr(gpu_decoding, "MAX_PIXELS_AT_ONCE", 10_000)
@@ -135,7 +135,7 @@ def test_large_images_are_decoded_in_parts(photos: DataConfig, monkeypatch: pyte
     assert len(parts) > 3
     assert all(encoded.sizes[part].prod(axis=1).sum() <= 10_000 for part in parts)
     assert [row for part in parts for row in range(IMAGES)[part]] == list(range(IMAGES))
-    assert torch.equal(GpuDecoder(CPU, (16, 16), source.preprocessing, print).decode(encoded), whole)
+    assert torch.equal(GpuDecoder(CPU, (16, 16), source.preprocessing, print).decode(encoded), expected)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -146,8 +146,8 @@ def test_batches_are_those_of_data_workers(
     """In order, with their labels; the operations on pixels come after decoding, with the same draws."""
     usual = batches(opened(photos, decode="auto", workers=0, augment=augment))
     later = batches(opened(photos, monkeypatch, workers=workers, augment=augment))
-    for one, other in zip(usual, later, strict=True):
-        assert (one - other).abs().max() < 0.04  # two of 255, normalized
+    for expected, images in zip(usual, later, strict=True):
+        assert (expected - images).abs().max() < 0.04  # two of 255, normalized
 
 
 @pytest.mark.parametrize("damage", ["cut short", "no Huffman table"])
@@ -162,7 +162,7 @@ def test_another_image_takes_the_place_of_a_broken_one(
     settings = {"max_bad_images": 1, "workers": 1}
     usual = batches(opened(photos, decode="auto", **settings))
     later = batches(opened(photos, monkeypatch, **settings))
-    assert all((one - other).abs().max() < 0.04 for one, other in zip(usual, later, strict=True))
+    assert all((expected - images).abs().max() < 0.04 for expected, images in zip(usual, later, strict=True))
     assert capsys.readouterr().err.count("05.jpg") == 2  # once by each loader
 
 
@@ -172,12 +172,12 @@ def test_a_gpu_that_cannot_decode_a_batch_leaves_it_to_the_cpu_and_says_so_once(
     def fail(*_: Any) -> None:
         raise RuntimeError("Failed to decode jpeg: 7\nat some place")
 
-    wanted = batches(opened(photos, decode="auto", workers=1))
+    usual = batches(opened(photos, decode="auto", workers=1))
     monkeypatch.setattr(gpu_decoding, "decode_jpegs", fail)
     taken = batches(opened(photos, monkeypatch, workers=1))
-    assert all(torch.equal(one, other) for one, other in zip(wanted, taken, strict=True))
-    said = capsys.readouterr().err
-    assert (said.count("the GPU cannot decode a batch"), said.count("Failed to decode jpeg: 7")) == (1, 1)
+    assert all(torch.equal(expected, images) for expected, images in zip(usual, taken, strict=True))
+    printed = capsys.readouterr().err
+    assert (printed.count("the GPU cannot decode a batch"), printed.count("Failed to decode jpeg: 7")) == (1, 1)
 
 
 def test_a_gpu_without_memory_is_no_broken_image(photos: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_a_gpu_without_memory_is_no_broken_image(photos: DataConfig, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("settings", "device", "found"),
+    ("settings", "device", "problem"),
     [
         ({}, "cpu", "--device cpu"),
         ({"augment": "standard"}, "cuda", "no random_resized_crop"),
@@ -199,13 +199,13 @@ def test_a_gpu_without_memory_is_no_broken_image(photos: DataConfig, monkeypatch
     ],
 )
 def test_a_training_that_cannot_use_it_is_refused(
-    photos: DataConfig, settings: dict[str, Any], device: str, found: str
+    photos: DataConfig, settings: dict[str, Any], device: str, problem: str
 ) -> None:
     data = replace(photos, **settings)
     splits = registry.open_splits(data)
     with pytest.raises(Failure, match="decodes JPEG files on a GPU") as caught:
         gpu_decoding.refuse_gpu_decoding(data, splits, build_augmenter(splits, data, 0), torch.device(device))
-    assert (caught.value.code, found in str(caught.value.found)) == (64, True)
+    assert (caught.value.code, problem in str(caught.value.found)) == (64, True)
 
 
 def test_a_torchvision_that_cannot_decode_on_a_gpu_does_not_fit(

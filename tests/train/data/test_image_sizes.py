@@ -51,8 +51,8 @@ def test_evaluation_reads_files_in_its_own_size(photos: DataConfig, reader: str)
     assert training["image"].shape == (4, 3, 16, 16)
     assert evaluation["image"].shape == (4, 3, 24, 24)
     larger = registry.open_splits(replace(data, image_size=24))
-    (wanted,) = loader.open_loader(larger, data, seed=0, device=CPU, cores=1).evaluate([np.arange(4)])
-    assert torch.equal(evaluation["image"], wanted["image"])
+    (expected,) = loader.open_loader(larger, data, seed=0, device=CPU, cores=1).evaluate([np.arange(4)])
+    assert torch.equal(evaluation["image"], expected["image"])
 
 
 def test_the_size_of_training_needs_no_other_reader(photos: DataConfig) -> None:
@@ -123,7 +123,7 @@ def test_a_network_for_one_size_is_refused(tmp_path: Path) -> None:
     assert failure.code == 64
 
 
-def told(folder: Path, *words: str) -> list[dict[str, Any]]:
+def printed_lines(folder: Path, *words: str) -> list[dict[str, Any]]:
     """What a command prints as JSON, a line for each image."""
     ended = python("-m", "train", *words, "--json", cwd=folder, environ={"ENTRYPOINT_DEVICE": "cpu"})
     assert ended.returncode == 0, ended.stderr
@@ -137,11 +137,11 @@ def test_a_run_is_evaluated_predicts_and_is_exported_in_its_own_size(photos: Dat
     words += ["train.global_batch_size=4", "train.micro_batch_size=4", "eval.image_size=40", "eval.flip=true"]
     run = trained(tmp_path / "run", *words, "data.repeats=2")
     assert run.state.best is not None
-    (measured,) = told(tmp_path, "eval", "run")
+    (measured,) = printed_lines(tmp_path, "eval", "run")
     assert measured["accuracy"] == run.state.best.values["accuracy"]
     assert measured["loss"] == pytest.approx(run.state.best.values["loss"], abs=1e-6)
     images = sorted(map(str, Path(photos.root, "val").rglob("*.png")))
-    predicted = told(tmp_path, "predict", "run", "--top", "2", *images)
+    predicted = printed_lines(tmp_path, "predict", "run", "--top", "2", *images)
     shares = [
         next(each["probability"] for each in answer["top"] if each["class"] == Path(answer["path"]).parent.name)
         for answer in predicted
@@ -150,9 +150,9 @@ def test_a_run_is_evaluated_predicts_and_is_exported_in_its_own_size(photos: Dat
     chosen = checkpoints.choose_checkpoint(str(tmp_path / "run"))
     config, _ = checkpoints.load_config(chosen, None, ())
     export.export_model(config, chosen, tmp_path / "export")
-    plain = told(tmp_path, "predict", "run", "eval.flip=false", "--top", "2", *images)
+    plain = printed_lines(tmp_path, "predict", "run", "eval.flip=false", "--top", "2", *images)
     assert plain != predicted
-    assert told(tmp_path, "predict", "export", "--top", "2", *images) == plain
+    assert printed_lines(tmp_path, "predict", "export", "--top", "2", *images) == plain
 
 
 def test_a_run_of_a_network_for_one_size_is_neither_measured_nor_exported_in_another(
@@ -170,5 +170,5 @@ def test_a_run_of_a_network_for_one_size_is_neither_measured_nor_exported_in_ano
         assert "small_cnn was built for images of data.image_size" in ended.stderr
         assert "Traceback" not in ended.stderr
     assert not (tmp_path / "model").exists()
-    (measured,) = told(tmp_path, "eval", "run", "eval.image_size=16")
+    (measured,) = printed_lines(tmp_path, "eval", "run", "eval.image_size=16")
     assert measured["samples"] == 4

@@ -83,22 +83,22 @@ def staged(made: DeviceDataset | HostDataset) -> HostDataset:
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_staged_batches_are_those_of_memory_on_the_device(replaced: bool) -> None:
-    whole, wanted = filled(replaced=replaced), [np.array([1, 2, 3]), np.array([2]), np.array([9, 8])]
-    one, other = (
+    dataset, requests = filled(replaced=replaced), [np.array([1, 2, 3]), np.array([2]), np.array([9, 8])]
+    expected, read = (
         [
             (batch["image"][batch.get("row", slice(None))].flatten().tolist(), batch["label"].tolist(), batch["sample"])
-            for _, batch in made.read(enumerate(wanted))
+            for _, batch in made.read(enumerate(requests))
         ]
-        for made in (whole, staged(whole))
+        for made in (dataset, staged(dataset))
     )
-    assert [batch[:2] for batch in one] == [batch[:2] for batch in other]
-    assert all(torch.equal(batch[2], same[2]) for batch, same in zip(one, other, strict=True))
+    assert [batch[:2] for batch in expected] == [batch[:2] for batch in read]
+    assert all(torch.equal(batch[2], same[2]) for batch, same in zip(expected, read, strict=True))
 
 
 def test_one_batch_is_on_its_way_before_it_is_asked_for() -> None:
     asked = []
-    wanted = (asked.append(number) or np.array([number]) for number in range(4))  # type: ignore[func-returns-value]
-    stream = staged(filled(bad=())).read(enumerate(wanted))
+    requests = (asked.append(number) or np.array([number]) for number in range(4))  # type: ignore[func-returns-value]
+    stream = staged(filled(bad=())).read(enumerate(requests))
     for number in range(4):
         next(stream)
         assert asked[-1] == min(number + 1, 3)
@@ -118,4 +118,4 @@ def test_a_side_without_images_has_none_on_any_rank() -> None:
     source.labels = torch.arange(0)
     empty = Split(name="side", source=source, collate=collate, ledger=UnreadableLog(0, print), most=0, replace=True)
     made = together(lambda host: in_memory.load_in_memory(empty, (1, 1, 1), CPU, 1, host=host), [0, 0])
-    assert [len(one.samples["image"]) for one in made] == [0, 0]
+    assert [len(dataset.samples["image"]) for dataset in made] == [0, 0]

@@ -1,7 +1,9 @@
-"""Samples to batches: the same from memory and from worker processes."""
+"""Samples become batches, the same from memory and from workers, where shared memory has room for them."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +14,7 @@ import pytest
 import torch
 from images import write_classes
 
-from entrypoint import Failure
+from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
 from train.data import in_memory, loader, registry
 from train.data.batch import Batch
@@ -42,7 +44,7 @@ def same(first: Batch, second: Batch) -> bool:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_give_the_same_batches_as_memory(workers: int) -> None:
     pairs = zip(training(loader="memory"), training(loader="workers", workers=workers), strict=True)
-    assert all(repr(one[0]) == repr(other[0]) and same(one[1], other[1]) for one, other in pairs)
+    assert all(repr(expected[0]) == repr(read[0]) and same(expected[1], read[1]) for expected, read in pairs)
 
 
 @pytest.mark.parametrize("kind", ["memory", "workers"])
@@ -100,20 +102,20 @@ def test_auto_takes_memory_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> Non
     assert opened().description == "1 worker"
 
 
-@pytest.mark.parametrize(("kind", "said"), [("u1", "memory"), ("f4", "workers")])
+@pytest.mark.parametrize(("kind", "chosen"), [("u1", "memory"), ("f4", "workers")])
 def test_floats_fill_the_memory_with_a_quarter_of_the_numbers(
-    kind: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "MAX_IN_MEMORY_BYTES", 20 * 8 * 8 * 2)
     np.savez(tmp_path / "a.npz", images=np.zeros((20, 8, 8), kind), labels=np.arange(20) % 2)
     settings = DataConfig(name="npz", root=str(tmp_path / "a.npz"))
-    assert loader.choose_loader(registry.open_splits(settings), settings, 2)[0] == said
+    assert loader.choose_loader(registry.open_splits(settings), settings, 2)[0] == chosen
 
 
 def test_memory_is_filled_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = training(loader="memory")
+    expected = training(loader="memory")
     monkeypatch.setattr(in_memory, "IMAGES_PER_CHUNK", 2)
-    assert all(same(a[1], b[1]) for a, b in zip(whole, training(loader="memory"), strict=True))
+    assert all(same(a[1], b[1]) for a, b in zip(expected, training(loader="memory"), strict=True))
 
 
 @pytest.fixture
@@ -144,12 +146,14 @@ def test_a_broken_image_that_may_be_skipped_is_said_once_though_met_in_every_epo
     broken: DataConfig, kind: str
 ) -> None:
     settings = replace(broken, loader=kind, max_bad_images=1)  # type: ignore[arg-type]
-    said: list[str] = []
+    printed: list[str] = []
     pieces = [MicroBatch(step=epoch, epoch=epoch, number=0, samples=np.arange(8)) for epoch in range(3)]
-    ready = loader.open_loader(registry.open_splits(settings), settings, seed=0, device=CPU, cores=2, say=said.append)
+    ready = loader.open_loader(
+        registry.open_splits(settings), settings, seed=0, device=CPU, cores=2, say=printed.append
+    )
     assert [len(batch["label"]) for _, batch in ready.train(pieces)] == [8, 8, 8]
-    assert len(said) == len(list(ready.broken)) == 1
-    assert "ant/000.png" in said[0]
+    assert len(printed) == len(list(ready.broken)) == 1
+    assert "ant/000.png" in printed[0]
 
 
 def test_without_anyone_to_tell_it_is_said_on_stderr(broken: DataConfig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,13 +167,76 @@ def test_a_cache_gives_the_same_batches_and_is_named(
 ) -> None:
     settings, cache = replace(broken, max_bad_images=1, workers=0), str(tmp_path_factory.mktemp("cache"))
     through = replace(settings, cache=cache)
-    (one,), (other,) = (list(read(data, kind)) for data in (settings, through))
-    assert same(one[1], other[1])  # type: ignore[index]
+    (expected,), (cached,) = (list(read(data, kind)) for data in (settings, through))
+    assert same(expected[1], cached[1])  # type: ignore[index]
     opened = loader.open_loader(registry.open_splits(through), through, seed=0, device=CPU, cores=1)
     assert cache in opened.notes[0]
 
 
 def test_without_validation_images_nothing_is_evaluated() -> None:
     settings = DataConfig(samples=12, image_size=16, val_fraction=0.0)
-    found = loader.open_loader(registry.open_splits(settings), settings, seed=0, device=CPU, cores=1)
-    assert list(found.evaluate([])) == []
+    opened = loader.open_loader(registry.open_splits(settings), settings, seed=0, device=CPU, cores=1)
+    assert list(opened.evaluate([])) == []
+
+
+ROOM = 64 * loader.MIB
+
+
+@pytest.fixture
+def shared_memory_of_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = type("Found", (), {"f_bavail": ROOM // 4096, "f_blocks": ROOM // 4096, "f_frsize": 4096})
+    monkeypatch.setattr(loader.os, "statvfs", lambda path: status)
+
+
+@pytest.mark.usefixtures("shared_memory_of_64_mib")
+@pytest.mark.parametrize(("workers", "each", "ranks"), [(0, 2**40, 8), (2, ROOM // 4, 1), (1, ROOM // 8, 4)])
+def test_what_fits_is_no_matter(workers: int, each: int, ranks: int) -> None:
+    loader.refuse_small_shared_memory(workers, each, ranks=ranks)
+
+
+@pytest.mark.usefixtures("shared_memory_of_64_mib")
+def test_what_does_not_is_refused_with_two_ways_out() -> None:
+    with pytest.raises(Failure) as refused:
+        loader.refuse_small_shared_memory(8, 48 * loader.MIB, ranks=2)
+    assert refused.value.code == ExitCode.RESOURCE
+    assert refused.value.found == "/dev/shm of 64 MiB, 64 MiB free"
+    assert "--shm-size=3g" in refused.value.fix
+    assert "data.workers=0" in refused.value.fix
+
+
+@pytest.mark.usefixtures("shared_memory_of_64_mib")
+@pytest.mark.parametrize(("workers", "fewer"), [(8, 4), (5, 4), (6, 4)])
+def test_as_many_workers_as_fit_are_named(workers: int, fewer: int) -> None:
+    with pytest.raises(Failure, match="shared memory") as refused:
+        loader.refuse_small_shared_memory(workers, ROOM // 8, ranks=1)
+    assert refused.value.fix.endswith(f"data.workers={fewer}")
+    loader.refuse_small_shared_memory(fewer, ROOM // 8, ranks=1)
+
+
+def test_a_system_without_it_is_torchs_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(loader.os, "statvfs", missing)
+    loader.refuse_small_shared_memory(8, 2**40, ranks=8)
+
+
+LARGE = ("data.loader=workers", "data.workers=2", "data.samples=600", "data.image_size=64", "run.output_dir={}")
+
+
+def test_a_run_on_a_small_one_is_refused_before_its_first_step(tmp_path: Path) -> None:
+    shut_in = [
+        "unshare",
+        "--mount",
+        "--map-root-user",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"',
+    ]
+    words = [word.format(tmp_path) for word in LARGE]
+    command = [*shut_in, "sh", sys.executable, "-m", "train", "--device", "cpu", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
+    if "unshare failed" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"machine: no private /dev/shm: {done.stderr.strip()}")
+    assert (done.returncode, "ERROR[71] shared memory is too small" in done.stderr) == (71, True), done.stderr
+    assert not list(tmp_path.rglob("metrics.jsonl"))

@@ -38,34 +38,34 @@ def test_neighbours_are_pairs() -> None:
 
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 1.0, 8.0])
 def test_shares_are_of_the_beta_distribution(alpha: float) -> None:
-    ours = mixing.inverse_beta((np.arange(20_000) + 0.5) / 20_000, alpha)
-    theirs = np.sort(np.random.default_rng(0).beta(alpha, alpha, 200_000))
+    shares = mixing.inverse_beta((np.arange(20_000) + 0.5) / 20_000, alpha)
+    drawn = np.sort(np.random.default_rng(0).beta(alpha, alpha, 200_000))
     quantiles = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99]
-    assert np.quantile(ours, quantiles) == pytest.approx(np.quantile(theirs, quantiles), abs=0.01)
-    assert ours.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.01)
+    assert np.quantile(shares, quantiles) == pytest.approx(np.quantile(drawn, quantiles), abs=0.01)
+    assert shares.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.01)
 
 
 def test_mixup_adds_images_as_torchvision_does(monkeypatch: pytest.MonkeyPatch) -> None:
     transform = v2.MixUp(alpha=1.0, num_classes=2)
     monkeypatch.setattr(transform, "make_params", lambda inputs: {"lam": 0.3, "labels": labels, "batch_size": 2})
     labels = torch.tensor([0, 1])
-    wanted, targets = transform(IMAGES, labels)
+    expected, targets = transform(IMAGES, labels)
     drawn = fixed(blend=np.full(2, 0.3), share=np.full(2, 0.3))
     batch = {"image": IMAGES, "label": labels}
     mixing.mix_batch(batch, drawn)
-    torch.testing.assert_close(batch["image"], wanted)
+    torch.testing.assert_close(batch["image"], expected)
     share = batch["share"][:, None]
-    ours = one_hot(labels) * share + one_hot(batch["other"]) * (1 - share)
-    torch.testing.assert_close(ours, targets)
+    mixed = one_hot(labels) * share + one_hot(batch["other"]) * (1 - share)
+    torch.testing.assert_close(mixed, targets)
 
 
 def test_cutmix_fills_the_box_that_torchvision_fills(monkeypatch: pytest.MonkeyPatch) -> None:
     transform, labels, box = v2.CutMix(alpha=1.0, num_classes=2), torch.tensor([0, 1]), (2, 1, 7, 5)
     parameters = {"box": box, "lam_adjusted": 1 - 20 / 96, "labels": labels, "batch_size": 2}
     monkeypatch.setattr(transform, "make_params", lambda inputs: parameters)
-    wanted, _ = transform(IMAGES, labels)
+    expected, _ = transform(IMAGES, labels)
     sides = dict(zip(("left", "top", "right", "bottom"), (np.full(2, side) for side in box), strict=True))
-    assert torch.equal(mixing.mix_images(IMAGES, fixed(**sides)), wanted)
+    assert torch.equal(mixing.mix_images(IMAGES, fixed(**sides)), expected)
 
 
 def test_the_share_of_cutmix_is_the_area_that_is_left() -> None:
@@ -78,9 +78,9 @@ def test_the_share_of_cutmix_is_the_area_that_is_left() -> None:
 def test_boxes_of_cutmix_are_as_large_as_torchvisions() -> None:
     torch.manual_seed(0)
     transform = v2.CutMix(alpha=1.0, num_classes=2)
-    theirs = [transform.make_params([torch.empty(2, 3, 32, 48)])["lam_adjusted"] for _ in range(2000)]
-    assert draws("cutmix").share.mean() == pytest.approx(np.mean(theirs), abs=0.02)
-    assert draws("cutmix").share.std() == pytest.approx(np.std(theirs), abs=0.02)
+    shares = [transform.make_params([torch.empty(2, 3, 32, 48)])["lam_adjusted"] for _ in range(2000)]
+    assert draws("cutmix").share.mean() == pytest.approx(np.mean(shares), abs=0.02)
+    assert draws("cutmix").share.std() == pytest.approx(np.std(shares), abs=0.02)
 
 
 def test_each_sample_gets_one_of_the_two() -> None:
@@ -100,8 +100,8 @@ def test_the_loss_is_that_of_the_mixed_targets(changes: dict[str, Any]) -> None:
     other, share = torch.tensor([1, 0, 0, 2]), torch.tensor([0.3, 1.0, 0.5, 0.0])
     targets = one_hot(labels, 3) * share[:, None] + one_hot(other, 3) * (1 - share[:, None])
     task = Classification(classes=("a", "b", "c"), optim=OptimConfig(**changes))
-    ours = task.mean_loss(logits, {"label": labels, "other": other, "share": share})
-    torch.testing.assert_close(ours, cross_entropy(logits, targets, **changes))
+    loss = task.mean_loss(logits, {"label": labels, "other": other, "share": share})
+    torch.testing.assert_close(loss, cross_entropy(logits, targets, **changes))
 
 
 def test_labels_that_do_not_mix_give_the_loss_without_mixing() -> None:

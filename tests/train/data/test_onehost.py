@@ -61,12 +61,12 @@ def test_another_file_under_the_number_that_was_told_is_not_taken(tmp_path: Path
 
 
 def test_what_the_first_rank_of_a_machine_finds_is_all_of_its_ranks() -> None:
-    found = together(lambda host: host.first(lambda: f"rank {host.rank}"), [0, 1, 0, 1])
-    assert found == ["rank 0", "rank 1"] * 2
+    results = together(lambda host: host.first(lambda: f"rank {host.rank}"), [0, 1, 0, 1])
+    assert results == ["rank 0", "rank 1"] * 2
 
 
 @pytest.mark.parametrize(
-    ("told", "marks", "nodes"),
+    ("node_ranks", "marks", "nodes"),
     [
         ([0, 0, 1, 1], "abab", [0, 1, 0, 1]),
         ([0, 0, 1, 1], "aabb", [0, 0, 1, 1]),
@@ -76,10 +76,10 @@ def test_what_the_first_rank_of_a_machine_finds_is_all_of_its_ranks() -> None:
     ids=["dealt out in turn", "as told", "two networks of one machine", "told in turn"],
 )
 def test_a_nodes_number_that_was_counted_up_gives_way_to_its_machines_mark(
-    told: list[int], marks: str, nodes: list[int]
+    node_ranks: list[int], marks: str, nodes: list[int]
 ) -> None:
     def run(host: HostRanks) -> int:
-        world = replace(FIRST, rank=host.rank, world_size=4, num_nodes=2, node_rank=told[host.rank])
+        world = replace(FIRST, rank=host.rank, world_size=4, num_nodes=2, node_rank=node_ranks[host.rank])
         return shared_memory.host_ranks(world, host.all_gather, machine=lambda: marks[host.rank]).node
 
     assert together(run, [0] * 4) == nodes
@@ -187,11 +187,11 @@ def test_processors_are_those_of_the_affinity_divided_among_who_has_the_same(
     bound: list[range], each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_memory.os, "sched_getaffinity", lambda _: set(bound[0]))
-    others = [(0, sorted(mine)) for mine in bound]
-    assert HostRanks(world_size=2, all_gather=lambda mine: others).cores() == each
+    others = [(0, sorted(value)) for value in bound]
+    assert HostRanks(world_size=2, all_gather=lambda value: others).cores() == each
 
 
 def test_a_quota_of_time_is_divided_among_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory.os, "sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr(shared_memory, "num_usable_cores", lambda: 4)  # docker run --cpus=4
-    assert HostRanks(world_size=2, all_gather=lambda mine: [mine] * 2).cores() == 2
+    assert HostRanks(world_size=2, all_gather=lambda value: [value] * 2).cores() == 2

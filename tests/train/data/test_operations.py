@@ -60,13 +60,13 @@ def test_no_two_operations_share_their_random_numbers() -> None:
 def test_a_samples_pixels_do_not_depend_on_its_batch(name: str, channels: int) -> None:
     batch = images(channels=channels)
     normalized = batch.float() if augmentations.OPERATIONS[name].stage == "values" else batch
-    whole = applied(name, normalized.clone())
-    assert whole.shape == batch.shape
+    changed = applied(name, normalized.clone())
+    assert changed.shape == batch.shape
     for row in range(len(batch)):
-        one = operations.apply_step(
+        alone = operations.apply_step(
             normalized[row : row + 1].clone(), step(name), SAMPLES[row : row + 1], seed=1, epoch=2
         )
-        assert torch.equal(one[0], whole[row])
+        assert torch.equal(alone[0], changed[row])
 
 
 @pytest.mark.parametrize("name", ["horizontal_flip", "vertical_flip", "grayscale"])
@@ -92,16 +92,16 @@ def test_flips_and_grayscale_are_torchvisions_to_the_pixel(name: str, operator: 
 def test_rotations_by_90_degrees_are_torchvisions_to_the_pixel() -> None:
     batch = images(count=40)[..., :24]
     quarters = (numbers("rotate90")[0, :40] * 4).astype(int)
-    wanted = [F.rotate(image, 90.0 * int(turns)) for image, turns in zip(batch, quarters, strict=True)]
+    expected = [F.rotate(image, 90.0 * int(turns)) for image, turns in zip(batch, quarters, strict=True)]
     assert set(quarters) == {0, 1, 2, 3}
-    assert torch.equal(applied("rotate90", batch), torch.stack(wanted))
+    assert torch.equal(applied("rotate90", batch), torch.stack(expected))
 
 
 def test_images_that_are_no_squares_are_turned_by_0_or_180_degrees() -> None:
     batch = images(count=40)
     turned = applied("rotate90", batch)
     kinds = [
-        (torch.equal(one, old), torch.equal(one, old.flip(-1, -2))) for one, old in zip(turned, batch, strict=True)
+        (torch.equal(new, old), torch.equal(new, old.flip(-1, -2))) for new, old in zip(turned, batch, strict=True)
     ]
     assert {(True, False), (False, True)} <= set(kinds)
     assert (False, False) not in kinds
@@ -119,8 +119,8 @@ JITTERS = {
 @pytest.mark.parametrize("channels", [1, 3])
 def test_color_jitter_is_torchvisions_to_one_gray_level(name: str, channels: int) -> None:
     batch, factors = images(channels=channels), np.linspace(-0.4, 0.4, 8) + (name != "hue")
-    wanted = torch.stack([JITTERS[name](image, float(f)) for image, f in zip(batch, factors, strict=True)])
-    difference = (operations.JITTER[name](batch, factors).int() - wanted.int()).abs()
+    expected = torch.stack([JITTERS[name](image, float(f)) for image, f in zip(batch, factors, strict=True)])
+    difference = (operations.JITTER[name](batch, factors).int() - expected.int()).abs()
     assert int(difference.max()) <= 1
     assert float((difference > 0).float().mean()) < 0.01
 
@@ -138,11 +138,11 @@ def test_color_jitter_draws_the_ranges_and_orders_of_torchvision() -> None:
 def test_a_random_crop_is_torchvisions_to_the_pixel() -> None:
     batch = images()
     drawn = boxes.CropDraws(numbers("random_resized_crop"), step("random_resized_crop").arguments)
-    wanted = [
+    expected = [
         F.resized_crop(image, *drawn.box(index, 24, 28), size=[24, 28], antialias=True)
         for index, image in enumerate(batch)
     ]
-    assert torch.equal(applied("random_resized_crop", batch), torch.stack(wanted))
+    assert torch.equal(applied("random_resized_crop", batch), torch.stack(expected))
 
 
 @pytest.mark.parametrize("name", ["horizontal_flip", "rotate90", "grayscale", "color_jitter"])
@@ -156,13 +156,13 @@ def test_few_images_at_once_are_changed_as_many_are(name: str, monkeypatch: pyte
 def test_random_crops_have_the_areas_and_shapes_of_torchvision(height: int, width: int) -> None:
     transform = v2.RandomResizedCrop(8)
     torch.manual_seed(0)
-    theirs = [transform.make_params([torch.empty(3, height, width)]) for _ in SAMPLES]
+    crops = [transform.make_params([torch.empty(3, height, width)]) for _ in SAMPLES]
     draws = boxes.CropDraws(numbers("random_resized_crop"), step("random_resized_crop").arguments)
-    ours = np.array([draws.box(index, height, width) for index in range(len(SAMPLES))])
-    assert (ours[:, :2] >= 0).all()
-    assert (ours[:, :2] + ours[:, 2:] <= (height, width)).all()
+    own_crops = np.array([draws.box(index, height, width) for index in range(len(SAMPLES))])
+    assert (own_crops[:, :2] >= 0).all()
+    assert (own_crops[:, :2] + own_crops[:, 2:] <= (height, width)).all()
     for column, name in enumerate(("top", "left", "height", "width")):
-        expected, drawn = np.array([crop[name] for crop in theirs]), ours[:, column]
+        expected, drawn = np.array([crop[name] for crop in crops]), own_crops[:, column]
         spread = max(expected.std(), drawn.std(), 1e-9) / np.sqrt(len(SAMPLES))
         assert abs(drawn.mean() - expected.mean()) < 6 * spread
         assert drawn.std() == pytest.approx(expected.std(), rel=0.25, abs=0.5)
@@ -182,11 +182,11 @@ def test_random_erasing_sets_one_rectangle_to_the_mean_colour() -> None:
 
 def test_random_erasing_takes_areas_as_timm_and_torchvision_do() -> None:
     torch.manual_seed(0)
-    ones = torch.ones(400, 3, 32, 32)
-    ours = applied("random_erasing", ones.clone(), p=1.0)
-    theirs = RandomErasing(probability=1.0, device="cpu")(ones.clone())
-    torchvisions = torch.stack([v2.RandomErasing(p=1.0)(image) for image in ones])
-    left_out = [(batch == 0).float().mean().item() for batch in (ours, theirs, torchvisions)]
+    blank = torch.ones(400, 3, 32, 32)
+    own = applied("random_erasing", blank.clone(), p=1.0)
+    timms = RandomErasing(probability=1.0, device="cpu")(blank.clone())
+    torchvisions = torch.stack([v2.RandomErasing(p=1.0)(image) for image in blank])
+    left_out = [(batch == 0).float().mean().item() for batch in (own, timms, torchvisions)]
     assert left_out[0] == pytest.approx(left_out[1], abs=0.02)
     assert left_out[0] == pytest.approx(left_out[2], abs=0.02)
 
@@ -199,25 +199,27 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("place", range(len(operations.NAMES)))
+@pytest.mark.parametrize("index", range(len(operations.NAMES)))
 @pytest.mark.parametrize("level", [0, 9, 17, 30])
-def test_policy_operations_are_torchvisions_to_the_pixel(policy: str, place: int, level: int) -> None:
-    theirs = POLICIES[policy]
-    name, (identifier, (magnitudes, signed)) = operations.NAMES[place], [*theirs._AUGMENTATION_SPACE.items()][place]
+def test_policy_operations_are_torchvisions_to_the_pixel(policy: str, index: int, level: int) -> None:
+    reference = POLICIES[policy]
+    name, (identifier, (magnitudes, signed)) = operations.NAMES[index], [*reference._AUGMENTATION_SPACE.items()][index]
     levels = magnitudes(31, 24, 28)
     strength = 0.0 if levels is None else float(levels[level])
-    ours = (
+    own_strength = (
         operations.rand_augment_strength(name, level, 24, 28)
         if policy == "rand"
         else operations.trivial_augment_strength(name, level)
     )
-    assert levels is None or ours == strength
+    assert levels is None or own_strength == strength
     assert operations.POLICY_OPERATIONS[name].signed == signed
     image = images()[1]
-    wanted = theirs._apply_image_or_video_transform(
-        image, identifier, strength, interpolation=theirs.interpolation, fill=theirs._fill
+    expected = reference._apply_image_or_video_transform(
+        image, identifier, strength, interpolation=reference.interpolation, fill=reference._fill
     )
-    assert torch.equal(operations.POLICY_OPERATIONS[name].change(image, ours, theirs.interpolation), wanted)
+    assert torch.equal(
+        operations.POLICY_OPERATIONS[name].change(image, own_strength, reference.interpolation), expected
+    )
 
 
 def test_every_policy_operation_is_drawn() -> None:
@@ -240,20 +242,20 @@ def test_the_operations_of_timms_variant_are_timms_to_the_pixel(
     monkeypatch.setattr(auto_augment.random, "random", lambda: 0.4 if sign == 1 else 0.9)
     fill, mode = (124, 116, 104), Image.Resampling.BICUBIC
     hparams = {"img_mean": fill, "interpolation": mode}
-    theirs = (TIMM_NAMES if increasing else TIMM_PLAIN_NAMES)[name]
+    timm_name = (TIMM_NAMES if increasing else TIMM_PLAIN_NAMES)[name]
     image = Image.fromarray(images()[1].movedim(0, -1).numpy())
     if name == "posterize" and magnitude == (10 if increasing else 0):
-        monkeypatch.setitem(auto_augment.NAME_TO_OP, theirs, lambda img, *_, **__: Image.new(img.mode, img.size))
-    wanted = auto_augment.AugmentOp(theirs, prob=1.0, magnitude=magnitude, hparams=hparams)(image)
+        monkeypatch.setitem(auto_augment.NAME_TO_OP, timm_name, lambda img, *_, **__: Image.new(img.mode, img.size))
+    expected = auto_augment.AugmentOp(timm_name, prob=1.0, magnitude=magnitude, hparams=hparams)(image)
     drawn = timm_policy.Drawn(level=magnitude / 10, sign=sign, increasing=increasing, fill=fill, interpolation=mode)
-    assert np.array_equal(timm_policy.POLICY_OPERATIONS[name](image, drawn), wanted)
+    assert np.array_equal(timm_policy.POLICY_OPERATIONS[name](image, drawn), expected)
 
 
 def test_the_strength_of_timms_variant_is_of_a_normal_distribution_cut_at_10() -> None:
     drawn = np.array([timm_policy.draw_level((n + 0.5) / 2000, 9, 1.0) for n in range(2000)])
-    wanted = np.clip(np.random.default_rng(0).normal(9, 1.0, 200_000), 0, 10) / 10
-    assert drawn.mean() == pytest.approx(wanted.mean(), abs=0.001)
-    assert drawn.std() == pytest.approx(wanted.std(), abs=0.001)
+    expected = np.clip(np.random.default_rng(0).normal(9, 1.0, 200_000), 0, 10) / 10
+    assert drawn.mean() == pytest.approx(expected.mean(), abs=0.001)
+    assert drawn.std() == pytest.approx(expected.std(), abs=0.001)
     assert timm_policy.draw_level(0.0, 6, 0.0) == 0.6
     assert timm_policy.draw_level(0.0, 6, 0.5) < timm_policy.draw_level(0.9, 6, 0.5)
 
@@ -271,12 +273,12 @@ def test_a_probability_leaves_operations_of_timms_variant_out() -> None:
 def test_noise_in_an_erased_rectangle_is_as_timms() -> None:
     torch.manual_seed(0)
     batch = torch.full((100, 3, 32, 32), 9.0)
-    ours = applied("random_erasing", batch.clone(), p=1.0, mode="pixel")
-    theirs = RandomErasing(probability=1.0, mode="pixel", device="cpu")(batch.clone())
-    for each in (ours[ours != 9], theirs[theirs != 9]):
+    own = applied("random_erasing", batch.clone(), p=1.0, mode="pixel")
+    timms = RandomErasing(probability=1.0, mode="pixel", device="cpu")(batch.clone())
+    for each in (own[own != 9], timms[timms != 9]):
         assert float(each.mean()) == pytest.approx(0, abs=0.03)
         assert float(each.std()) == pytest.approx(1, abs=0.03)
-    assert len(ours[ours != 9].unique()) > 10_000
+    assert len(own[own != 9].unique()) > 10_000
 
 
 def test_a_random_colour_fills_an_erased_rectangle_evenly() -> None:

@@ -24,17 +24,17 @@ def course(world_size: int, rank: int, epochs: int = 2) -> BatchSampler:
 
 
 def all_pieces(world_size: int, first: int = 0) -> dict[tuple[int, int], MicroBatch]:
-    found = [piece for rank in range(world_size) for piece in course(world_size, rank).micro_batches(first)]
-    by_place = {(piece.step, piece.number): piece for piece in found}
-    assert len(by_place) == len(found), "two ranks have the same micro batch"
-    return by_place
+    pieces = [piece for rank in range(world_size) for piece in course(world_size, rank).micro_batches(first)]
+    by_number = {(piece.step, piece.number): piece for piece in pieces}
+    assert len(by_number) == len(pieces), "two ranks have the same micro batch"
+    return by_number
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_every_world_has_the_same_micro_batches(world_size: int) -> None:
-    one, many = all_pieces(1), all_pieces(world_size)
-    assert one.keys() == many.keys()
-    assert all(np.array_equal(one[place].samples, many[place].samples) for place in one)
+    alone, many = all_pieces(1), all_pieces(world_size)
+    assert alone.keys() == many.keys()
+    assert all(np.array_equal(alone[key].samples, many[key].samples) for key in alone)
 
 
 def test_an_epoch_has_no_sample_twice_and_leaves_out_the_last_partial_batch() -> None:
@@ -49,9 +49,9 @@ def test_other_samples_are_left_out_in_the_next_epoch() -> None:
 
 @pytest.mark.parametrize("first", [1, 2, 3, 5])
 def test_a_resumed_course_goes_on_where_it_was_left(first: int) -> None:
-    whole, rest = all_pieces(2), all_pieces(2, first)
-    assert rest.keys() == {place for place in whole if place[0] >= first}
-    assert all(np.array_equal(rest[place].samples, whole[place].samples) for place in rest)
+    course_of_all, rest = all_pieces(2), all_pieces(2, first)
+    assert rest.keys() == {key for key in course_of_all if key[0] >= first}
+    assert all(np.array_equal(rest[key].samples, course_of_all[key].samples) for key in rest)
 
 
 @pytest.mark.parametrize("step", [0, 2, 3, 5])
@@ -72,8 +72,8 @@ def test_evaluation_has_every_sample_on_exactly_one_rank(count: int, size: int, 
 
 
 def test_evaluations_blocks_are_the_same_for_every_world() -> None:
-    one = {tuple(part) for part in rank_blocks(50, 16, rank=0, world_size=1)}
-    assert one == {tuple(part) for rank in range(3) for part in rank_blocks(50, 16, rank=rank, world_size=3)}
+    alone = {tuple(part) for part in rank_blocks(50, 16, rank=0, world_size=1)}
+    assert alone == {tuple(part) for rank in range(3) for part in rank_blocks(50, 16, rank=rank, world_size=3)}
 
 
 def test_the_next_epochs_order_is_drawn_while_this_one_is_used() -> None:
@@ -150,10 +150,10 @@ def balanced_pieces(world_size: int, first: int = 0) -> dict[tuple[int, int], Mi
 
 @pytest.mark.parametrize(("world_size", "first"), [(2, 0), (4, 0), (1, 2), (4, 4)])
 def test_every_world_and_every_resume_has_the_same_balanced_micro_batches(world_size: int, first: int) -> None:
-    one, many = balanced_pieces(1), balanced_pieces(world_size, first)
-    assert many.keys() == {place for place in one if place[0] >= first}
-    assert all(np.array_equal(one[place].samples, many[place].samples) for place in many)
-    assert all(np.array_equal(one[place].augmentation_keys, many[place].augmentation_keys) for place in many)
+    alone, many = balanced_pieces(1), balanced_pieces(world_size, first)
+    assert many.keys() == {key for key in alone if key[0] >= first}
+    assert all(np.array_equal(alone[key].samples, many[key].samples) for key in many)
+    assert all(np.array_equal(alone[key].augmentation_keys, many[key].augmentation_keys) for key in many)
 
 
 def test_a_balanced_global_batch_is_its_micro_batches_in_order() -> None:
@@ -198,10 +198,10 @@ def test_neighbours_which_mixup_mixes_are_two_images() -> None:
 
 @pytest.mark.parametrize(("world_size", "first"), [(2, 0), (4, 0), (1, 2), (4, 4)])
 def test_every_world_and_every_resume_has_the_same_repeated_micro_batches(world_size: int, first: int) -> None:
-    one, many = repeated_pieces(1), repeated_pieces(world_size, first)
-    assert many.keys() == {place for place in one if place[0] >= first}
-    assert all(np.array_equal(one[place].samples, many[place].samples) for place in many)
-    assert all(np.array_equal(one[place].augmentation_keys, many[place].augmentation_keys) for place in many)
+    alone, many = repeated_pieces(1), repeated_pieces(world_size, first)
+    assert many.keys() == {key for key in alone if key[0] >= first}
+    assert all(np.array_equal(alone[key].samples, many[key].samples) for key in many)
+    assert all(np.array_equal(alone[key].augmentation_keys, many[key].augmentation_keys) for key in many)
 
 
 def test_balanced_draws_can_be_repeated_too() -> None:

@@ -35,9 +35,9 @@ def test_all_classes_are_equally_often_in_any_run_of_samples() -> None:
 
 
 def test_drawing_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = draw(NUMBERS)
+    expected = draw(NUMBERS)
     monkeypatch.setattr(synthetic, "IMAGES_PER_CHUNK", 7)
-    assert torch.equal(draw(NUMBERS), whole)
+    assert torch.equal(draw(NUMBERS), expected)
 
 
 def test_no_images_are_no_images() -> None:
@@ -63,9 +63,9 @@ def test_clips_are_frames_of_images() -> None:
 
 
 def test_a_clip_depends_on_its_number_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = clips(NUMBERS)
+    expected = clips(NUMBERS)
     monkeypatch.setattr(synthetic, "IMAGES_PER_CHUNK", 11)
-    assert torch.equal(clips(NUMBERS[[31, 2]]), whole[[31, 2]])
+    assert torch.equal(clips(NUMBERS[[31, 2]]), expected[[31, 2]])
 
 
 def test_every_frame_of_a_clip_is_another() -> None:
@@ -85,8 +85,8 @@ def test_a_long_tail_has_its_counts_in_every_side_of_the_split() -> None:
 
 
 def test_a_long_tail_is_spread_evenly_over_its_side() -> None:
-    found = synthetic.labels(np.arange(8000), 2, 99.0)
-    assert {int(found[start : start + 1000].sum()) for start in range(0, 8000, 1000)} <= {9, 10, 11}
+    labels = synthetic.labels(np.arange(8000), 2, 99.0)
+    assert {int(labels[start : start + 1000].sum()) for start in range(0, 8000, 1000)} <= {9, 10, 11}
 
 
 def test_without_imbalance_classes_come_in_turn() -> None:
@@ -97,5 +97,5 @@ def test_pixels_and_classes_stay_what_they_were_in_every_version() -> None:
     numbers = np.array([0, 1, 12345, 10**8])
     labels = synthetic.labels(numbers, 10)
     assert labels.tolist() == [0, 1, 5, 0]
-    found = hashlib.sha256(synthetic.draw_samples(numbers, labels, size=32).numpy().tobytes()).hexdigest()
-    assert found == "d3af7886c0293db33460364ae0d753f9844d3e4b24d1d7725b6935a5f18eeee0"
+    digest = hashlib.sha256(synthetic.draw_samples(numbers, labels, size=32).numpy().tobytes()).hexdigest()
+    assert digest == "d3af7886c0293db33460364ae0d753f9844d3e4b24d1d7725b6935a5f18eeee0"

@@ -57,7 +57,7 @@ def test_what_would_end_the_line_does_not() -> None:
     assert "\n" not in command_of("train 'run.name=a\nb'")
 
 
-MINE = replace(RunConfig(), model=replace(RunConfig().model, name="my_model:make"))
+WITH_OWN_MODEL = replace(RunConfig(), model=replace(RunConfig().model, name="my_model:make"))
 
 
 @pytest.mark.parametrize(
@@ -70,5 +70,5 @@ MINE = replace(RunConfig(), model=replace(RunConfig().model, name="my_model:make
     ],
 )
 def test_code_of_ones_own_is_named_as_the_training_named_it(command: str, words: list[str]) -> None:
-    assert continue_command.words_for_own_code(MINE, command) == words
+    assert continue_command.words_for_own_code(WITH_OWN_MODEL, command) == words
     assert continue_command.words_for_own_code(RunConfig(), command) == []

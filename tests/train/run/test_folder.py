@@ -1,4 +1,4 @@
-"""Where a run is kept."""
+"""A run has a folder that can be written, and nothing that it writes leaves it through a link."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def plan(spawn: int = 1, **world: int) -> Plan:
 
 
 def test_the_default_folder_is_runs_and_the_name(here: Path) -> None:
-    place = rundir.choose_writable_folder(RunConfig(), plan(), {})
-    assert place == rundir.RunLocation(folder=Path("runs/quickstart"))
+    location = rundir.choose_writable_folder(RunConfig(), plan(), {})
+    assert location == rundir.RunLocation(folder=Path("runs/quickstart"))
 
 
 def test_looking_at_the_place_leaves_only_the_place(here: Path) -> None:
@@ -44,16 +44,16 @@ def test_looking_at_the_place_leaves_only_the_place(here: Path) -> None:
 
 
 def test_a_default_folder_that_cannot_be_made_gives_way(blocked: Path) -> None:
-    place = rundir.choose_writable_folder(RunConfig(), plan(2), {"TMPDIR": str(blocked)})
-    assert place.folder.parents[1] == blocked
-    assert place.overrides == (f"run.output_dir={place.folder.parent}",)
-    assert "-v DIR:" in place.warnings[0]
-    assert "--bind" in place.warnings[0]
+    location = rundir.choose_writable_folder(RunConfig(), plan(2), {"TMPDIR": str(blocked)})
+    assert location.folder.parents[1] == blocked
+    assert location.overrides == (f"run.output_dir={location.folder.parent}",)
+    assert "-v DIR:" in location.warnings[0]
+    assert "--bind" in location.warnings[0]
 
 
 def test_the_workers_find_the_stand_in(blocked: Path) -> None:
-    place = rundir.choose_writable_folder(RunConfig(), plan(), {"TMPDIR": str(blocked)})
-    assert rundir.run_folder(load.load_config(None, place.overrides)) == place.folder
+    location = rundir.choose_writable_folder(RunConfig(), plan(), {"TMPDIR": str(blocked)})
+    assert rundir.run_folder(load.load_config(None, location.overrides)) == location.folder
 
 
 def test_a_folder_that_was_asked_for_never_gives_way(blocked: Path) -> None:
@@ -107,10 +107,10 @@ def test_a_folder_that_ends_with_the_container_is_taken_with_a_warning(
     here: Path, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
     monkeypatch.setattr(rundir, "is_ephemeral_path", lambda folder: folder == Path(output))
-    place = rundir.choose_writable_folder(load.load_config(None, [f"run.output_dir={output}"]), plan(), {})
-    assert (place.folder, place.overrides) == (Path(output, "quickstart"), ())
-    assert f"{here / output} is in the container" in place.warnings[0]
-    assert f"docker run -v DIR:{here}," in place.warnings[0]
+    location = rundir.choose_writable_folder(load.load_config(None, [f"run.output_dir={output}"]), plan(), {})
+    assert (location.folder, location.overrides) == (Path(output, "quickstart"), ())
+    assert f"{here / output} is in the container" in location.warnings[0]
+    assert f"docker run -v DIR:{here}," in location.warnings[0]
 
 
 def test_with_no_place_at_all_the_first_one_is_named(blocked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,3 +147,41 @@ def test_without_any_temporary_folder_scratch_is_refused(tmp_path: Path, monkeyp
     with pytest.raises(Failure, match="temporary folder") as caught:
         rundir.make_temporary_folder({})
     assert caught.value.code == ExitCode.OUTPUT
+
+
+LINKS = (
+    *("checkpoints", "errors", "logs", "report", "tensorboard", "trackers"),
+    *("metrics.jsonl", "config.yaml", "run.json", "best.json", "confusion.json", "confusion-best.json"),
+    *(".lease.1", "before-1"),
+    *("logs/rank-0000.log", "errors/exit.json", "checkpoints/step-00000010", "tensorboard/events.out.tfevents.000000"),
+)
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_where_a_run_writes_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    link = tmp_path / "run" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Failure) as caught:
+        rundir.refuse_symlinks(tmp_path / "run")
+    assert caught.value.code == ExitCode.SECURITY
+    assert caught.value.found == f"{link} -> {tmp_path / 'elsewhere'}"
+
+
+def test_the_way_to_the_run_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "scratch" / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "runs").symlink_to("scratch")
+    (tmp_path / "one").symlink_to("scratch/run")
+    rundir.refuse_symlinks(tmp_path / "runs" / "run")
+    rundir.refuse_symlinks(tmp_path / "one")
+
+
+def test_a_users_own_link_beside_the_results_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "data").symlink_to("/somewhere")
+    rundir.refuse_symlinks(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["none", "file"])
+def test_a_folder_that_is_not_there_holds_no_links(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    rundir.refuse_symlinks(tmp_path / name)

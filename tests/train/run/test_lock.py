@@ -1,9 +1,10 @@
-"""A run's folder is one start's: a living one keeps it, a dead one does not, and one that lost it commits nothing."""
+"""A run's folder is one start's, one that lost it commits nothing, and a node that cannot be used leaves word in it."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -65,10 +66,10 @@ def refusal(folder: Path, me: LockHolder | None = None, *, first: bool = True) -
     return caught.value
 
 
-def taken_over(folder: Path, me: LockHolder, told: list[str]) -> int:
+def taken_over(folder: Path, me: LockHolder, printed: list[str]) -> int:
     """The number of the lock that `me` gets."""
-    waited = lock.wait_until_unlocked(folder, me, told.append, first=True)
-    return lock.lock_run_folder(folder, me, waited, told.append).number
+    waited = lock.wait_until_unlocked(folder, me, printed.append, first=True)
+    return lock.lock_run_folder(folder, me, waited, printed.append).number
 
 
 def test_a_folder_that_is_not_there_is_free_and_is_not_made(tmp_path: Path) -> None:
@@ -145,17 +146,17 @@ def test_a_start_elsewhere_is_refused_at_its_next_sign_of_life(tmp_path: Path, m
 @pytest.mark.usefixtures("hurried")
 def test_a_start_elsewhere_that_is_silent_is_taken_over_and_said(tmp_path: Path) -> None:
     left_by(tmp_path, elsewhere())
-    told: list[str] = []
-    assert taken_over(tmp_path, starter(), told) == 2
-    assert "waiting for a sign of life" in told[0]
-    assert "no sign of life for 60 s" in told[1]
+    printed: list[str] = []
+    assert taken_over(tmp_path, starter(), printed) == 2
+    assert "waiting for a sign of life" in printed[0]
+    assert "no sign of life for 60 s" in printed[1]
 
 
 def test_an_earlier_start_of_the_same_job_is_taken_over_at_once_and_said(tmp_path: Path) -> None:
     left_by(tmp_path, elsewhere(job="7", restart=0))
-    told: list[str] = []
-    assert taken_over(tmp_path, starter(SLURM_RESTART_COUNT="1", **JOB), told) == 2
-    (line,) = told
+    printed: list[str] = []
+    assert taken_over(tmp_path, starter(SLURM_RESTART_COUNT="1", **JOB), printed) == 2
+    (line,) = printed
     assert "an earlier start of this job" in line
 
 
@@ -166,9 +167,9 @@ def test_another_job_with_fewer_restarts_is_not_an_earlier_start(tmp_path: Path)
 
 def test_a_start_that_was_killed_is_taken_over_at_once_and_said(tmp_path: Path) -> None:
     left_by(tmp_path, ended())
-    told: list[str] = []
-    assert taken_over(tmp_path, starter(), told) == 2
-    (line,) = told
+    printed: list[str] = []
+    assert taken_over(tmp_path, starter(), printed) == 2
+    (line,) = printed
     assert "has ended without giving" in line
 
 
@@ -201,12 +202,12 @@ def test_who_lost_the_folder_commits_nothing_and_ends_with_73(tmp_path: Path, ha
 
 def test_the_parent_is_told_of_a_loss_by_its_next_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_lock, "HEARTBEAT_S", 0.001)
-    told = threading.Event()
+    signalled = threading.Event()
 
     def lose() -> None:
-        with lock.keep_run_lock(lock.lock_run_folder(tmp_path, starter(), None, print), lost=told.set):
+        with lock.keep_run_lock(lock.lock_run_folder(tmp_path, starter(), None, print), lost=signalled.set):
             succeeded(tmp_path)
-            assert told.wait(TIMEOUT_S)
+            assert signalled.wait(TIMEOUT_S)
 
     with pytest.raises(Failure, match="on node07"):
         lose()
@@ -247,16 +248,16 @@ NO_CONTAINER = subprocess.run([*CONTAINER, "true"], capture_output=True).returnc
 @pytest.mark.skipif(NO_CONTAINER, reason="machine: no process namespaces can be made")
 def test_a_start_in_another_container_is_refused_by_its_beat_and_gives_the_folder_back(tmp_path: Path) -> None:
     command = [*CONTAINER, sys.executable, "-c", HOLD, str(tmp_path)]
-    told: list[str] = []
+    printed: list[str] = []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         with pytest.raises(Failure, match="at work") as caught:
-            lock.wait_until_unlocked(tmp_path, starter(), told.append, first=True)
+            lock.wait_until_unlocked(tmp_path, starter(), printed.append, first=True)
         process.communicate(timeout=TIMEOUT_S)
     assert "Slurm job 12" in (caught.value.found or "")
-    assert "waiting for a sign of life" in told[0]
-    assert taken_over(tmp_path, starter(), told) == 1
+    assert "waiting for a sign of life" in printed[0]
+    assert taken_over(tmp_path, starter(), printed) == 1
 
 
 def test_one_look_refuses_what_a_living_process_of_this_machine_holds(tmp_path: Path) -> None:
@@ -275,3 +276,56 @@ def test_one_look_says_nothing_where_nobody_lives(tmp_path: Path) -> None:
     assert lock.refuse_living_holder(tmp_path / "none") is None
     left_by(tmp_path, ended())
     assert lock.refuse_living_holder(tmp_path) is None
+
+
+NODE_FILE = f"node-{socket.gethostname()}.json"
+
+
+def files_after_failure(folder: Path, code: ExitCode, environ: dict[str, str]) -> list[str]:
+    """The files in errors/ after a failure in planning."""
+    with pytest.raises(Failure), lock.record_node_failure(folder, environ):
+        raise Failure("no GPU can be used here", fix="use another", code=code)
+    return [path.name for path in folder.glob("errors/*")]
+
+
+def test_an_unusable_node_of_a_job_is_named_with_its_code(tmp_path: Path) -> None:
+    assert files_after_failure(tmp_path, ExitCode.NODE, JOB) == [NODE_FILE]
+    written = json.loads((tmp_path / "errors" / NODE_FILE).read_text())
+    assert (written["code"], written["host"]) == (78, socket.gethostname())
+
+
+def test_the_code_stands_before_the_host_as_job_scripts_read_it(tmp_path: Path) -> None:
+    files_after_failure(tmp_path, ExitCode.NODE, JOB)
+    text = (tmp_path / "errors" / NODE_FILE).read_text()
+    assert text.index('"code": 78') < text.index('"host"')
+
+
+def test_a_node_that_does_not_fit_the_image_leaves_the_code_that_srun_hides(tmp_path: Path) -> None:
+    assert files_after_failure(tmp_path, ExitCode.IMAGE_MISMATCH, JOB) == [NODE_FILE]
+
+
+@pytest.mark.parametrize("code", [ExitCode.USAGE, ExitCode.LAUNCH_CONFLICT])
+def test_what_is_wrong_on_every_node_is_not_said_of_one(tmp_path: Path, code: ExitCode) -> None:
+    assert files_after_failure(tmp_path, code, JOB) == []
+
+
+def test_it_is_named_as_slurm_names_it(tmp_path: Path) -> None:
+    assert files_after_failure(tmp_path, ExitCode.NODE, {**JOB, "SLURMD_NODENAME": "gpu007"}) == ["node-gpu007.json"]
+
+
+def test_outside_a_job_nothing_is_written(tmp_path: Path) -> None:
+    assert files_after_failure(tmp_path, ExitCode.NODE, {}) == []
+
+
+def test_a_node_that_works_again_forgets_what_it_said(tmp_path: Path) -> None:
+    files_after_failure(tmp_path, ExitCode.NODE, JOB)
+    lock.forget_node_failure(tmp_path, JOB)
+    assert not list(tmp_path.glob("errors/*"))
+
+
+@pytest.mark.parametrize(("job", "names"), [("7", [NODE_FILE]), ("8", [])])
+def test_nothing_is_left_in_a_folder_that_another_job_is_at_work_in(tmp_path: Path, job: str, names: list[str]) -> None:
+    lock.lock_run_folder(
+        tmp_path, lock.this_start_as_holder({"SLURM_JOB_ID": job}, launch_id="theirs", started_at=0.0), None, print
+    )
+    assert files_after_failure(tmp_path, ExitCode.NODE, JOB) == names

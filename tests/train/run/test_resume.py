@@ -1,4 +1,4 @@
-"""What a start finds in the run's folder decides where it goes on, or that it does not."""
+"""What a start finds in the run's folder decides where it goes on, with other ranks or on another machine too."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from entrypoint import ExitCode, Failure
 from train import build
 from train.checkpoint import format, store
 from train.config.schema import TrainConfig
+from train.distributed.device import describe_arithmetic
 from train.run import resume
 from train.run.stop import StopSignals
 
@@ -140,8 +141,8 @@ def test_a_run_does_not_go_on_with_other_data(
 ) -> None:
     real = format.load_checkpoint
 
-    def other(found: store.CommittedCheckpoint, **groups: Any) -> tuple[Any, dict[str, Any]]:
-        tensors, facts = real(found)
+    def other(checkpoint: store.CommittedCheckpoint, **groups: Any) -> tuple[Any, dict[str, Any]]:
+        tensors, facts = real(checkpoint)
         return tensors, facts | {"data": facts["data"] | before}
 
     monkeypatch.setattr(format, "load_checkpoint", other)
@@ -181,3 +182,57 @@ def test_room_is_asked_for_weights_moments_and_average(kind: type, averaged: boo
     optimizer = kind(network.parameters(), lr=0.1)
     train = TrainConfig(ema_decay=0.9 if averaged else None)
     assert resume.checkpoint_bytes(train, network, optimizer) == copies * 4 * (2 * 3 + 3)
+
+
+BITWISE = "train.reproducible=bitwise"
+
+
+def notes_after(folder: Path, *settings: str, **changed: object) -> list[str]:
+    """What is said where these facts of the checkpoint were others."""
+    with built(folder, *settings) as trainer:
+        arithmetic = describe_arithmetic(trainer.runtime.device)
+        arithmetic = {name: changed.get(name, value) for name, value in arithmetic.items()}
+        facts = {"arithmetic": arithmetic, "world_size": changed.get("world_size", 1)}
+        return resume.machine_notes(trainer.config, facts, trainer.runtime)
+
+
+def test_the_same_place_needs_no_word(tmp_path: Path) -> None:
+    assert notes_after(tmp_path) == notes_after(tmp_path, BITWISE) == []
+
+
+@pytest.mark.parametrize(("mode", "promise"), [("fast", "other rounding"), ("bitwise", "same bits")])
+def test_another_number_of_ranks_is_said_with_what_it_means(tmp_path: Path, mode: str, promise: str) -> None:
+    (note,) = notes_after(tmp_path, f"train.reproducible={mode}", world_size=2)
+    assert note.startswith("the run goes on with 1 rank instead of 2: ")
+    assert note.endswith(promise)
+
+
+@pytest.mark.parametrize("other", [{"threads": 7}, {"device": "NVIDIA H100"}, {"torch": "2.0"}], ids=str)
+def test_other_arithmetic_is_said_where_bits_are_not_promised(tmp_path: Path, other: dict[str, object]) -> None:
+    assert [note.split()[0] for note in notes_after(tmp_path, **other)] == list(other)
+
+
+@pytest.mark.parametrize("other", [{"threads": 7}, {"device": "NVIDIA H100"}, {"torch": "2.0"}], ids=str)
+def test_other_arithmetic_is_refused_where_they_are(tmp_path: Path, other: dict[str, object]) -> None:
+    with pytest.raises(Failure) as caught:
+        notes_after(tmp_path, BITWISE, **other)
+    assert caught.value.code == ExitCode.LAUNCH_CONFLICT
+    assert caught.value.found.startswith(next(iter(other)))
+
+
+def test_a_checkpoint_that_says_nothing_of_its_machine_is_taken(tmp_path: Path) -> None:
+    with built(tmp_path, BITWISE) as trainer:
+        assert resume.machine_notes(trainer.config, {"world_size": 1}, trainer.runtime) == []
+
+
+@pytest.mark.parametrize(("environ", "threads"), [({}, 1), ({"OMP_NUM_THREADS": "2"}, 2)], ids=["ours", "the-users"])
+def test_bitwise_computes_with_one_thread_unless_the_user_says_so(
+    tmp_path: Path, environ: dict[str, str], threads: int
+) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with built(tmp_path, BITWISE, environ=environ) as trainer:
+            assert describe_arithmetic(trainer.runtime.device)["threads"] == threads
+    finally:
+        torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""How often each class is seen, and the weights that make up for it."""
+"""Each class has the weight that makes up for how often it is seen, and both are shown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from entrypoint import ExitCode, Failure
+from train.config.schema import OptimConfig
 from train.data.statistics import class_counts
 from train.tasks import class_balance
+from train.tasks.class_balance import class_weights
 from train.tasks.classification import Classification
 
 NAMES = ("rare", "common", "middle")
@@ -40,7 +42,7 @@ def test_balanced_weights_keep_the_scale_of_the_loss(counts: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "names", "said"),
+    ("counts", "names", "named"),
     [
         ([0, 3], NAMES, "none of rare"),
         ([3, 0], (), "none of 1"),
@@ -50,25 +52,25 @@ def test_balanced_weights_keep_the_scale_of_the_loss(counts: list[int]) -> None:
     ],
 )
 def test_a_class_without_a_training_sample_cannot_be_balanced(
-    counts: list[int], names: tuple[str, ...], said: str
+    counts: list[int], names: tuple[str, ...], named: str
 ) -> None:
     with pytest.raises(Failure) as caught:
         class_balance.balanced_class_weights(counts, names)
     assert caught.value.code == ExitCode.DATA
-    assert said in str(caught.value)
+    assert named in str(caught.value)
     assert "optim.class_weights" in caught.value.fix
 
 
 @pytest.mark.parametrize(
-    ("training", "validation", "said"),
+    ("training", "validation", "line"),
     [
         ((8, 8), (2, 2), "classes        8 samples of each for training, 2 for validation"),
         ((8, 12), (2, 3), "classes        8 to 12 samples of each for training, 2 to 3 for validation"),
         ((8, 8), (), "classes        8 samples of each for training"),
     ],
 )
-def test_about_equal_classes_are_one_line(training: tuple[int, ...], validation: tuple[int, ...], said: str) -> None:
-    assert described(("a", "b"), labels(*training), labels(*validation), "none") == [said]
+def test_about_equal_classes_are_one_line(training: tuple[int, ...], validation: tuple[int, ...], line: str) -> None:
+    assert described(("a", "b"), labels(*training), labels(*validation), "none") == [line]
 
 
 def test_unequal_classes_are_a_table_with_the_largest_first() -> None:
@@ -114,7 +116,7 @@ def test_weights_by_name_are_put_into_the_order_of_the_classes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "found", "fix"),
+    ("weights", "problem", "fix"),
     [
         (
             {"rare": 1.0, "comon": 2.0, "middle": 1.0},
@@ -125,10 +127,10 @@ def test_weights_by_name_are_put_into_the_order_of_the_classes() -> None:
         ({"rare": 1.0, "common": 1.0, "middle": 1.0, "x": 1.0}, "not given: none; no classes: x", "give each class"),
     ],
 )
-def test_names_that_are_no_classes_are_refused(weights: dict[str, float], found: str, fix: str) -> None:
+def test_names_that_are_no_classes_are_refused(weights: dict[str, float], problem: str, fix: str) -> None:
     with pytest.raises(Failure) as caught:
         class_balance.weights_in_order(weights, NAMES)
-    assert (caught.value.code, caught.value.found) == (ExitCode.USAGE, found)
+    assert (caught.value.code, caught.value.found) == (ExitCode.USAGE, problem)
     assert caught.value.fix.startswith(fix)
 
 
@@ -157,5 +159,40 @@ def test_a_class_without_a_training_sample_is_said_and_has_no_weight() -> None:
 
 
 def test_a_name_that_ends_a_line_does_not_end_one_of_the_table() -> None:
-    told = described(("new\nline", "\x1b[31mred"), labels(1, 9), labels(), "none")
-    assert all(line.isprintable() for line in told)
+    shown = described(("new\nline", "\x1b[31mred"), labels(1, 9), labels(), "none")
+    assert all(line.isprintable() for line in shown)
+
+
+COUNTS = [90, 9, 1]
+
+
+def test_balanced_weights_let_every_class_weigh_the_same() -> None:
+    weights = class_weights(OptimConfig(class_weights="balanced"), COUNTS)
+    assert weights is not None
+    assert (weights * torch.tensor(COUNTS)).tolist() == pytest.approx([100 / 3] * 3)
+
+
+@pytest.mark.parametrize("setting", ["balanced", [1.0, 2.0, 30.0], [5.0, 0.0, 1.0]], ids=str)
+def test_weights_average_to_one_over_the_training_samples(setting: str | list[float]) -> None:
+    weights = class_weights(OptimConfig(class_weights=setting), COUNTS)  # type: ignore[arg-type]
+    assert weights is not None
+    assert (weights * torch.tensor(COUNTS)).sum().item() == pytest.approx(100)
+
+
+def test_given_weights_keep_their_proportions() -> None:
+    weights = class_weights(OptimConfig(class_weights=[1, 2, 4]), COUNTS)
+    assert weights is not None
+    assert (weights / weights[0]).tolist() == pytest.approx([1, 2, 4])
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_another_number_of_weights_than_classes_is_refused(number: int) -> None:
+    with pytest.raises(Failure, match=r"optim\.class_weights has another length") as caught:
+        class_weights(OptimConfig(class_weights=[1.0] * number), COUNTS)
+    assert caught.value.code == ExitCode.USAGE
+
+
+def test_weights_on_nothing_but_an_empty_class_are_refused() -> None:
+    with pytest.raises(Failure, match="gives no weight") as caught:
+        class_weights(OptimConfig(class_weights=[0, 1, 0]), [3, 0, 2])
+    assert caught.value.code == ExitCode.USAGE

@@ -103,7 +103,7 @@ def test_evaluations_report_the_loss_of_the_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "problem"),
     [
         ("pairs", "Tensor [2, 2, 2], for outputs [2, 2] and labels [2]"),
         ("constant", "Tensor [2] without a gradient"),
@@ -114,10 +114,10 @@ def test_evaluations_report_the_loss_of_the_task() -> None:
         ("no_such_loss", "Each"),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused_before_the_run(tmp_path: Path, name: str, found: str) -> None:
+def test_what_cannot_be_trained_on_is_refused_before_the_run(tmp_path: Path, name: str, problem: str) -> None:
     failure = refused(tmp_path / "run", f"optim.loss=users_losses:{name}")
     assert failure.what.startswith(f"optim.loss users_losses:{name}")
-    assert (failure.code, found in str(failure.found)) == (64, True), failure.found
+    assert (failure.code, problem in str(failure.found)) == (64, True), failure.found
 
 
 @pytest.mark.parametrize("settings", ["data.augment=[mixup]", "optim.class_weights=[1,2]"])
