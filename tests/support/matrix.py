@@ -12,7 +12,8 @@ from typing import Any
 
 import pynvml
 from bed import Cluster, until
-from machines import REPOSITORY, read_environ
+from captures import read_environ
+from machines import REPOSITORY
 from runs import TEN_STEPS, Run
 
 HERE = REPOSITORY / "tests" / "cluster"
