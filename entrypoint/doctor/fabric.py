@@ -33,7 +33,8 @@ def check(context: CheckContext) -> list[Finding]:
     for device in fabrics.list_active_devices(context.root):
         by_fabric.setdefault(device.fabric, []).append(device)
     findings = [fabric_finding(devices, context) for devices in by_fabric.values()]
-    return findings or [ok("fabric", "no InfiniBand, RoCE, EFA or Slingshot device that is up")]
+    names = dict.fromkeys(fabric.name for fabric in fabrics.FABRICS)
+    return findings or [ok("fabric", f"no device of {' or '.join(names)} that is up")]
 
 
 def fabric_finding(
