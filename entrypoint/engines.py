@@ -35,7 +35,7 @@ class Engine:
 # In the order in which they are looked for: an image that Docker has exported keeps its mark under Apptainer.
 ENGINES: Final[Mapping[EngineName, Engine]] = {
     "apptainer": Engine(  # and Singularity, whose folder it has kept
-        marks=(".singularity.d",),
+        marks=(".singularity.d/actions",),  # our OCI image has the folder with help and test
         command="apptainer exec",
         gpus="--nv",
         driver_fix="start the container with --nv: apptainer exec --nv ...",

@@ -10,7 +10,8 @@ from entrypoint import engines
 
 
 @pytest.mark.parametrize(
-    ("mark", "engine"), [(".singularity.d/", "apptainer"), (".dockerenv", "docker"), ("run/.containerenv", "docker")]
+    ("mark", "engine"),
+    [(".singularity.d/actions/", "apptainer"), (".dockerenv", "docker"), ("run/.containerenv", "docker")],
 )
 def test_a_container_is_known_by_its_mark(tmp_path: Path, mark: str, engine: str) -> None:
     path = tmp_path / mark

@@ -36,7 +36,7 @@ def test_a_change_of_any_file_taken_is_a_new_image() -> None:
     allowed = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     keyed = re.search(r"SOURCES=\((.*)\)", BUILD)
     assert keyed
-    assert set(keyed[1].split()) == allowed | {"Containerfile", ".dockerignore", "apptainer.def"}
+    assert set(keyed[1].split()) == allowed | {"Containerfile", ".dockerignore"}
 
 
 def test_both_run_the_same_steps_in_the_same_order() -> None:

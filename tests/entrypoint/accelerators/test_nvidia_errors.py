@@ -61,7 +61,7 @@ def test_a_driver_that_is_not_loaded_although_there_is_a_gpu_is_named(tmp_path: 
 @pytest.mark.parametrize(
     ("mark", "code", "fix"),
     [
-        (".singularity.d/runscript", ExitCode.IMAGE_MISMATCH, "apptainer exec --nv"),
+        (".singularity.d/actions/exec", ExitCode.IMAGE_MISMATCH, "apptainer exec --nv"),
         (".dockerenv", ExitCode.IMAGE_MISMATCH, "--gpus all"),
         ("etc/passwd", ExitCode.NODE, "NVIDIA_DRIVER_CAPABILITIES=compute,utility before srun"),
     ],
