@@ -56,11 +56,9 @@ may_start_again() {
 # requeue_or_exit CODE: exit with the run's exit code; requeue the job first if the next start may
 # succeed. CODE is srun's.
 requeue_or_exit() {
-  local code nodes='' job again=no
-  if may_start_again "$1"; then again=yes; fi
-
+  local code nodes='' job
   # Whoever cancelled the job does not want it back; a preempted job is requeued by Slurm.
-  if [[ $again == no || $received_term == yes ]]; then exit "$code"; fi
+  if ! may_start_again "$1" || [[ $received_term == yes ]]; then exit "$code"; fi
   local reason=''
   if ((${SLURM_RESTART_COUNT:-0} >= 10#$MAX_REQUEUES)); then reason=MAX_REQUEUES=$MAX_REQUEUES; fi
   if [[ $interactive == yes ]]; then reason="as your shell is the job. The same command continues"; fi
@@ -83,19 +81,16 @@ requeue_or_exit() {
 # _split_words WORD ...: set `words`, from the configuration on, and `sbatch_options` before it.
 _split_words() {
   cd -P . || exit # Apptainer binds no folder that was reached through a link
+  local -r typed=$*
   sbatch_options=()
-  while [[ ${1:-} == -* ]]; do
+  while [[ ${1:-} == --config || (! ${SLURM_JOB_ID:-} && ${1:-} == -*) ]]; do
     [[ $1 == --config ]] || sbatch_options+=("$1")
     shift
   done
   words=("$@")
   if [[ ! -f ${1:-} && ${1:-} != *.y*ml ]]; then
-    fail 64 "no CONFIG${1:+ where it belongs: ${sbatch_options[*]} $*}" \
+    fail 64 "no CONFIG${typed:+ where it belongs: $typed}" \
       "sbatch [options] SCRIPT CONFIG [section.key=value ...]"
-  fi
-  if [[ ${SLURM_JOB_ID:-} && ${sbatch_options[*]} ]]; then
-    fail 64 "sbatch options after the script: ${sbatch_options[*]}" \
-      "sbatch ${sbatch_options[*]} SCRIPT CONFIG ..."
   fi
 }
 
@@ -118,11 +113,9 @@ _read_line() {
 
 # _sets_key KEY WORD ...: whether one of the words is KEY=...
 _sets_key() {
-  local word
-  for word in "${@:2}"; do
-    if [[ ${word%%=*} == "$1" ]]; then return 0; fi
-  done
-  return 1
+  local -r key=$1
+  shift
+  [[ " ${*%%=*} " == *" $key "* ]]
 }
 
 # _check and _submit [OPTION ...] go with the next release, and with them `sbatch_options` and what
@@ -194,14 +187,16 @@ _use_job_record() {
     export SLURM_CPUS_PER_TASK=$cpus SRUN_CPUS_PER_TASK=$cpus # 22.05 reads only the second
   fi
   threads=$(_read_record ' ReqB:S:C:T=[^ ]*:([0-9]+) ' '')
-  if [[ $threads ]]; then export SLURM_THREADS_PER_CORE=$threads; fi # --hint=nomultithread
+  if [[ $threads ]]; then # --hint=nomultithread, with which srun binds tasks
+    export SLURM_THREADS_PER_CORE=$threads
+  elif ((cpus > 1 && tasks_per_node != 1)); then
+    export SLURM_CPU_BIND=cores # else a step whose tasks do not fill its cores is not bound
+  fi
   if [[ ${SLURM_NTASKS:-} ]]; then # a step's, in `srun --pty`
     SLURM_NTASKS=$(_read_record ' NumTasks=([0-9]+) ' "$SLURM_NTASKS") SLURM_NPROCS=$SLURM_NTASKS
     export SLURM_NTASKS SLURM_NPROCS
   fi
   if ((tasks_per_node)); then export SLURM_NTASKS_PER_NODE=$tasks_per_node; fi
-  # Slurm binds tasks by itself only if they use all CPUs of the job: not with --exclusive.
-  if ((cpus > 1 && tasks_per_node != 1)); then export SLURM_CPU_BIND=cores; fi
 }
 
 # _read_record PATTERN DEFAULT: print what the pattern's group matches in `record`.

@@ -112,7 +112,10 @@ def test_network_settings_that_are_not_there_end_the_script(folder: Path) -> Non
 
 def test_options_behind_the_script_are_refused_in_a_job_and_not_lost(folder: Path) -> None:
     done = start(folder, "multigpu.sh", "--nodes=2", "config.yaml", **IN_A_JOB)
-    assert (done.returncode, "after the script: --nodes=2\n" in done.stderr) == (64, True), done.stderr
+    assert (
+        done.returncode,
+        "no CONFIG where it belongs: --nodes=2 config.yaml\n  fix: sbatch [options]" in done.stderr,
+    ) == (64, True), done.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("--nodes", "4", "config.yaml"), ("train.epochs=3",), ("--help",)])
@@ -329,6 +332,11 @@ def test_each_of_several_tasks_is_bound_to_its_cpus(folder: Path, tasks: str, cp
     """A task without --cpus-per-task would be bound to one core, whatever its job has."""
     record = f"JobId=7 BatchFlag=1 CPUs/Task={cpus} NtasksPerN:B:S:C={tasks}:0:*:* "
     assert given_to_srun(folder, RECORD=record).get("SLURM_CPU_BIND") == binding
+
+
+def test_one_thread_per_core_is_a_binding_of_its_own(folder: Path) -> None:
+    given = given_to_srun(folder, RECORD=RECORD)
+    assert (given["SLURM_THREADS_PER_CORE"], "SLURM_CPU_BIND" in given) == ("1", False)
 
 
 @pytest.mark.parametrize(("variables", "cpus"), [({}, None), ({"SLURM_CPUS_PER_TASK": "4"}, "4")])

@@ -48,6 +48,7 @@ TASKS = {
 # The shell that submits, and what else sbatch is given there.
 SHELLS = {
     "the login node": ("bash -c", ""),
+    "the login node, --exclusive": ("bash -c", "--exclusive"),
     "srun -c1 --pty": ("script -qec", ""),
     "salloc": ("salloc -Q -n1 -c1 --gpus-per-node=1 bash -c", ""),
     "two nodes": ("srun -N2 -n2 --kill-on-bad-exit=0 bash -c", ""),
