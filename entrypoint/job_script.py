@@ -133,8 +133,11 @@ def write_job_script(arguments: argparse.Namespace) -> str:
         )
     text = (SCRIPTS / OTHER_SCHEDULERS[name]).read_text()
     values_used = {match[1] for match in _VALUE.finditer(text)}
-    requested = [option for option in _OPTION_VALUES if getattr(arguments, option) not in (None, [], DEFAULT_TIME)]
-    if unused := [option for option in requested if values_used.isdisjoint(_OPTION_VALUES[option])]:
+    if unused := [
+        option
+        for option, names in _OPTION_VALUES.items()
+        if getattr(arguments, option) not in (None, [], DEFAULT_TIME) and values_used.isdisjoint(names)
+    ]:
         option = f"--{unused[0].replace('_', '-')}" if unused[0] != "shape" else repr(arguments.shape)
         raise Failure(f"a script for {name} has no place for {option}", fix=f"leave out {option}", code=ExitCode.USAGE)
     seconds = _seconds(arguments.time)
