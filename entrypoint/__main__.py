@@ -62,6 +62,13 @@ others. `spawn` is the number of ranks that this task starts.
 class EntrypointParser(StrictArgumentParser):
     """An argparse parser whose errors are Failures: they carry a fix and our exit code."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; a command refuses its unknown options itself, so that the fix names its own help."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown and " " in self.prog:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
     def error(self, message: str) -> NoReturn:
         """Raise a Failure; argparse would exit with code 2."""
         fix = f"see `{self.prog} --help`"

@@ -1,42 +1,37 @@
 # shellcheck shell=bash
 # Functions of the job scripts in launch/, which read them out of the image:
 #   functions=$(apptainer exec "$image" entrypoint job-functions) && eval "$functions"
-# They run on the host, where sbatch and srun are, and use the script's variable `image`. Slurm's
-# scripts also have the function `fail CODE MESSAGE FIX`.
+# They run on the host, where sbatch and srun are, and use the script's variable `image`.
 : "${image:?}"
 
-# prepare_job [sbatch options] CONFIG [section.key=value ...]
-# Outside a job: check the configuration, submit this script with the same words, and exit.
-# In a job: set `train_args`, the arguments for `train`, and what Slurm and Apptainer need.
+# fail CODE MESSAGE FIX
+fail() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
+
+# prepare_job CONFIG [section.key=value ...]: set `train_args`, the arguments for `train`, and what
+# Slurm and Apptainer need.
 prepare_job() {
   _split_words "$@"
   train_args=(--config "${words[@]}")
-  _submit_or_begin
+  if [[ ! ${SLURM_JOB_ID:-} ]]; then _check && _submit; fi
+  _begin
 }
 
-# prepare_sweep [sbatch options] CONFIG FILE [section.key=value ...]
-# The same for an array job: task N trains with the settings in line N of FILE.
+# prepare_sweep CONFIG FILE [section.key=value ...]: the same for an array job, whose task N trains
+# with the settings in line N of FILE.
 prepare_sweep() {
   _split_words "$@"
-  local -r file=${words[1]:-} task=${SLURM_ARRAY_TASK_ID:-$((! ${SLURM_JOB_ID:-0}))}
+  local -r file=${words[1]:-}
   [[ -f $file && -s $file ]] ||
     fail 66 "no file of overrides at '$file'" "write one line of section.key=value words per run"
-  sbatch_options=(--array="1-$(grep -c '' <"$file")" "${sbatch_options[@]}")
-
-  # xargs splits the line and removes quotes as a shell does, and runs nothing.
-  local line name=${file##*/} word
-  line=$(sed "$task!d; s/\r$//" <"$file" | xargs -r printf '%s\n' | grep .) ||
-    fail 64 "$file has no line '$task' that can be read" \
-      "sbatch ${sbatch_options[0]}, one task per line; quotes as in a shell"
-  mapfile -t line <<<"$line"
-  _sets_key run.name "${line[@]}" || line+=("run.name=${name%.*}-$task")
-
-  train_args=(--config "${words[0]}")
-  for word in "${words[@]:2}"; do # the line wins over what is given for all lines
-    _sets_key "${word%%=*}" "${line[@]}" || train_args+=("$word")
-  done
-  train_args+=("${line[@]}")
-  _submit_or_begin
+  local task
+  local -r lines=$(grep -c '' <"$file")
+  if [[ ! ${SLURM_JOB_ID:-} ]]; then
+    for ((task = 1; task <= lines; task++)); do _read_line && _check; done
+    _submit --array="1-$lines"
+  fi
+  task=${SLURM_ARRAY_TASK_ID:-0}
+  _read_line
+  _begin
 }
 
 # watch_run --config CONFIG [section.key=value ...]: note which files say how starts of this run
@@ -61,19 +56,13 @@ may_start_again() {
 # requeue_or_exit CODE: exit with the run's exit code; requeue the job first if the next start may
 # succeed. CODE is srun's.
 requeue_or_exit() {
-  local code nodes='' job again=no
-  if may_start_again "$1"; then again=yes; fi
-
+  local code nodes='' job
   # Whoever cancelled the job does not want it back; a preempted job is requeued by Slurm.
-  if [[ $again == no || $received_term == yes ]]; then exit "$code"; fi
-  if [[ $interactive == yes ]]; then
-    echo "exit code $code: not requeued, as your shell is the job. The same command continues"
-    exit "$code"
-  fi
-  if ((${SLURM_RESTART_COUNT:-0} >= 10#$MAX_REQUEUES)); then
-    echo "exit code $code: not requeued, MAX_REQUEUES=$MAX_REQUEUES"
-    exit "$code"
-  fi
+  if ! may_start_again "$1" || [[ $received_term == yes ]]; then exit "$code"; fi
+  local reason=''
+  if ((${SLURM_RESTART_COUNT:-0} >= 10#$MAX_REQUEUES)); then reason=MAX_REQUEUES=$MAX_REQUEUES; fi
+  if [[ $interactive == yes ]]; then reason="as your shell is the job. The same command continues"; fi
+  if [[ $reason ]]; then echo "exit code $code: not requeued, $reason" && exit "$code"; fi
 
   job=$SLURM_JOB_ID # in an array, this number alone may mean the whole array
   if [[ ${SLURM_ARRAY_TASK_ID:-} ]]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
@@ -89,42 +78,60 @@ requeue_or_exit() {
   exit "$code"
 }
 
-# _split_words WORD ...: set `sbatch_options` (before the configuration) and `words` (from it on).
+# _split_words WORD ...: set `words`, from the configuration on, and `sbatch_options` before it.
 _split_words() {
   cd -P . || exit # Apptainer binds no folder that was reached through a link
+  local -r typed=$*
   sbatch_options=()
-  while [[ ${1:-} == -* ]]; do
+  while [[ ${1:-} == --config || (! ${SLURM_JOB_ID:-} && ${1:-} == -*) ]]; do
     [[ $1 == --config ]] || sbatch_options+=("$1")
     shift
   done
   words=("$@")
-  local -r usage="SCRIPT [sbatch options, each one word: --nodes=4] CONFIG [section.key=value ...]"
   if [[ ! -f ${1:-} && ${1:-} != *.y*ml ]]; then
-    fail 64 "no CONFIG${1:+ where it belongs: ${sbatch_options[*]} $*}" "$usage"
+    fail 64 "no CONFIG${typed:+ where it belongs: $typed}" \
+      "sbatch [options] SCRIPT CONFIG [section.key=value ...]"
   fi
-  if [[ ${SLURM_JOB_ID:-} && ${sbatch_options[*]} ]]; then
-    fail 64 "sbatch options after the script: ${sbatch_options[*]}" \
-      "sbatch ${sbatch_options[*]} SCRIPT CONFIG ..."
-  fi
+}
+
+# Set `train_args` for line `task` of a sweep's `file`.
+_read_line() {
+  # xargs splits the line and removes quotes as a shell does, and runs nothing.
+  local line name=${file##*/} word
+  line=$(sed "$task!d; s/\r$//" <"$file" | xargs -r printf '%s\n' | grep .) ||
+    fail 64 "$file has no line '$task' that can be read" \
+      "sbatch --array=1-$lines, one task per line; quotes as in a shell"
+  mapfile -t line <<<"$line"
+  _sets_key run.name "${line[@]}" || line+=("run.name=${name%.*}-$task")
+
+  train_args=(--config "${words[0]}")
+  for word in "${words[@]:2}"; do # the line wins over what is given for all lines
+    _sets_key "${word%%=*}" "${line[@]}" || train_args+=("$word")
+  done
+  train_args+=("${line[@]}")
 }
 
 # _sets_key KEY WORD ...: whether one of the words is KEY=...
 _sets_key() {
-  local word
-  for word in "${@:2}"; do
-    if [[ ${word%%=*} == "$1" ]]; then return 0; fi
-  done
-  return 1
+  local -r key=$1
+  shift
+  [[ " ${*%%=*} " == *" $key "* ]]
 }
 
-_submit_or_begin() {
+# _check and _submit [OPTION ...] go with the next release, and with them `sbatch_options` and what
+# calls these three: a script that is typed on the login node checks its configuration (for this
+# machine) and submits itself.
+_check() { apptainer exec "$image" train check "${train_args[@]}" || exit; }
+_submit() {
+  local -r command=(sbatch "$@" "${sbatch_options[@]}" "$0" "${words[@]}")
+  echo "note: in the next release no script submits itself. Type: $(printf '%q ' "${command[@]}")"
+  exec "${command[@]}"
+}
+
+_begin() {
+  code=0 # of srun, unless the script sets it
   [[ ${MAX_REQUEUES:=20} =~ ^[0-9]+$ ]] ||
     fail 64 "MAX_REQUEUES=$MAX_REQUEUES is not a number" "MAX_REQUEUES=20"
-  if [[ -z ${SLURM_JOB_ID:-} ]]; then
-    apptainer exec "$image" train check "${train_args[@]}"
-    exec sbatch "${sbatch_options[@]}" "$0" "${words[@]}"
-  fi
-
   _use_job_record
   ENTRYPOINT_IMAGE_DIGEST=$(_image_digest)
   export ENTRYPOINT_IMAGE_DIGEST
@@ -167,7 +174,8 @@ _use_job_record() {
   for name in "${srun_places[@]}"; do
     if [[ -v $name && $name != *_BIND_* ]]; then removed+=" $name=${!name}"; fi
   done
-  unset "${srun_amounts[@]}" "${srun_places[@]}" SRUN_EXPORT_ENV
+  tasks_per_node=$(_read_record ' NtasksPerN:B:S:C=([0-9]+):' "${SLURM_NTASKS_PER_NODE:-0}")
+  unset SLURM_NTASKS_PER_NODE "${srun_amounts[@]}" "${srun_places[@]}" SRUN_EXPORT_ENV
   if [[ $removed ]]; then
     echo "note: srun is not given what another job or step may have set:$removed." \
       "If you mean it, write the option behind srun in the job script"
@@ -179,17 +187,16 @@ _use_job_record() {
     export SLURM_CPUS_PER_TASK=$cpus SRUN_CPUS_PER_TASK=$cpus # 22.05 reads only the second
   fi
   threads=$(_read_record ' ReqB:S:C:T=[^ ]*:([0-9]+) ' '')
-  if [[ $threads ]]; then export SLURM_THREADS_PER_CORE=$threads; fi # --hint=nomultithread
+  if [[ $threads ]]; then # --hint=nomultithread, with which srun binds tasks
+    export SLURM_THREADS_PER_CORE=$threads
+  elif ((cpus > 1 && tasks_per_node != 1)); then
+    export SLURM_CPU_BIND=cores # else a step whose tasks do not fill its cores is not bound
+  fi
   if [[ ${SLURM_NTASKS:-} ]]; then # a step's, in `srun --pty`
     SLURM_NTASKS=$(_read_record ' NumTasks=([0-9]+) ' "$SLURM_NTASKS") SLURM_NPROCS=$SLURM_NTASKS
     export SLURM_NTASKS SLURM_NPROCS
   fi
-  tasks_per_node=$(_read_record ' NtasksPerN:B:S:C=([0-9]+):' "${SLURM_NTASKS_PER_NODE:-0}")
-  if ((tasks_per_node)); then
-    export SLURM_NTASKS_PER_NODE=$tasks_per_node
-  else
-    unset SLURM_NTASKS_PER_NODE
-  fi
+  if ((tasks_per_node)); then export SLURM_NTASKS_PER_NODE=$tasks_per_node; fi
 }
 
 # _read_record PATTERN DEFAULT: print what the pattern's group matches in `record`.

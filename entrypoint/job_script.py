@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from entrypoint.console import shell_command
 from entrypoint.errors import ExitCode, Failure
 
 FUNCTIONS_FILE: Final = Path(__file__).with_name("job_functions.sh")
@@ -26,23 +25,26 @@ SCRIPTS: Final = Path(__file__).with_name("scripts")
 class JobShape:
     """What one of Slurm's job scripts asks for unless the user says otherwise."""
 
-    title: str = ""
     template: str = "slurm.sh"
     nodes: int = 1
     gpus_per_node: int = 4
     task_per_gpu: bool = False  # instead of one task per node, which starts a process per GPU
+    replaced_by: str = ""  # the options with which multigpu.sh does the same
 
 
-_OWN_CPUS: Final = "with one task per GPU, where each gets CPUs of its own."
 SHAPES: Final = {
-    "singlegpu": JobShape(title="Train on one GPU.", gpus_per_node=1),
-    "multigpu": JobShape(title="Train on all GPUs of one node."),
-    "multigpu_srun": JobShape(title=f"Train on all GPUs of one node, {_OWN_CPUS}", task_per_gpu=True),
-    "multinode": JobShape(title="Train on all GPUs of several nodes.", nodes=2),
-    "multinode_srun": JobShape(title=f"Train on all GPUs of several nodes, {_OWN_CPUS}", nodes=2, task_per_gpu=True),
-    "torchrun": JobShape(template="torchrun.sh", nodes=2),
+    "multigpu": JobShape(),
     "sweep": JobShape(template="sweep.sh", gpus_per_node=1),
+    "torchrun": JobShape(template="torchrun.sh", nodes=2),
+    # The names of version 0.1 for one release: they say which options of multigpu.sh do the same.
+    "singlegpu": JobShape(gpus_per_node=1, replaced_by="--gpus-per-node=1 --cpus-per-task=8"),
+    "multigpu_srun": JobShape(task_per_gpu=True, replaced_by="--ntasks-per-node=4 --cpus-per-task=8"),
+    "multinode": JobShape(nodes=2, replaced_by="--nodes=2"),
+    "multinode_srun": JobShape(
+        nodes=2, task_per_gpu=True, replaced_by="--nodes=2 --ntasks-per-node=4 --cpus-per-task=8"
+    ),
 }
+SHAPE_NAMES: Final = ", ".join(name for name, shape in SHAPES.items() if not shape.replaced_by)
 # The file in scripts/, and in launch/, of each scheduler but Slurm.
 OTHER_SCHEDULERS: Final = {
     "pbs": "pbs.sh",
@@ -59,21 +61,22 @@ DEFAULT_TIME: Final = "04:00:00"
 # where a template has none of them, since it would be ignored without a word.
 _OPTION_VALUES: Final = {
     "shape": ("TITLE",),
+    "task_per_gpu": ("TASKS",),
     "nodes": ("NODES", "RANKS"),
     "gpus_per_node": ("GPUS", "RANKS"),
     "cpus_per_gpu": ("CPUS", "CPUS_PER_GPU"),
     "time": ("TIME", "MINUTES", "SECONDS"),
     "gres": ("GPU_REQUEST",),
-    **{name: (name.upper(),) for name in ("mem", "partition", "account", "qos", "constraint")},
-    **{name: (name.upper(),) for name in ("module", "bind", "image")},
+    **{name: (name.upper(),) for name in ("mem", "partition", "account", "qos", "constraint", "reservation")},
+    **{name: (name.upper(),) for name in ("mail_type", "mail_user", "exclusive", "module", "bind", "image")},
 }
-COMMENT_COLUMN: Final = 38
+COMMENT_COLUMN: Final = 41
 _VALUE: Final = re.compile(r"@([A-Z_]+)(?:([:?])([^@\n]*))?@")
 
 
 def add_job_script_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `entrypoint job-script`."""
-    parser.add_argument("shape", nargs="?", metavar="NAME", help=f"{', '.join(SHAPES)} (default: by nodes and GPUs)")
+    parser.add_argument("shape", nargs="?", metavar="NAME", help=f"{SHAPE_NAMES} (default: multigpu)")
     parser.add_argument(
         "--scheduler",
         metavar="NAME",
@@ -87,6 +90,9 @@ def add_job_script_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="gpu:TYPE:N",
         help="each node's GPUs, where a site wants --gres for them",
     )
+    parser.add_argument(
+        "--task-per-gpu", action="store_const", const="yes", help="a task for each GPU, with CPUs of its own"
+    )
     parser.add_argument("--cpus-per-gpu", metavar="N", help=f"CPUs for each GPU (default: {CPUS_PER_GPU})")
     parser.add_argument(
         "--time", metavar="D-HH:MM:SS", default=DEFAULT_TIME, help=f"time limit (default: {DEFAULT_TIME})"
@@ -94,8 +100,15 @@ def add_job_script_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mem", metavar="SIZE", help="memory of a node, such as 200G; 0 is all of it")
     parser.add_argument("--partition", metavar="NAME", help="partition or queue")
     parser.add_argument("--account", metavar="NAME", help="account or project")
-    for name in ("qos", "constraint"):
-        parser.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's --{name}")
+    for name, metavar in (
+        ("qos", "NAME"),
+        ("constraint", "NAME"),
+        ("reservation", "NAME"),
+        ("mail-type", "EVENTS"),
+        ("mail-user", "ADDRESS"),
+    ):
+        parser.add_argument(f"--{name}", metavar=metavar, help=f"Slurm's --{name}")
+    parser.add_argument("--exclusive", action="store_const", const="exclusive", help="no other job on the nodes")
     parser.add_argument("--module", metavar="NAME", action="append", default=[], help="module to load; repeatable")
     parser.add_argument("--bind", metavar="PATH", action="append", default=[], help="folder to bind; repeatable")
     parser.add_argument("--image", metavar="FILE", help="the image (default: train.sif)")
@@ -113,12 +126,18 @@ def write_job_script(arguments: argparse.Namespace) -> str:
         return _write_slurm_script(arguments, nodes, gpus)
     name = arguments.scheduler
     if name not in OTHER_SCHEDULERS:
-        names = ", ".join(("slurm", *OTHER_SCHEDULERS))
-        raise Failure(f"no scheduler is called {name!r} here", fix=f"one of {names}", code=ExitCode.USAGE)
+        raise Failure(
+            f"no scheduler is called {name!r} here",
+            fix=f"one of slurm, {', '.join(OTHER_SCHEDULERS)}",
+            code=ExitCode.USAGE,
+        )
     text = (SCRIPTS / OTHER_SCHEDULERS[name]).read_text()
     values_used = {match[1] for match in _VALUE.finditer(text)}
-    requested = [option for option in _OPTION_VALUES if getattr(arguments, option) not in (None, [], DEFAULT_TIME)]
-    if unused := [option for option in requested if values_used.isdisjoint(_OPTION_VALUES[option])]:
+    if unused := [
+        option
+        for option, names in _OPTION_VALUES.items()
+        if getattr(arguments, option) not in (None, [], DEFAULT_TIME) and values_used.isdisjoint(names)
+    ]:
         option = f"--{unused[0].replace('_', '-')}" if unused[0] != "shape" else repr(arguments.shape)
         raise Failure(f"a script for {name} has no place for {option}", fix=f"leave out {option}", code=ExitCode.USAGE)
     seconds = _seconds(arguments.time)
@@ -133,38 +152,46 @@ def write_job_script(arguments: argparse.Namespace) -> str:
 
 
 def _write_slurm_script(arguments: argparse.Namespace, nodes: int | None, gpus: int | None) -> str:
-    name = arguments.shape or _choose_shape(nodes, gpus)
+    name = arguments.shape or "multigpu"
     if name not in SHAPES:
-        raise Failure(f"no job script is called {name!r}", fix=f"one of {', '.join(SHAPES)}", code=ExitCode.USAGE)
+        raise Failure(f"no job script is called {name!r}", fix=f"one of {SHAPE_NAMES}", code=ExitCode.USAGE)
     shape = SHAPES[name]
     nodes, gpus = nodes or shape.nodes, gpus or shape.gpus_per_node
-    if (nodes > 1 and shape.nodes == 1) or (gpus > 1 and shape.gpus_per_node == 1):
+    gpu_request = f"gres={arguments.gres}" if arguments.gres else f"gpus-per-node={gpus}"
+    if name == "sweep" and (nodes, gpus) != (1, 1):
         raise Failure(
-            f"{name} does not fit --nodes {nodes} --gpus-per-node {gpus}",
-            fix=shell_command("entrypoint job-script", "multinode" if nodes > 1 else "multigpu") + ", and your options",
+            f"each run of a sweep has one GPU, and --nodes={nodes} --{gpu_request} is more",
+            fix="leave sweep at one GPU: leave out --nodes, and write --gpus-per-node 1 or --gres gpu:TYPE:1",
             code=ExitCode.USAGE,
         )
     values = _read_values(arguments, nodes, gpus)
+    task_per_gpu = shape.task_per_gpu or arguments.task_per_gpu
     values |= {
-        "TITLE": shape.title,
-        "NAME": name,
-        "TASKS": str(gpus if shape.task_per_gpu else 1),
-        "GPU_REQUEST": f"gres={arguments.gres}" if arguments.gres else f"gpus-per-node={gpus}",
-        "CPUS_PER_TASK": values["CPUS_PER_GPU" if shape.task_per_gpu else "CPUS"],
+        "TASKS": str(gpus if task_per_gpu else 1),
+        "GPU_REQUEST": gpu_request,
+        "CPUS_PER_TASK": values["CPUS_PER_GPU" if task_per_gpu else "CPUS"],
     }
+    if shape.replaced_by:
+        values |= {
+            "TITLE": "For one more release; use multigpu.sh:",
+            "NOTICE": f'\necho "note: launch/{name}.sh goes with the next release. Use:" \\\n'
+            f'  "sbatch {shape.replaced_by} launch/multigpu.sh"',
+        }
     return _fill((SCRIPTS / shape.template).read_text(), values)
 
 
 def _read_values(arguments: argparse.Namespace, nodes: int, gpus: int) -> dict[str, str]:
     """What all templates may ask for; what the user did not give and has no default is not in it."""
     cpus_per_gpu = _parse_count(arguments, "cpus_per_gpu") or CPUS_PER_GPU
-    options = ("time", "mem", "partition", "account", "qos", "constraint", "image")
+    options = ("time", "mem", "partition", "account", "qos", "constraint", "reservation", "exclusive", "image")
     return {option.upper(): value for option in options if (value := getattr(arguments, option))} | {
         "NODES": str(nodes),
         "GPUS": str(gpus),
         "RANKS": str(nodes * gpus),
         "CPUS": str(gpus * cpus_per_gpu),
         "CPUS_PER_GPU": str(cpus_per_gpu),
+        **({"MAIL_TYPE": arguments.mail_type or "END,FAIL"} if arguments.mail_type or arguments.mail_user else {}),
+        **({"MAIL_USER": f" --mail-user={arguments.mail_user}"} if arguments.mail_user else {}),
         **({"MODULE": " ".join(arguments.module)} if arguments.module else {}),
         **({"BIND": ",".join(arguments.bind)} if arguments.bind else {}),
     }
@@ -176,7 +203,7 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
         filled = _VALUE.sub(lambda match: values[match[1]] if match[1] in values or not match[2] else match[3], line)
         if any(match[2] == "?" and match[1] not in values for match in _VALUE.finditer(line)):
             filled = _switch_off(filled)
-        lines.append(re.sub(r"^(#+SBATCH \S+) # ", lambda match: f"{match[1]:<{COMMENT_COLUMN}}# ", filled))
+        lines.append(re.sub(r"^(#+SBATCH \S.*?) # ", lambda match: f"{match[1]:<{COMMENT_COLUMN}} # ", filled))
     return "".join(lines)
 
 
@@ -190,19 +217,8 @@ def _seconds(time: str) -> int:
     """Slurm's D-HH:MM:SS, HH:MM:SS, MM:SS or minutes as seconds."""
     days, _, rest = time.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
-    if days:
-        hours, minutes, seconds = (*parts, 0, 0)[:3]
-    elif len(parts) == 3:
-        hours, minutes, seconds = parts
-    else:
-        hours, minutes, seconds = (0, *parts, 0)[:3]
+    hours, minutes, seconds = ((*parts, 0, 0) if days or len(parts) == 3 else (0, *parts, 0))[:3]
     return int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
-
-
-def _choose_shape(nodes: int | None, gpus: int | None) -> str:
-    if nodes and nodes > 1:
-        return "multinode"
-    return "singlegpu" if gpus == 1 else "multigpu"
 
 
 def _parse_count(arguments: argparse.Namespace, name: str) -> int | None:
@@ -225,26 +241,27 @@ def _parse_gpus(arguments: argparse.Namespace) -> int | None:
     return number
 
 
-# The values become words of a shell script.
-_PATTERNS: Final = {
-    "time": r"(\d+-)?\d+(:\d\d){0,2}",
-    "gres": r"gpu(:[A-Za-z][\w.-]*)?:[1-9]\d{0,4}",
-    "mem": r"\d+[KMGT]?",
-    "image": r"[\w./@%+:-]+",
-    "bind": r"[\w./@%+:-]+",
-    "module": r"[\w./+-]+",
-    **dict.fromkeys(("partition", "account", "qos"), r"[\w.,-]+"),
-    "constraint": r"[\w.,-]+",
+# What an option accepts and how a message shows it. The values become words of a shell script.
+_FORMS: Final = {
+    "time": (r"(\d+-)?\d+(:\d\d){0,2}", "24:00:00, 1-12:00:00, or minutes"),
+    "gres": (r"gpu(:[A-Za-z][\w.-]*)?:[1-9]\d{0,4}", "gpu:N or gpu:TYPE:N"),
+    "mem": (r"\d+[KMGT]?", "a size such as 128G, or 0 for all"),
+    "image": (r"[\w./@%+:-]+", "a path without spaces, such as /project/train.sif"),
+    "bind": (r"(\$\w+|\$\{\w+(:\?)?\}|[\w./@%+:-])+", "a path without spaces, such as /scratch or $SCRATCH"),
+    "module": (r"[\w./+-]+", "one module, such as apptainer/1.4"),
+    "mail_type": (r"[\w,]+", "events such as END,FAIL"),
+    "mail_user": (r"[\w.+-]+(@[\w.-]+)?", "an address such as me@example.org"),
+    "constraint": (r"[\w.,&|*()\[\]-]+", "features such as a100 or a100&nvlink"),
+    **dict.fromkeys(("partition", "account", "qos", "reservation"), (r"[\w.,-]+", "one name, such as gpu-a100")),
 }
 
 
 def _check_values(arguments: argparse.Namespace) -> None:
-    for name, pattern in _PATTERNS.items():
+    for name, (pattern, form) in _FORMS.items():
         argument: str | Sequence[str] | None = getattr(arguments, name)
         for value in [argument] if isinstance(argument, str) else argument or []:
             if not re.fullmatch(pattern, value, re.ASCII):
-                form = "a value without spaces and quotes, as Slurm takes it"
-                raise _bad_value(name, value, "gpu:N or gpu:TYPE:N" if name == "gres" else form)
+                raise _bad_value(name, value, form)
 
 
 def _bad_value(name: str, value: str, expected: str) -> Failure:

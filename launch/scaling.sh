@@ -2,14 +2,13 @@
 # Measure how well a training scales over nodes. More: docs/clusters.md
 #   NODES="1 2 4" STEPS=300 launch/scaling.sh [sbatch options] CONFIG [section.key=value ...]
 #
-# For each number of nodes this submits launch/multinode.sh with the global batch of CONFIG (strong
-# scaling) and with one that grows with the nodes (weak scaling), and at last a job that writes the
-# report. Give account and partition as options (--account=NAME) or in launch/site.env.
+# For each number of nodes this submits launch/multigpu.sh (SCRIPT=job.sh: a script of yours) with
+# the global batch of CONFIG (strong scaling) and with one that grows with the nodes (weak scaling),
+# and at last a job that writes the report. An option is one word: --gres=gpu:a100:4.
 
 fail() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
 
-# Your site: launch/site.env, or what your shell has loaded. The lines in multinode.sh do not count
-# here.
+# Your site: launch/site.env, or what your shell has loaded. The lines in SCRIPT count in its jobs.
 site=${SITE_ENV:-launch/site.env}
 if [[ -n ${SITE_ENV:-} || -e $site ]]; then
   source "$site" || fail 64 "$site failed" "mend it; its last command must succeed"
@@ -17,7 +16,7 @@ fi
 set -euo pipefail
 
 cd -P . # Apptainer binds no folder that was reached through a link
-image=${IMAGE:-train.sif} steps=${STEPS:-300}
+image=${IMAGE:-train.sif} steps=${STEPS:-300} script=${SCRIPT:-${0%/*}/multigpu.sh}
 read -ra nodes <<<"${NODES:-1 2 4}"
 options=()
 while [[ ${1:-} == -* ]]; do
@@ -31,6 +30,7 @@ done
   fail 64 "NODES='${NODES:-}' STEPS='$steps'" "NODES='1 2 4' STEPS=300"
 [[ -f ${1:-} ]] ||
   fail 64 "no CONFIG${1:+ where it belongs: $*}" "launch/scaling.sh [sbatch options] CONFIG ..."
+[[ -f $script ]] || fail 66 "no job script at $script, seen from $PWD" "SCRIPT=job.sh"
 [[ -f $image ]] || fail 66 "no image at $image, seen from $PWD" "IMAGE=/path/train.sif"
 command -v apptainer >/dev/null ||
   fail 66 "no apptainer on the PATH" "load its module in your shell, or in launch/site.env"
@@ -60,15 +60,15 @@ submit() {
   local settings=("train.global_batch_size=$3" "train.max_steps=$steps" train.epochs=1000000
     eval.every_epochs=1000000 checkpoint.every_minutes=null checkpoint.resume=never
     "log.every_steps=$log_every" "run.name=$run")
-  local words=() word message
+  local words=() word job
   shift 3
   for word in "$@"; do # a key may be given only once, and these settings win
     [[ " ${settings[*]%%=*} " == *" ${word%%=*} "* ]] || words+=("$word")
   done
-  message=$("${0%/*}/multinode.sh" "${options[@]}" --nodes="$count" --job-name="$run" \
-    "${words[@]}" "${settings[@]}")
-  jobs+=("$(sed -n 's/^Submitted batch job \([0-9]*\).*/\1/p' <<<"$message")")
-  echo "$run: job ${jobs[-1]:?$message}"
+  job=$(sbatch --parsable "${options[@]}" --nodes="$count" --job-name="$run" --output=%x-%j.out \
+    "$script" "${words[@]}" "${settings[@]}")
+  jobs+=("${job%%;*}") # behind the number is the cluster, with --clusters
+  echo "$run: job ${jobs[-1]}"
   folder=$(apptainer exec "$image" train where --config "${words[@]}" "run.name=$run")
 }
 
@@ -90,8 +90,8 @@ for word in "${options[@]}"; do
   fi
 done
 report() { printf '%q ' apptainer exec "$image" train report "${@:2}" --output "scaling/$1"; }
-unset SBATCH_GPUS_PER_NODE # the report needs no GPU
-exec sbatch "${charged_to[@]}" --nodes=1 --ntasks=1 --time=00:10:00 \
-  --job-name=scaling-report --output=slurm-%j.out \
+unset SBATCH_GPUS_PER_NODE SBATCH_GRES # the report needs no GPU
+exec sbatch "${charged_to[@]}" --nodes=1 --ntasks=1 --mem=4G --time=00:10:00 \
+  --job-name=scaling-report --output=%x-%j.out \
   --dependency="afterany$(printf ':%s' "${jobs[@]}")" \
   --wrap "$(report strong "${strong[@]}"); $(report weak "${weak[@]}")"

@@ -1,67 +1,44 @@
 #!/bin/bash
-# Train on one GPU.
-#   singlegpu.sh [sbatch options] CONFIG [section.key=value ...]
-#       checks the configuration and the data, then submits itself
-#   sbatch [sbatch options] singlegpu.sh CONFIG [section.key=value ...]
-#       submits at once. More: docs/clusters.md
+# For one more release; use multigpu.sh:  sbatch [options] SCRIPT CONFIG [section.key=value ...]
+#   one GPU           options --gpus-per-node=1 --cpus-per-task=8
+#   several nodes     --nodes=4
+#   one task per GPU  --ntasks-per-node=4 --cpus-per-task=8            More: docs/clusters.md
 
-#SBATCH --job-name=train
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1           # 1: it starts a process per GPU; or as many as GPUs
-#SBATCH --gpus-per-node=1             # at most as many as a node has
-#SBATCH --cpus-per-task=8             # 8 for each GPU of a task; fewer if a node has fewer
-#SBATCH --time=04:00:00
-#SBATCH --output=%x-%j.out
-#SBATCH --open-mode=append            # a requeued job continues its log
-#SBATCH --requeue
-#SBATCH --signal=USR1@120             # 2 minutes before the end: save and stop
+# Your job: change the numbers.
+#SBATCH --job-name=train --output=%x-%j.out # the log is train-JOB.out
+#SBATCH --nodes=1 --ntasks-per-node=1     # `train` starts a process per GPU; or a task per GPU
+#SBATCH --gpus-per-node=1                 # where a site wants it: --gres=gpu:a100:4
+#SBATCH --cpus-per-task=8                 # 8 for each GPU of a task
+#SBATCH --time=04:00:00 --signal=USR1@120 # 2 minutes before the end: save and stop
+#SBATCH --requeue --open-mode=append      # a stopped job waits again, and goes on
 # Most sites want some of these: remove one # to use a line.
 ##SBATCH --partition=gpu
 ##SBATCH --account=my_project
 ##SBATCH --qos=normal
-##SBATCH --constraint=a100            # nodes with this feature
+##SBATCH --constraint=a100                # nodes with this feature
 ##SBATCH --reservation=course
-##SBATCH --mail-type=END,FAIL
-##SBATCH --mem=64G                    # of a node, where the default is too little; 0 is all of it
-##SBATCH --exclusive                  # no other job on the node: comparable speed
+##SBATCH --mail-type=END,FAIL             # and --mail-user=ADDRESS, if your site needs it
+##SBATCH --mem=64G                        # of a node, where the default is too little; 0: all
+##SBATCH --exclusive                      # no other job on the node: comparable speed
 
-fail() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
-
-# Your site: remove the # and change the values. For all job scripts at once, copy
-# launch/site.env.example to launch/site.env. It is read from the folder that you submit from
-# (SITE_ENV=FILE names another file), and wins over the lines here and above.
+# Your site: remove the # and change the values; for all scripts, in launch/site.env
 # module load apptainer
 # export APPTAINER_BIND=/scratch,/project # folders that the container shall see
 # source launch/fabric/infiniband.env || exit 66 # between nodes; or slingshot, ethernet, efa
-site=${SITE_ENV:-launch/site.env}
-if [[ -n ${SITE_ENV:-} || -e $site ]]; then
-  source "$site" || fail 64 "$site failed" "mend it; its last command must succeed"
-fi
-set -euo pipefail # after the site's lines: modules read variables that are not set
+[[ ! ${SITE_ENV:-} && ! -e launch/site.env ]] || source "${SITE_ENV:-launch/site.env}" ||
+  { echo "ERROR[64] ${SITE_ENV:-site.env} failed; fix: let its last command succeed" >&2; exit 64; }
 
-# Nothing below needs a change. IMAGE=FILE names another image.
-image=${IMAGE:-train.sif}
-[[ -f $image ]] || fail 66 "no image at $image, seen from $PWD" "IMAGE=/path/train.sif"
-command -v apptainer >/dev/null ||
-  fail 66 "no apptainer on the PATH" "load its module in the job script, or in launch/site.env"
-if [[ ${REQUIRE_SIGNED:-0} != 0 ]]; then # before anything in the image runs
+set -euo pipefail
+echo "note: launch/singlegpu.sh goes with the next release. Use:" \
+  "sbatch --gpus-per-node=1 --cpus-per-task=8 launch/multigpu.sh"
+image=${IMAGE:-train.sif} # IMAGE=FILE names another image
+[[ ${REQUIRE_SIGNED:-0} == 0 ]] ||
   apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||
-    fail 77 "$image is not signed with a key that is trusted here" "docs/image.md: Sign and verify"
-fi
-
-# The image brings two functions. prepare_job sets train_args, the arguments for `train`.
-# Outside a job it checks the configuration, submits this script, and exits.
-functions=$(apptainer exec "$image" entrypoint job-functions) ||
-  fail 78 "$image cannot be run on $(uname -n): the lines above say why" \
-    "apptainer exec $image entrypoint job-functions, there, until it prints functions"
-eval "$functions"
-prepare_job "$@"
-
-code=0
-srun --kill-on-bad-exit=1 \
-  apptainer exec --nv "$image" train "${train_args[@]}" || code=$?
-
-# Told to stop (time limit, preemption), `train` saves and ends with exit code 75; the next start
-# continues there. requeue_or_exit requeues the job after 75, a dead node and the like, at most
-# MAX_REQUEUES=20 times, and never after an error that would come again.
-requeue_or_exit "$code"
+  { echo "ERROR[77] $image is not signed; fix: docs/image.md: Sign and verify" >&2; exit 77; }
+functions=$(apptainer exec "$image" entrypoint job-functions) || {
+  echo "ERROR[78] $image cannot be run on $(uname -n): the lines above say why" >&2
+  echo "  fix: IMAGE=FILE; load Apptainer's module here or in launch/site.env" >&2; exit 78; }
+eval "$functions" # they come out of the image, so that this script need not change with it
+prepare_job "$@" # sets train_args
+srun --kill-on-bad-exit=1 apptainer exec --nv "$image" train "${train_args[@]}" || code=$?
+requeue_or_exit "$code" # back into the queue after 75 (saved and stopped) and the like

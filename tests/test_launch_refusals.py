@@ -83,7 +83,7 @@ def start(folder: Path, script: Path | str, *words: str, **variables: str) -> su
 
 def digest(folder: Path) -> str:
     """What a job in the folder says of its image."""
-    done = start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB)
+    done = start(folder, "multigpu.sh", "config.yaml", **IN_A_JOB)
     return re.findall(r"^image train.sif sha256:(.*)", done.stdout, re.M)[0]
 
 
@@ -91,14 +91,14 @@ def digest(folder: Path) -> str:
 def test_settings_that_fail_are_named_and_nothing_goes_on(folder: Path, text: str | None) -> None:
     if text:
         (folder / "site.env").write_text(text)
-    done = start(folder, "singlegpu.sh", "config.yaml", SITE_ENV="./site.env")
-    assert (done.returncode, "ERROR[64] ./site.env failed\n  fix: " in done.stderr) == (64, True), done.stderr
+    done = start(folder, "multigpu.sh", "config.yaml", SITE_ENV="./site.env")
+    assert (done.returncode, "ERROR[64] ./site.env failed; fix: " in done.stderr) == (64, True), done.stderr
 
 
 def test_modules_may_read_variables_that_are_not_set(folder: Path) -> None:
     (folder / "site.env").write_text('echo "loads $NOT_SET"; false; export IMAGE=of-the-site.sif\n')
-    done = start(folder, "singlegpu.sh", "config.yaml", SITE_ENV="site.env")
-    assert "ERROR[66] no image at of-the-site.sif" in done.stderr
+    done = start(folder, "multigpu.sh", "config.yaml", SITE_ENV="site.env", **IN_A_JOB)
+    assert "image of-the-site.sif sha256:" in done.stdout
 
 
 def test_network_settings_that_are_not_there_end_the_script(folder: Path) -> None:
@@ -111,45 +111,53 @@ def test_network_settings_that_are_not_there_end_the_script(folder: Path) -> Non
 
 
 def test_options_behind_the_script_are_refused_in_a_job_and_not_lost(folder: Path) -> None:
-    done = start(folder, "singlegpu.sh", "--nodes=2", "config.yaml", **IN_A_JOB)
-    assert (done.returncode, "after the script: --nodes=2\n" in done.stderr) == (64, True), done.stderr
+    done = start(folder, "multigpu.sh", "--nodes=2", "config.yaml", **IN_A_JOB)
+    assert (
+        done.returncode,
+        "no CONFIG where it belongs: --nodes=2 config.yaml\n  fix: sbatch [options]" in done.stderr,
+    ) == (64, True), done.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("--nodes", "4", "config.yaml"), ("train.epochs=3",), ("--help",)])
 def test_what_is_no_config_is_not_taken_for_one(folder: Path, words: tuple[str, ...]) -> None:
     done = start(folder, "multinode.sh", *words)
     assert (done.returncode, done.stderr.startswith("ERROR[64] no CONFIG")) == (64, True), done.stderr
-    assert "each one word" in done.stderr
+    assert "fix: sbatch [options] SCRIPT CONFIG" in done.stderr
 
 
 def test_the_config_may_be_named_as_train_itself_wants_it(folder: Path) -> None:
-    done = start(folder, "singlegpu.sh", "--config", "config.yaml", **IN_A_JOB)
+    done = start(folder, "multigpu.sh", "--config", "config.yaml", **IN_A_JOB)
     assert "in the container: train --config config.yaml\n" in done.stdout, done.stderr
 
 
 def test_outside_a_job_the_config_is_checked_and_the_script_submits_itself(folder: Path) -> None:
     done = start(folder, "multinode.sh", "--nodes=3", "config.yaml", "run.seed=1")
-    checks, submits = done.stdout.splitlines()
+    *old_name, checks, notice, submits = done.stdout.splitlines()
+    assert old_name == [
+        "note: launch/multinode.sh goes with the next release. Use: sbatch --nodes=2 launch/multigpu.sh"
+    ]
+    assert notice.endswith(f"Type: sbatch --nodes=3 {LAUNCH}/multinode.sh config.yaml run.seed=1 ")
     assert checks == "in the container: train check --config config.yaml run.seed=1"
     assert submits == f"sbatch: --nodes=3 {LAUNCH}/multinode.sh config.yaml run.seed=1"
 
 
-def test_a_script_that_finds_no_image_says_where_it_looked(folder: Path) -> None:
-    (folder / "train.sif").unlink()
-    done = start(folder, "singlegpu.sh", "config.yaml")
-    assert (done.returncode, f"no image at train.sif, seen from {folder}\n" in done.stderr) == (66, True), done.stderr
-
-
 @pytest.mark.parametrize("text", ["2x", "-1", "1 2", "many"])
 def test_a_cap_that_is_no_number_is_refused_and_not_taken_for_none(folder: Path, text: str) -> None:
-    done = start(folder, "singlegpu.sh", "config.yaml", MAX_REQUEUES=text)
+    done = start(folder, "multigpu.sh", "config.yaml", MAX_REQUEUES=text, **IN_A_JOB)
     assert (done.returncode, f"MAX_REQUEUES={text} is not a number\n  fix: " in done.stderr) == (64, True)
 
 
 @pytest.mark.parametrize("text", ["1", "true", "yes"])
 def test_whatever_asks_for_a_signature_is_understood(folder: Path, text: str) -> None:
-    done = start(folder, "singlegpu.sh", "config.yaml", REQUIRE_SIGNED=text)
+    done = start(folder, "multigpu.sh", "config.yaml", REQUIRE_SIGNED=text)
     assert (done.returncode, "ERROR[77] train.sif is not signed" in done.stderr) == (77, True), done.stderr
+
+
+def test_all_lines_of_a_sweep_are_checked_before_it_submits_itself(folder: Path) -> None:
+    done = start(folder, "sweep.sh", "config.yaml", "lr.txt")
+    assert "check --config config.yaml train.max_steps=1 run.name=lr-1" in done.stdout
+    assert (done.returncode, "ERROR[64] lr.txt has no line '2'" in done.stderr) == (64, True)
+    assert "sbatch: " not in done.stdout
 
 
 @pytest.mark.parametrize("why", UNREADABLE)
@@ -168,8 +176,8 @@ def test_a_line_that_cannot_be_read_is_refused_and_not_read_in_part(folder: Path
 def test_a_line_of_a_sweep_replaces_what_is_set_for_all(folder: Path, line: str, words: str) -> None:
     (folder / "lr.txt").write_text(line)
     common = ("run.name=all", "run.seed=3", "train.max_steps=9")
-    done = start(folder, "sweep.sh", "config.yaml", "lr.txt", *common)
-    assert done.stdout.splitlines()[0] == f"in the container: train check --config config.yaml {words}", done.stderr
+    done = start(folder, "sweep.sh", "config.yaml", "lr.txt", *common, **IN_A_JOB, SLURM_ARRAY_TASK_ID="1")
+    assert f"in the container: train --config config.yaml {words}\n" in done.stdout, done.stderr
 
 
 def test_a_sweep_is_submitted_with_as_many_tasks_as_lines(folder: Path) -> None:
@@ -216,7 +224,7 @@ def test_a_digest_is_written_through_no_link(folder: Path) -> None:
 
 def ends(folder: Path, srun: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A job whose srun runs these shell words."""
-    return start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB, SRUN=srun, **variables)
+    return start(folder, "multigpu.sh", "config.yaml", **IN_A_JOB, SRUN=srun, **variables)
 
 
 def writes(text: str, name: str = "exit.json") -> str:
@@ -291,7 +299,7 @@ def test_a_requeue_is_told_only_after_slurm_has_taken_it(folder: Path) -> None:
     assert (done.returncode, "requeued" in done.stdout) == (75, False)
 
 
-def given_to_srun(folder: Path, script: str = "singlegpu.sh", **variables: str) -> dict[str, str]:
+def given_to_srun(folder: Path, script: str = "multigpu.sh", **variables: str) -> dict[str, str]:
     """The variables of Slurm, and PATH, in the environment of the job script's srun."""
     done = start(folder, script, "config.yaml", **IN_A_JOB, SRUN='env >"$FOLDER.env"', **variables)
     assert done.returncode == 0, done.stderr
@@ -300,7 +308,7 @@ def given_to_srun(folder: Path, script: str = "singlegpu.sh", **variables: str) 
     return {name: value for name, value in given.items() if name not in IN_A_JOB}
 
 
-@pytest.mark.parametrize("script", ["singlegpu.sh", "multinode_srun.sh", "torchrun.sh"])
+@pytest.mark.parametrize("script", ["multigpu.sh", "multinode_srun.sh", "torchrun.sh"])
 def test_srun_gets_no_option_from_the_shell_that_submitted(folder: Path, script: str) -> None:
     job = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01"}
     given = given_to_srun(folder, script, **job, **INHERITED, RECORD="JobId=7 CPUs/Task=1 NtasksPerN:B:S:C=0:0:*:* ")
@@ -317,6 +325,20 @@ def test_srun_gets_the_job_s_own_numbers(folder: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("tasks", "cpus", "binding"), [("2", "4", "cores"), ("1", "4", None), ("2", "1", None), ("0", "4", "cores")]
+)
+def test_each_of_several_tasks_is_bound_to_its_cpus(folder: Path, tasks: str, cpus: str, binding: str | None) -> None:
+    """A task without --cpus-per-task would be bound to one core, whatever its job has."""
+    record = f"JobId=7 BatchFlag=1 CPUs/Task={cpus} NtasksPerN:B:S:C={tasks}:0:*:* "
+    assert given_to_srun(folder, RECORD=record).get("SLURM_CPU_BIND") == binding
+
+
+def test_one_thread_per_core_is_a_binding_of_its_own(folder: Path) -> None:
+    given = given_to_srun(folder, RECORD=RECORD)
+    assert (given["SLURM_THREADS_PER_CORE"], "SLURM_CPU_BIND" in given) == ("1", False)
+
+
 @pytest.mark.parametrize(("variables", "cpus"), [({}, None), ({"SLURM_CPUS_PER_TASK": "4"}, "4")])
 def test_without_the_job_s_record_the_cpus_are_those_of_the_environment(
     folder: Path, variables: dict[str, str], cpus: str | None
@@ -326,11 +348,11 @@ def test_without_the_job_s_record_the_cpus_are_those_of_the_environment(
 
 
 def test_a_placement_that_srun_does_not_get_is_named(folder: Path) -> None:
-    done = start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB, **INHERITED)
+    done = start(folder, "multigpu.sh", "config.yaml", **IN_A_JOB, **INHERITED)
     note = re.findall(r"^note: srun is not given.*", done.stdout, re.M)[0]
     assert {"SLURM_CPU_BIND=quiet,mask_cpu:0x1", "SLURM_DISTRIBUTION=plane"} <= set(note.split())
     assert "SLURM_GPUS_PER_NODE" not in note
-    assert "not given" not in start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB).stdout
+    assert "not given" not in start(folder, "multigpu.sh", "config.yaml", **IN_A_JOB).stdout
 
 
 def test_the_tasks_of_a_job_without_an_environment_have_a_path(folder: Path) -> None:
@@ -340,7 +362,7 @@ def test_the_tasks_of_a_job_without_an_environment_have_a_path(folder: Path) -> 
 
 def test_a_script_typed_in_an_interactive_job_says_so_and_requeues_nothing(folder: Path) -> None:
     done = ends(folder, "exit 75", RECORD=RECORD.replace("BatchFlag=1", "BatchFlag=0"))
-    assert f"To submit it: sbatch {LAUNCH}/singlegpu.sh config.yaml\n" in done.stdout
+    assert f"To submit it: sbatch {LAUNCH}/multigpu.sh config.yaml\n" in done.stdout
     assert (done.returncode, "exit code 75: not requeued" in done.stdout) == (75, True)
     assert "scontrol" not in done.stdout
 
@@ -348,7 +370,7 @@ def test_a_script_typed_in_an_interactive_job_says_so_and_requeues_nothing(folde
 @pytest.mark.parametrize("variables", [{}, IN_A_JOB], ids=["login node", "job"])
 def test_an_image_that_cannot_be_run_is_named_and_nothing_goes_on(folder: Path, variables: dict[str, str]) -> None:
     (folder / "bin" / "apptainer").write_text("#!/bin/bash\necho 'FATAL: no squashfuse' >&2; exit 255\n")
-    for script in ("singlegpu.sh", "sweep.sh", "torchrun.sh"):
+    for script in ("multigpu.sh", "sweep.sh", "torchrun.sh"):
         done = start(folder, script, "config.yaml", "lr.txt", **variables)
         assert done.returncode == 78
         assert re.match(r"FATAL: no squashfuse\nERROR\[78\] train.sif cannot be run on .*\n  fix: .*\n$", done.stderr)

@@ -19,11 +19,11 @@ SCRIPT = Path(__file__).parents[1] / "launch" / "scaling.sh"
 # The container's train is the one that is tested; sbatch notes its words and gives numbers.
 STAND_INS = {
     "apptainer": f'shift 2; exec {sys.executable} -m "$@"',
-    "sbatch": 'printf "%s\\n" "$* ${SBATCH_GPUS_PER_NODE-}" >> jobs; echo "Submitted batch job $(grep -c "" jobs)"',
+    "sbatch": 'printf "%s\\n" "$* ${SBATCH_GPUS_PER_NODE-} ${SBATCH_GRES-}" >> jobs; echo "$(grep -c "" jobs);alpha"',
 }
 
 
-WHOLE = {"SBATCH_GPUS_PER_NODE": "gpus-of-the-site"}
+WHOLE = {"SBATCH_GPUS_PER_NODE": "gpus-of-the-site", "SBATCH_GRES": "gpu:9"}
 
 
 def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -53,7 +53,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_each_number_of_nodes_is_a_job_and_the_first_counts_for_both_kinds(jobs: list[str]) -> None:
-    asked = [re.findall(r"--nodes=(\d+) --job-name=(\S+)", job) for job in jobs[:-1]]
+    asked = [
+        re.findall(r"--nodes=(\d+) --job-name=(\S+) --output=%x-%j.out \S*/multigpu.sh ", job) for job in jobs[:-1]
+    ]
     assert asked == [[("1", "scaling-strong-1")], [("2", "scaling-strong-2")], [("2", "scaling-weak-2")]]
     assert all("--gpus-per-node=2" in job and "data.samples=960" in job for job in jobs[:-1])
 
@@ -95,7 +97,18 @@ def test_the_report_comes_after_all_of_them_and_names_the_runs_of_each_kind(jobs
 def test_the_report_is_paid_as_the_trainings_and_takes_no_gpus(jobs: list[str]) -> None:
     assert all("--account=mine" in job for job in jobs)
     assert "--gpus-per-node" not in jobs[-1]
-    assert ["gpus-of-the-site" in job for job in jobs] == [True, True, True, False]
+    assert "--mem=4G" in jobs[-1]
+    assert ["gpus-of-the-site gpu:9" in job for job in jobs] == [True, True, True, False]
+
+
+def test_the_jobs_may_have_a_script_of_the_site(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").touch()
+    done = run(tmp_path, "--gres=gpu:a100:4", "cfg.yaml", NODES="1", SCRIPT="job.sh")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "--gres=gpu:a100:4 --nodes=1 --job-name=scaling-strong-1 --output=%x-%j.out job.sh cfg.yaml"
+        in (tmp_path / "jobs").read_text()
+    )
 
 
 def test_the_sites_settings_are_read_as_by_every_job_script(tmp_path: Path) -> None:
@@ -110,10 +123,11 @@ def test_the_sites_settings_are_read_as_by_every_job_script(tmp_path: Path) -> N
         (("cfg.yaml",), {"NODES": "two"}, "NODES='two'"),
         (("cfg.yaml",), {"SLURM_JOB_ID": "7"}, "not in a job"),
         (("cfg.yaml",), {"IMAGE": "other.sif"}, "no image at other.sif"),
+        (("cfg.yaml",), {"SCRIPT": "other.sh"}, "no job script at other.sh"),
         (("cfg.yaml",), {"PATH": "/nonexistent"}, "no apptainer on the PATH"),
         (("cfg.yaml",), {"NODES": "5 7"}, "96 x 7 / 5"),
     ],
-    ids=["no-config", "nodes", "in-a-job", "no-image", "no-apptainer", "no-whole-batch"],
+    ids=["no-config", "nodes", "in-a-job", "no-image", "no-script", "no-apptainer", "no-whole-batch"],
 )
 def test_what_cannot_be_submitted_is_refused(
     tmp_path: Path, words: tuple[str, ...], variables: dict[str, str], message: str

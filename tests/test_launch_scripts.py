@@ -42,8 +42,13 @@ def name_of(path: Path) -> str:
 
 
 def options(script: Path) -> list[str]:
-    """The option of each #SBATCH line."""
-    return re.findall(r"^#SBATCH (\S+)", script.read_text(), re.M)
+    """The options of all #SBATCH lines."""
+    return options_in(script.read_text())
+
+
+def options_in(text: str) -> list[str]:
+    lines = re.findall(r"^#SBATCH (.*?)(?: #.*)?$", text, re.M)
+    return [word for line in lines for word in line.split()]
 
 
 def job_script(*words: str) -> str:
@@ -58,6 +63,13 @@ def test_every_script_that_was_promised_is_there() -> None:
 @pytest.mark.parametrize("script", [*sorted(LAUNCH.glob("*.sh")), *(LAUNCH / name for name in OTHERS)], ids=name_of)
 def test_no_line_of_a_script_is_longer_than_100_columns(script: Path) -> None:
     assert [line for line in script.read_text().splitlines() if len(line) > 100] == []
+
+
+@pytest.mark.parametrize("name", ["multigpu.sh", "sweep.sh"])
+def test_a_beginner_reads_the_whole_script_on_one_screen(name: str) -> None:
+    lines = (LAUNCH / name).read_text().splitlines()
+    assert len(lines) <= 42
+    assert len([line for line in lines if line and not line.startswith("#")]) <= 14
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
@@ -138,36 +150,47 @@ def test_a_site_s_own_settings_are_not_committed() -> None:
 def test_a_script_for_a_site_holds_what_was_asked_for() -> None:
     words = "--nodes=4 --gpus-per-node=8 --time=8:00:00 --partition=gpu-a100 --account=p1 --mem=0 --cpus-per-gpu=12"
     text = job_script(*words.split(), "--module=apptainer/1.4", "--bind=/a", "--bind=/b", "--image=/images/x.sif")
-    asked = dict(line.split("=") for line in re.findall(r"^#SBATCH --(\S+=\S+)", text, re.M))
+    asked = dict(word[2:].split("=") for word in options_in(text) if "=" in word)
     shape = [asked[name] for name in ("nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time")]
     assert shape == ["4", "1", "8", "96", "8:00:00"]
     assert [asked[name] for name in ("partition", "account", "mem")] == ["gpu-a100", "p1", "0"]
-    for line in ("module load apptainer/1.4", "export APPTAINER_BIND=/a,/b # ", "image=${IMAGE:-/images/x.sif}"):
+    for line in ("module load apptainer/1.4", "export APPTAINER_BIND=/a,/b # ", "image=${IMAGE:-/images/x.sif} # "):
         assert f"\n{line}" in text
 
 
-def test_one_task_per_gpu_divides_the_cpus() -> None:
-    text = job_script("multinode_srun", "--gpus-per-node=8")
-    assert {"#SBATCH --ntasks-per-node=8", "#SBATCH --cpus-per-task=8"} <= {
-        line.partition("  ")[0] for line in text.splitlines()
-    }
+@pytest.mark.parametrize("words", ["multinode_srun --gpus-per-node=8", "--task-per-gpu --gpus-per-node=8"])
+def test_one_task_per_gpu_divides_the_cpus(words: str) -> None:
+    assert {"--ntasks-per-node=8", "--cpus-per-task=8"} <= set(options_in(job_script(*words.split())))
 
 
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [((), "multigpu"), (("--gpus-per-node=1",), "singlegpu"), (("--nodes=2", "--gpus-per-node=1"), "multinode")],
-)
-def test_the_kind_of_script_follows_from_nodes_and_gpus(words: tuple[str, ...], name: str) -> None:
-    assert f"#   sbatch [sbatch options] {name}.sh " in job_script(*words)
+@pytest.mark.parametrize("words", [(), ("--gpus-per-node=1",), ("--nodes=2", "--gpus-per-node=1")])
+def test_nodes_and_gpus_are_numbers_of_one_script(words: tuple[str, ...]) -> None:
+    ours = [line for line in job_script("multigpu").splitlines() if not line.startswith("#SBATCH")]
+    assert [line for line in job_script(*words).splitlines() if not line.startswith("#SBATCH")] == ours
+
+
+def test_the_head_of_a_script_names_no_file_that_it_may_not_be() -> None:
+    assert not re.findall(r"\w+\.sh", job_script("--nodes=4"))
+
+
+@pytest.mark.parametrize("name", [name for name, shape in job_scripts.SHAPES.items() if shape.replaced_by])
+def test_an_old_name_asks_for_what_its_notice_says(name: str) -> None:
+    text = job_script(name)
+    notice = re.search(r'^echo "note: .*" \\\n  "sbatch (.*) launch/multigpu.sh"$', text, re.M)
+    assert notice
+    given = dict(word.split("=") for word in notice[1].split())
+    usual = dict(word.split("=") for word in options(LAUNCH / "multigpu.sh") if "=" in word)
+    assert usual | given == dict(word.split("=") for word in options_in(text) if "=" in word)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
 def test_what_many_sites_want_is_shown_and_switched_off(script: Path) -> None:
-    shown = re.findall(r"^##SBATCH --([a-z-]+)=", script.read_text(), re.M)
-    assert shown == ["partition", "account", "qos", "constraint", "reservation", "mail-type", "mem"]
+    shown = re.findall(r"^##SBATCH --([a-z-]+)", script.read_text(), re.M)
+    names = ["partition", "account", "qos", "constraint", "reservation", "mail-type", "mem", "exclusive"]
+    assert shown == (names[:-1] if script.stem == "sweep" else names)
 
 
-@pytest.mark.parametrize("name", ["partition", "account", "qos", "constraint", "mem"])
+@pytest.mark.parametrize("name", ["partition", "account", "qos", "constraint", "reservation", "mail-type", "mem"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_line_is_switched_on_by_its_value(shape: str, name: str) -> None:
     text = job_script(shape, f"--{name}=7")
@@ -186,9 +209,19 @@ def test_the_log_has_the_job_s_name_and_number(script: Path) -> None:
 )
 def test_gres_asks_for_the_gpus_of_each_node(words: str, gpus: str, tasks: int, cpus: int) -> None:
     text = job_script(*words.split())
-    asked = {f"gres={gpus}", f"ntasks-per-node={tasks}", f"cpus-per-task={cpus}"}
-    assert asked <= set(re.findall(r"^#SBATCH --(\S+)", text, re.M))
-    assert "#SBATCH --gpus-per-node" not in text
+    assert {f"--gres={gpus}", f"--ntasks-per-node={tasks}", f"--cpus-per-task={cpus}"} <= set(options_in(text))
+    assert not [word for word in options_in(text) if word.startswith("--gpus-per-node")]
+
+
+def test_mail_and_exclusive_use_are_switched_on() -> None:
+    text = job_script("--mail-user=me@site.org", "--exclusive")
+    assert {"--mail-type=END,FAIL", "--mail-user=me@site.org", "--exclusive"} <= set(options_in(text))
+    assert {"--mail-type=ALL"} <= set(options_in(job_script("--mail-type=ALL")))
+
+
+def test_a_folder_may_be_named_by_a_variable_of_the_job() -> None:
+    text = job_script("--bind", "$SCRATCH", "--bind", "${PROJECT:?}/data")
+    assert "\nexport APPTAINER_BIND=$SCRATCH,${PROJECT:?}/data # " in text
 
 
 def test_an_account_of_htcondor_is_switched_on_by_its_value() -> None:
@@ -204,13 +237,35 @@ def test_no_value_of_a_template_is_left_open(words: list[str]) -> None:
 @pytest.mark.parametrize(
     "words",
     ["--nodes=0", "--nodes=two", "--gpus-per-node=-1", "--time=4h", "--partition=a;b", "--bind=/a b",
-     "--image=$(x).sif", "--module='x'", "multi", "singlegpu --gpus-per-node=2", "multigpu --nodes=2",
+     "--image=$(x).sif", "--module='x'", "multi", "sweep --gpus-per-node=2", "--bind=", "--bind=${x",
+     "--mail-user=a b", "--mail-type=END;x",
      "--gres=a100:4", "--gres=gpu:a100", "--gres=gpu:0", "--gres=gpu:4 --gpus-per-node=2"],
 )  # fmt: skip
 def test_a_script_that_could_not_run_is_not_written(words: str) -> None:
     with pytest.raises(Failure) as caught:
         job_script(*re.split(r" (?=--)", words))
     assert caught.value.code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("words", "form"),
+    [
+        ("--mem=128GB", "128G"),
+        ("--time=24h", "24:00:00"),
+        ("--bind=/a b", "a path"),
+        ("--constraint='a'", "a100&nvlink"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_answered_with_its_form(words: str, form: str) -> None:
+    with pytest.raises(Failure) as caught:
+        job_script(words)
+    assert form in str(caught.value.expected)
+
+
+def test_a_sweep_of_larger_runs_is_told_to_stay_at_one_gpu() -> None:
+    with pytest.raises(Failure, match="--gres=gpu:a100:4 is more") as caught:
+        job_script("sweep", "--gres=gpu:a100:4")
+    assert caught.value.fix.startswith("leave sweep at one GPU")
 
 
 @pytest.mark.parametrize("file", OTHERS)

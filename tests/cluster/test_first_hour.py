@@ -25,7 +25,16 @@ data: {name: folder, root: pictures}
 optim: {lr: 0.05}
 train: {epochs: 8, global_batch_size: 24}
 """
-TWO_NODES = ("--nodes=2", "--gpus-per-node=0", "--cpus-per-task=2", "shapes.yaml", "--device", "cpu")
+CHECK = ("--config", "shapes.yaml", "--nodes", "2", "--procs-per-node", "1", "--device", "cpu")
+TWO_NODES = (
+    "--nodes=2",
+    "--gpus-per-node=0",
+    "--cpus-per-task=2",
+    "launch/multigpu.sh",
+    "shapes.yaml",
+    "--device",
+    "cpu",
+)
 LONGER = ("run.name=two", "train.epochs=60")  # 240 steps: there is time to be preempted in
 PICTURE = "pictures/circle/00.jpg"
 
@@ -80,7 +89,7 @@ def alone(user: User) -> Told:
 def two_nodes(user: User) -> tuple[Told, Launched]:
     """The image's own job script, submitted as docs/clusters.md says, while it trains."""
     assert user.inside("cp", "-r", "/opt/train-image/launch", ".").code == 0
-    told = user.types("launch/multinode.sh", *TWO_NODES, *LONGER)
+    told = user.types("sbatch", *TWO_NODES, *LONGER)
     number = re.findall(r"Submitted batch job (\d+)", told.output)
     job = Job(cluster=user.cluster, number=number[0], cwd=user.work)
     one = Launched(job=job, run=Run(folder=user.here / "runs" / "two"), said=told.output)
@@ -139,6 +148,9 @@ def test_one_process_trains_better_than_chance(user: User, alone: Told) -> None:
 
 
 def test_a_job_on_two_nodes_is_checked_and_submitted(user: User, two_nodes: tuple[Told, Launched]) -> None:
+    checked = user.inside("train", "check", *CHECK)
+    assert fine(user, checked)
+    assert "2 nodes" in checked.output
     assert fine(user, two_nodes[0])
     assert two_nodes[1].run.record["hosts"] == ["node01", "node02"]
 

@@ -26,27 +26,29 @@ esac
 """
 # Without an environment (--export=NIL) the site's file is what a job knows.
 SITE = "PATH=/shared/bin:$PATH IMAGE=config.yaml\n"
+# Shape of a job -> what is given to sbatch for it, and the script.
 OPTIONS = {
-    "singlegpu": "--gpus-per-node=1 --cpus-per-task=2",
-    "multigpu": "--gpus-per-node=2 --cpus-per-task=2",
-    "multigpu_srun": "--gpus-per-node=2 --ntasks-per-node=2 --cpus-per-task=1",
-    "multinode": "--gpus-per-node=2 --cpus-per-task=2",
-    "multinode_srun": "--gpus-per-node=2 --ntasks-per-node=2 --cpus-per-task=1",
-    "torchrun": "--gpus-per-node=2 --cpus-per-task=2",
+    "one-gpu": "--gpus-per-node=1 --cpus-per-task=2 {}/multigpu.sh",
+    "one-node": "--gpus-per-node=2 --cpus-per-task=2 {}/multigpu.sh",
+    "task-per-gpu": "--gpus-per-node=2 --ntasks-per-node=2 --cpus-per-task=1 {}/multigpu.sh",
+    "two-nodes": "--nodes=2 --gpus-per-node=2 --cpus-per-task=2 {}/multigpu.sh",
+    "two-nodes-task-per-gpu": "--nodes=2 --gpus-per-node=2 --ntasks-per-node=2 --cpus-per-task=1 {}/multigpu.sh",
+    "torchrun": "--gpus-per-node=2 --cpus-per-task=2 {}/torchrun.sh",
 }
 WHOLE = ["cores 0,1, GPUs 0,1"]
 SHARED = ["cores 0, GPUs 0,1", "cores 1, GPUs 0,1"]
 TASKS = {
-    "singlegpu": ["cores 0,1, GPUs 0"],
-    "multigpu": WHOLE,
-    "multigpu_srun": SHARED,
-    "multinode": WHOLE * 2,
-    "multinode_srun": SHARED * 2,
+    "one-gpu": ["cores 0,1, GPUs 0"],
+    "one-node": WHOLE,
+    "task-per-gpu": SHARED,
+    "two-nodes": WHOLE * 2,
+    "two-nodes-task-per-gpu": SHARED * 2,
     "torchrun": WHOLE * 2,
 }
 # The shell that submits, and what else sbatch is given there.
 SHELLS = {
     "the login node": ("bash -c", ""),
+    "the login node, --exclusive": ("bash -c", "--exclusive"),
     "srun -c1 --pty": ("script -qec", ""),
     "salloc": ("salloc -Q -n1 -c1 --gpus-per-node=1 bash -c", ""),
     "two nodes": ("srun -N2 -n2 --kill-on-bad-exit=0 bash -c", ""),
@@ -63,7 +65,7 @@ SHELLS = {
     "--export=NIL": ("srun -n1 -c1 bash -c", "--export=NIL"),
     "--export=NONE": ("salloc -Q -n1 -c1 bash -c", "--export=NONE"),
 }
-ALL_SCRIPTS = ("srun -c1 --pty", "salloc", "two nodes")  # from the other shells two of the scripts are submitted
+ALL_SHAPES = ("srun -c1 --pty", "salloc", "two nodes")  # from the other shells two of the shapes are submitted
 EACH = pytest.mark.parametrize(
     "slurm",
     [pytest.param(suite, id=name, marks=pytest.mark.together(f"shells of {suite}")) for suite, name in SUITES.items()],
@@ -71,9 +73,9 @@ EACH = pytest.mark.parametrize(
 )
 
 
-def scripts(shell: str) -> list[str]:
-    """The scripts that are submitted there."""
-    return list(OPTIONS) if shell in ALL_SCRIPTS else ["multigpu", "multinode_srun"]
+def shapes(shell: str) -> list[str]:
+    """The shapes that are submitted there."""
+    return list(OPTIONS) if shell in ALL_SHAPES else ["one-node", "two-nodes-task-per-gpu"]
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +96,13 @@ def slurm(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def outputs(slurm: Cluster) -> dict[str, dict[str, str]]:
-    """Shell -> script -> what the job printed that the script became when it was submitted there."""
+    """Shell -> shape -> what the job printed that was submitted there."""
     known = {}
     for number, (shell, (start, options)) in enumerate(SHELLS.items()):
         lines = [
-            f"sbatch -Q --output=/shared/{number}-{script}.out {OPTIONS[script]} {options} "
-            f"/shared/launch/{script}.sh config.yaml"
-            for script in scripts(shell)
+            f"sbatch -Q --output=/shared/{number}-{shape}.out {options} "
+            f"{OPTIONS[shape].format('/shared/launch')} config.yaml"
+            for shape in shapes(shell)
         ]
         commands = "[[ ${SLURM_PROCID:-0} != 0 ]] || { " + "; ".join(lines) + "; }"
         if start.startswith("script"):
@@ -111,7 +113,7 @@ def outputs(slurm: Cluster) -> dict[str, dict[str, str]]:
             known[shell] = number
     until(lambda: not slurm.login("squeue", "-h").stdout, 240, lambda: slurm.login("squeue").stdout)
     return {
-        shell: {script: text(slurm, f"{number}-{script}.out") for script in scripts(shell)}
+        shell: {shape: text(slurm, f"{number}-{shape}.out") for shape in shapes(shell)}
         for shell, number in known.items()
     }
 
@@ -139,22 +141,22 @@ def test_a_job_has_all_that_it_asked_for_from_whatever_shell_it_was_submitted(
 ) -> None:
     if shell not in outputs:
         pytest.skip(f"machine: this Slurm has no {shell}")
-    seen = {script: tasks(output) for script, output in outputs[shell].items()}
-    assert seen == {script: TASKS[script] for script in scripts(shell)}, outputs[shell]
+    seen = {shape: tasks(output) for shape, output in outputs[shell].items()}
+    assert seen == {shape: TASKS[shape] for shape in shapes(shell)}, outputs[shell]
 
 
 @EACH
 def test_a_binding_of_the_shell_that_submitted_is_named(outputs: dict[str, dict[str, str]]) -> None:
     note = "note: srun is not given what another job or step may have set: SLURM_CPU_BIND=quiet,mask_cpu:0x1"
-    assert note in outputs["srun -c1 --pty"]["multigpu"]
-    assert "note: " not in outputs["the login node"]["multigpu"]
+    assert note in outputs["srun -c1 --pty"]["one-node"]
+    assert "note: " not in outputs["the login node"]["one-node"]
 
 
 TYPED = {
     "srun --pty": ("srun -n1 -c2 --gpus=2 --pty bash -c '{}'", "multigpu", WHOLE),
-    "salloc": ("salloc -Q -N2 --ntasks-per-node=2 --gpus-per-node=2 bash -c '{}'", "multinode_srun", SHARED * 2),
+    "salloc": ("salloc -Q -N2 --ntasks-per-node=2 --gpus-per-node=2 bash -c '{}'", "multigpu", SHARED * 2),
     "srun --pty in salloc": (
-        "salloc -Q -N2 --ntasks-per-node=2 --gpus-per-node=2 srun -N1 -n1 --pty bash -c '{}'", "multinode_srun",
+        "salloc -Q -N2 --ntasks-per-node=2 --gpus-per-node=2 srun -N1 -n1 --pty bash -c '{}'", "multigpu",
         SHARED * 2,
     ),
     "torchrun in srun --pty": ("srun -n1 -c2 --gpus=2 --pty bash -c '{}'", "torchrun", WHOLE),
@@ -172,7 +174,7 @@ def test_a_script_typed_in_a_job_trains_on_all_of_that_job_at_once(slurm: Cluste
 
 @EACH
 def test_a_script_typed_in_a_job_does_not_requeue_the_shell(slurm: Cluster) -> None:
-    typed = "EXITS=75 /shared/launch/singlegpu.sh config.yaml; echo then $?"
+    typed = "EXITS=75 /shared/launch/multigpu.sh config.yaml; echo then $?"
     done = in_terminal(slurm, f"srun -n1 -c2 --gpus=1 --pty bash -c '{typed}'")
     assert "exit code 75: not requeued, as your shell is the job" in done.stdout
     assert "then 75" in done.stdout

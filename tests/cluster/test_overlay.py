@@ -70,7 +70,7 @@ def test_two_nodes_read_one_package_that_hides_no_locked_one(read_by_two_nodes: 
 
 def test_a_job_script_as_it_is_trains_a_model_from_the_package(cluster: Cluster, user: str) -> None:
     job = cluster.submit(
-        "--nodes=2", "--cpus-per-task=4", "--gpus-per-node=1", "/shared/launch/multinode.sh", "config.yaml",
+        "--nodes=2", "--cpus-per-task=4", "--gpus-per-node=1", "/shared/launch/multigpu.sh", "config.yaml",
         cwd=user, IMAGE="/shared/train.sif", OMP_NUM_THREADS="1", APPTAINER_BIND=f"{user}/extra:/opt/extra:ro",
     )  # fmt: skip
     ended = job.wait()

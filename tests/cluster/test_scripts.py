@@ -1,12 +1,13 @@
-"""The job scripts run directly: they refuse before anything is queued, or submit themselves."""
+"""The job scripts on the login node, where they refuse before anything is queued or submit themselves; sweeps."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from bed import Cluster, Ended
+from bed import Cluster, Ended, Job
 from launching import Launched, launch, run_directly
 from runs import TEN_STEPS, Run
 
@@ -22,7 +23,7 @@ train.max_steps=2 'optim.args={nesterov: true}' run.name=own\r
 """
 REFUSED = {
     "no config": ((), {}, 64, "ERROR[64] no CONFIG"),
-    "no image": (("config.yaml",), {"IMAGE": "none.sif"}, 66, "ERROR[66] no image at none.sif"),
+    "no image": (("config.yaml",), {"IMAGE": "none.sif"}, 78, "ERROR[78] none.sif cannot be run on ctl"),
     "no config file": (("none.yaml",), {}, 66, "none.yaml"),
     "a wrong key": (("config.yaml", "optim.lrr=1"), {}, 64, "optim.lrr"),
     "no data": (("no-data.yaml",), {}, 66, "nowhere"),
@@ -48,35 +49,62 @@ def test_a_script_refuses_before_anything_is_queued_or_written(cluster: Cluster,
     assert sorted(cluster.here(work).iterdir()) == before
 
 
+def submitted(cluster: Cluster, work: str, script: str, *words: str, **variables: str) -> tuple[dict[str, str], str]:
+    """What Slurm says of the held job that a script submitted by itself, and what the script printed."""
+    done = run_directly(cluster, folder(cluster, work), script, "--hold", "--gpus-per-node=1", *words, **variables)
+    number = re.search(r"Submitted batch job (\d+)", done.stdout)
+    assert number, done.stdout
+    job = Job(cluster=cluster, number=number[1], cwd=work)
+    facts = job.facts()
+    job.signal()
+    return facts, done.stdout
+
+
 def test_account_and_partition_come_from_the_site_s_file(cluster: Cluster, work: str) -> None:
-    one = launch(cluster, folder(cluster, work), "multinode", "--hold", "config.yaml", SITE_ENV="site.env")
-    facts = one.job.facts()
-    one.job.signal()
+    words = ("--nodes=2", "--cpus-per-task=1", "config.yaml")
+    facts, output = submitted(cluster, work, "multigpu", *words, SITE_ENV="site.env")
     assert (facts["Account"], facts["Partition"], facts["NumNodes"]) == ("physics", "urgent", "2-2")
-    assert "global batch   48" in one.said
+    assert "global batch   48" in output
 
 
 def test_the_command_line_beats_the_shell_and_the_shell_the_site_s_file(cluster: Cluster, work: str) -> None:
-    words = ("--hold", "--nodes=3", "config.yaml")
+    words = ("--nodes=3", "--cpus-per-task=1", "config.yaml")
     variables = {"SITE_ENV": "site.env", "SBATCH_PARTITION": "main"}
-    one = launch(cluster, folder(cluster, work), "multinode", *words, **variables)
-    facts = one.job.facts()
-    one.job.signal()
+    facts, _ = submitted(cluster, work, "multinode", *words, **variables)
     assert (facts["Account"], facts["Partition"], facts["NumNodes"]) == ("physics", "main", "3-3")
 
 
 def test_the_signature_is_looked_at_in_the_job_too(cluster: Cluster, work: str) -> None:
-    words = ("--gpus-per-node=1", "--cpus-per-task=1", "/shared/launch/singlegpu.sh", "config.yaml")
+    words = ("--gpus-per-node=1", "--cpus-per-task=1", "/shared/launch/multigpu.sh", "config.yaml")
     job = cluster.submit(*words, cwd=folder(cluster, work), IMAGE="/shared/train.sif", REQUIRE_SIGNED="1")
     ended = job.wait(100)
     assert (ended.code, "ERROR[77] /shared/train.sif is not signed" in ended.output) == (77, True), ended.output
 
 
 def test_a_sweep_has_as_many_tasks_as_its_file_has_lines(cluster: Cluster, work: str) -> None:
-    one = launch(cluster, folder(cluster, work), "sweep", "--hold", "config.yaml", "lr.txt")
-    facts = one.job.facts()
-    one.job.signal()
-    assert facts["ArrayTaskId"] == "1-3"
+    folder(cluster, work)
+    (cluster.here(work) / "good.txt").write_text("optim.lr=0.1\noptim.lr=0.2\n")
+    facts, output = submitted(cluster, work, "sweep", "--cpus-per-task=1", "config.yaml", "good.txt")
+    assert facts["ArrayTaskId"] == "1-2"
+    assert output.count("global batch   48") == 2
+
+
+def test_a_broken_line_of_a_sweep_is_found_before_it_submits_itself(cluster: Cluster, work: str) -> None:
+    done = run_directly(cluster, folder(cluster, work), "sweep", "config.yaml", "lr.txt")
+    assert (done.returncode, "optim.speed" in done.stdout, "Submitted" in done.stdout) == (64, True, False)
+
+
+def test_a_sweep_that_is_no_array_names_the_number_of_its_lines(cluster: Cluster, work: str) -> None:
+    words = ("--gpus-per-node=1", "--cpus-per-task=1", "/shared/launch/sweep.sh", "config.yaml", "lr.txt")
+    ended = cluster.submit(*words, cwd=folder(cluster, work), IMAGE="/shared/train.sif").wait(100)
+    assert (ended.code, "fix: sbatch --array=1-3" in ended.output) == (64, True), ended.output
+
+
+def test_an_old_name_says_which_options_do_the_same(cluster: Cluster, work: str) -> None:
+    words = ("--gpus-per-node=1", "--cpus-per-task=1", "/shared/launch/singlegpu.sh", "none.yaml")
+    job = cluster.submit(*words, cwd=folder(cluster, work), IMAGE="/shared/train.sif")
+    note = "note: launch/singlegpu.sh goes with the next release. Use: sbatch --gpus-per-node=1"
+    assert job.wait(100).output.startswith(note)
 
 
 def test_a_sweep_without_its_file_is_refused(cluster: Cluster, work: str) -> None:
@@ -90,7 +118,7 @@ def sweep(cluster: Cluster, place: Callable[[str], str]) -> dict[int, tuple[Ende
     work = folder(cluster, place("sweep"))
     (cluster.here(work) / "v=0.1").mkdir()
     (cluster.here(work) / "v=0.1" / "lr").write_text(LINES)
-    first: Launched = launch(cluster, work, "sweep", "config.yaml", "v=0.1/lr", "run.seed=3", task="1")
+    first: Launched = launch(cluster, work, "sweep", "--array=1-3", "config.yaml", "v=0.1/lr", "run.seed=3", task="1")
     number = first.job.number.removesuffix("_1")
     jobs = {task: replace(first.job, number=f"{number}_{task}") for task in range(1, 4)}
     names = {1: "lr-1", 2: "lr-2", 3: "own"}

@@ -31,7 +31,7 @@ def limited(cluster: Cluster, place: Callable[[str], str]) -> Launched:
     """
     work = place("limited")
     (cluster.here(work) / "config.yaml").write_text(ENDLESS)
-    return launch(cluster, work, "singlegpu", "--time=3", "--signal=USR1@80", "config.yaml", MAX_REQUEUES="1")
+    return launch(cluster, work, "multigpu", "--time=3", "--signal=USR1@80", "config.yaml", MAX_REQUEUES="1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def test_the_log_of_the_first_start_is_kept(stopped: Stopped) -> None:
 
 def test_a_cancelled_run_is_saved_and_not_requeued(cluster: Cluster, work: str) -> None:
     (cluster.here(work) / "config.yaml").write_text(ENDLESS)
-    one = launch(cluster, work, "multinode_srun", "--ntasks-per-node=1", "config.yaml")
+    one = launch(cluster, work, "multigpu", "--nodes=2", "config.yaml")
     one.train_until(3)
     one.job.signal()
     assert (one.job.wait().state, one.restarts) == ("CANCELLED", 0)
@@ -95,7 +95,7 @@ def test_a_run_under_torchrun_is_saved_and_requeued_as_well(cluster: Cluster, wo
 def test_a_run_goes_on_without_the_node_that_failed(cluster: Cluster, work: str) -> None:
     (cluster.here(work) / "config.yaml").write_text(TEN_STEPS.replace("small_cnn", '"broken:build"'))
     (cluster.here(work) / "broken.py").write_text(BROKEN_ON_NODE02)
-    one = launch(cluster, work, "multinode", "config.yaml")
+    one = launch(cluster, work, "multigpu", "--nodes=2", "config.yaml")
     ended = one.job.wait(280)
     assert "exit code 78: requeued, start 2, not on node02" in ended.output
     assert (ended.state, one.run.record["hosts"]) == ("COMPLETED", ["node01", "node03"])
@@ -112,7 +112,7 @@ def test_a_job_on_a_node_without_gpus_moves_to_another(cluster: Cluster, work: s
 
 def test_nodes_without_gpus_are_named_where_srun_shows_another_code(cluster: Cluster, work: str) -> None:
     (cluster.here(work) / "config.yaml").write_text(TEN_STEPS.replace("device: cpu", "device: cuda"))
-    one = launch(cluster, work, "multinode", "config.yaml", MAX_REQUEUES="1")
+    one = launch(cluster, work, "multigpu", "--nodes=2", "config.yaml", MAX_REQUEUES="1")
     until(lambda: "requeued, start 2" in one.job.output, 120, lambda: one.job.output)
     one.job.signal()  # it may wait for ever: too few nodes are left
     assert "exit code 78: requeued, start 2, not on node0" in one.job.output
@@ -138,7 +138,7 @@ def array(cluster: Cluster, place: Callable[[str], str]) -> Iterator[Preempted]:
     work = place("array")
     (cluster.here(work) / "config.yaml").write_text(ENDLESS)
     (cluster.here(work) / "lr.txt").write_text("optim.lr=0.1\noptim.lr=0.2\n")
-    words = ("--cpus-per-task=4", "config.yaml", "lr.txt")
+    words = ("--array=1-2", "--cpus-per-task=4", "config.yaml", "lr.txt")
     first = launch(cluster, work, "sweep", *words, name="lr-1", task="1", ENTRYPOINT_PROCS_PER_NODE="2")
     second = Launched(
         job=type(first.job)(cluster=cluster, number=first.job.number.replace("_1", "_2"), cwd=work),

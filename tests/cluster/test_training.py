@@ -15,10 +15,11 @@ TORCHRUN = TRAIN.replace("sif train", "sif torchrun --nproc-per-node 2 -m train"
 WITHOUT_SLURM = "bash -c 'unset ${!SLURM_@}; exec \"$@\"' bash"
 # sbatch's words; the batch script, if not among them; ranks of a task that starts them; launcher, ranks, nodes.
 WAYS = {
-    "singlegpu.sh": ("singlegpu.sh", None, None, ("slurm-node", 1, 1)),
+    "one GPU": ("--gpus-per-node=1 multigpu.sh", None, None, ("slurm-node", 1, 1)),
     "multigpu.sh": ("multigpu.sh", None, "2", ("slurm-node", 2, 1)),
-    "multigpu_srun.sh": ("--ntasks-per-node=2 multigpu_srun.sh", None, None, ("slurm-task", 2, 1)),
-    "multinode.sh": ("--export=SITE_ENV multinode.sh", None, None, ("slurm-node", 4, 2)),
+    "one task per GPU": ("--ntasks-per-node=2 multigpu.sh", None, None, ("slurm-task", 2, 1)),
+    "two nodes": ("--nodes=2 --export=SITE_ENV multigpu.sh", None, None, ("slurm-node", 4, 2)),
+    "one task per GPU of two nodes": ("--nodes=2 --ntasks-per-node=2 multigpu.sh", None, None, ("slurm-task", 4, 2)),
     "multinode_srun.sh": ("--ntasks-per-node=2 multinode_srun.sh", None, None, ("slurm-task", 4, 2)),
     "torchrun.sh": ("--gpus-per-node=2 torchrun.sh", None, None, ("torchrun", 4, 2)),
     "torchrun without srun": ("-N1 --gpus-per-node=2", TORCHRUN, None, ("torchrun", 2, 1)),
@@ -67,7 +68,7 @@ def started(cluster: Cluster, place: Callable[[str], str]) -> dict[str, Started]
     jobs = {}
     for way, (words, script, ranks, _) in WAYS.items():
         variables = {"ENTRYPOINT_PROCS_PER_NODE": ranks} if ranks else {}
-        variables |= {"SITE_ENV": "/shared/site.env"} if way == "multinode.sh" else {}
+        variables |= {"SITE_ENV": "/shared/site.env"} if way == "two nodes" else {}
         jobs[way] = Started(cluster, place(way.replace(" ", "-")), words, script, **variables)
     once = f"srun {TRAIN} train.max_steps=1"
     return jobs | {"one step": Started(cluster, place("one-step"), "-n1", once)}
@@ -75,7 +76,7 @@ def started(cluster: Cluster, place: Callable[[str], str]) -> dict[str, Started]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_however_it_is_started_the_weights_are_those_of_one_process(started: dict[str, Started], way: str) -> None:
-    alone, many = started["singlegpu.sh"], started[way]
+    alone, many = started["one GPU"], started[way]
     assert [alone.ended().state, many.ended().state] == ["COMPLETED"] * 2
     one, other = alone.run.weights(10), many.run.weights(10)
     assert one.keys() == other.keys()
@@ -93,8 +94,8 @@ def test_each_way_is_the_world_that_it_says(started: dict[str, Started], way: st
 def test_ten_steps_move_the_weights(started: dict[str, Started]) -> None:
     """Or the comparison above would hold for a training that does nothing."""
     started["one step"].ended()
-    started["singlegpu.sh"].ended()
-    first, tenth = started["one step"].run.weights(1), started["singlegpu.sh"].run.weights(10)
+    started["one GPU"].ended()
+    first, tenth = started["one step"].run.weights(1), started["one GPU"].run.weights(10)
     assert any(np.abs(first[name] - weights).max() > 1e-3 for name, weights in tenth.items())
 
 
@@ -106,6 +107,6 @@ def test_the_image_s_digest_is_in_the_log_and_in_the_record(cluster: Cluster, st
 
 def test_a_job_reads_the_site_s_settings_too(started: dict[str, Started]) -> None:
     """Plain sbatch, which passes nothing else on: the fabric is the job's, account and partition come too late."""
-    started["multinode.sh"].ended()
-    assert started["multinode.sh"].run.record["variables"]["acting"]["NCCL_NET"] == "Socket"
-    assert started["multinode.sh"].job.facts()["Partition"] == "main"
+    started["two nodes"].ended()
+    assert started["two nodes"].run.record["variables"]["acting"]["NCCL_NET"] == "Socket"
+    assert started["two nodes"].job.facts()["Partition"] == "main"

@@ -39,11 +39,6 @@ def _parse(lines: Iterable[str]) -> dict[str, str]:
     return dict(line.split("=", 1) for line in sorted(lines) if "=" in line)
 
 
-def read_environ(path: Path) -> dict[str, str]:
-    """The variables in the .env file of a process."""
-    return _parse(path.read_text().splitlines())
-
-
 def read_situations(path: Path) -> dict[str, Situation]:
     """Name -> situation, in the order of the file."""
     situations: dict[str, Situation] = {}
@@ -86,7 +81,7 @@ def read_captures() -> dict[str, dict[str, str]]:
 def main(path: str, name: str, origin: str, command: str, folder: str) -> None:
     """Write one situation into the file of its release, and keep the others."""
     file = Path(path)
-    environs = {each.stem: read_environ(each) for each in Path(folder).glob("*.env")}
+    environs = {each.stem: _parse(each.read_text().splitlines()) for each in Path(folder).glob("*.env")}
     situations = read_situations(file) if file.exists() else {}
     situations[name] = Situation(origin=origin, command=command, environs=environs)
     write_situations(file, situations)

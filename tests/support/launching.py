@@ -1,4 +1,4 @@
-"""The job scripts run directly, as a user does: what they print, and the job that they submit."""
+"""The job scripts submitted as a user does, and run on the login node: what they print, and their job."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from runs import Run
 
 def run_directly(cluster: Cluster, work: str, script: str, *words: str, **variables: str) -> Done:
     """`launch/SCRIPT.sh WORDS` on the login node, in a folder that holds the configuration."""
-    given = {"IMAGE": "/shared/train.sif", "OMP_NUM_THREADS": "1"} | variables
-    settings = [f"{name}={value}" for name, value in given.items()]
-    return cluster.login(*settings, f"/shared/launch/{script}.sh", *words, cwd=work, seconds=120)
+    return cluster.login(*_variables(variables), f"/shared/launch/{script}.sh", *words, cwd=work, seconds=120)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A job that a script submitted by itself, and the run that it makes."""
+    """A job of one of the scripts, and the run that it makes."""
 
     job: Job
     run: Run
@@ -52,11 +50,18 @@ class Launched:
 def launch(
     cluster: Cluster, work: str, script: str, *words: str, name: str = "run", task: str = "", **variables: str
 ) -> Launched:
-    """Run a script directly and follow the job; `task` is one of an array's."""
+    """Submit a script, options of sbatch first, and follow the job; `task` is one of an array's."""
     options = ["--cpus-per-task=1", "--gpus-per-node=1", "--output=job-%A_%a.out" if task else "--output=job-%j.out"]
-    done = run_directly(cluster, work, script, *options, *words, **variables)
+    behind = next(number for number, word in enumerate(words) if not word.startswith("-"))
+    command = ["sbatch", *options, *words[:behind], f"/shared/launch/{script}.sh", *words[behind:]]
+    done = cluster.login(*_variables(variables), *command, cwd=work, seconds=120)
     number = re.search(r"Submitted batch job (\d+)", done.stdout)
     if number is None:
-        raise RuntimeError(f"launch/{script}.sh did not submit: {done.stdout}")
+        raise RuntimeError(f"launch/{script}.sh was not submitted: {done.stdout}")
     job = Job(cluster=cluster, number=number[1] + (f"_{task}" if task else ""), cwd=work)
     return Launched(job=job, run=Run(folder=cluster.here(work) / "runs" / name), said=done.stdout)
+
+
+def _variables(variables: dict[str, str]) -> list[str]:
+    given = {"IMAGE": "/shared/train.sif", "OMP_NUM_THREADS": "1"} | variables
+    return [f"{name}={value}" for name, value in given.items()]

@@ -12,7 +12,6 @@ from typing import Any
 
 import pynvml
 from bed import Cluster, until
-from captures import read_environ
 from machines import REPOSITORY
 from runs import TEN_STEPS, Run
 
@@ -112,9 +111,9 @@ def _one(path: Path) -> Seen:
     told = (
         json.loads(text) if text else {"error": {"code": -1, "what": path.with_suffix(".err").read_text(), "fix": ""}}
     )
-    return Seen(
-        kind=parts[1], number=parts[2], host=parts[3], told=told, environ=read_environ(path.with_suffix(".env"))
-    )
+    lines = path.with_suffix(".env").read_text().splitlines()
+    environ = dict(line.split("=", 1) for line in lines if "=" in line)
+    return Seen(kind=parts[1], number=parts[2], host=parts[3], told=told, environ=environ)
 
 
 def results(folder: Path) -> Iterator[str]:

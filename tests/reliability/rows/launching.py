@@ -191,7 +191,7 @@ def tampered(seed: int, folder: Path) -> Trial:
     stand_in.parent.mkdir()
     stand_in.write_text(f'#!/bin/sh\necho "$1" >> {folder}/asked\nexit 255\n')
     stand_in.chmod(0o755)
-    script = REPOSITORY / "launch" / ("singlegpu.sh", "multigpu.sh")[seed % 2]
+    script = REPOSITORY / "launch" / ("torchrun.sh", "multigpu.sh")[seed % 2]
     environ = {"PATH": f"{stand_in.parent}:/usr/bin:/bin", "REQUIRE_SIGNED": "1", "SLURM_JOB_ID": "7"}
     done = subprocess.run(
         [script, "config.yaml"], cwd=folder, env=environ,

@@ -428,7 +428,7 @@ CASES = [
     entry(id="run-only-dashes", line=("run", "--"), code=64, says=("no command to run",), fix="python script.py"),
     entry(id="entrypoint-alone", line=(), code=64, says=("required",), fix="entrypoint --help"),
     entry(id="entrypoint-unknown", line=("doctr",), code=64, says=("doctr",), fix="entrypoint doctor"),
-    entry(id="show-unknown-option", line=("show", "--gpus"), code=64, says=("--gpus",), fix="entrypoint --help"),
+    entry(id="show-unknown-option", line=("show", "--gpus"), code=64, says=("--gpus",), fix="entrypoint show --help"),
     entry(
         id="run-no-such-program",
         line=("run", "--device", "cpu", "no-such-program", "$(touch executed)"),
