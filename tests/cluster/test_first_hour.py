@@ -86,7 +86,13 @@ def alone(user: User) -> Told:
 
 
 @pytest.fixture(scope="module")
-def two_nodes(user: User) -> tuple[Told, Launched]:
+def checked(user: User) -> Told:
+    """What the check of a job on two nodes says, before it is submitted."""
+    return user.inside("train", "check", *CHECK)
+
+
+@pytest.fixture(scope="module")
+def two_nodes(user: User, checked: Told) -> tuple[Told, Launched]:
     """The image's own job script, submitted as docs/clusters.md says, while it trains."""
     assert user.inside("cp", "-r", "/opt/train-image/launch", ".").code == 0
     told = user.types("sbatch", *TWO_NODES, *LONGER)
@@ -147,8 +153,9 @@ def test_one_process_trains_better_than_chance(user: User, alone: Told) -> None:
     assert float(percent[-1]) > 50
 
 
-def test_a_job_on_two_nodes_is_checked_and_submitted(user: User, two_nodes: tuple[Told, Launched]) -> None:
-    checked = user.inside("train", "check", *CHECK)
+def test_a_job_on_two_nodes_is_checked_and_submitted(
+    user: User, checked: Told, two_nodes: tuple[Told, Launched]
+) -> None:
     assert fine(user, checked)
     assert "2 nodes" in checked.output
     assert fine(user, two_nodes[0])
