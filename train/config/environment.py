@@ -70,8 +70,11 @@ RECORDED_VARIABLES: Final = (
     *("ENTRYPOINT_PROCS_PER_NODE", "ENTRYPOINT_INTERFACE", "ENTRYPOINT_PORT_RANGE"),
 )
 PROXY_VARIABLES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")  # in either case
-# Set by us in every start, so they say nothing about the user's choices.
-OWN_VARIABLES: Final = ("PYTHONNOUSERSITE", "PYTHONUTF8", "PYTHONUNBUFFERED", "PYTHONSAFEPATH", "NVIDIA_REQUIRE_*")
+# Set by us or the image in every start, so they say nothing about the user's choices.
+OWN_VARIABLES: Final = (
+    *("PYTHONNOUSERSITE", "PYTHONUTF8", "PYTHONUNBUFFERED", "PYTHONSAFEPATH"),
+    *("NVIDIA_REQUIRE_*", "NVIDIA_DRIVER_CAPABILITIES"),
+)
 APPTAINER_LIBRARY_PATH: Final = (
     "/.singularity.d/libs"  # where --nv puts the driver: LD_LIBRARY_PATH of each of its containers
 )

@@ -101,6 +101,10 @@ SECRETS = {
 }
 
 
+def test_what_the_image_sets_is_no_choice_of_the_users() -> None:
+    assert "NVIDIA_DRIVER_CAPABILITIES" not in caller_variables(NVIDIA_DRIVER_CAPABILITIES="compute,utility").acting
+
+
 @pytest.mark.parametrize(("value", "shown"), [("/.singularity.d/libs", False), ("/.singularity.d/libs:/mine", True)])
 def test_what_apptainer_sets_in_each_container_is_no_choice_of_the_users(value: str, shown: bool) -> None:
     assert ("LD_LIBRARY_PATH" in caller_variables(LD_LIBRARY_PATH=value).acting) is shown
