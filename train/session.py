@@ -188,7 +188,7 @@ def banner(
     rows |= deadline.banner_row(trainer.signals.deadline)
     if trainer.state.step:
         rows["resumed"] = f"at step {trainer.state.step} of {steps.total}"
-    short = step_notes(steps, trainer.batches, samples=dataset.num_training, max_steps=config.train.max_steps)
+    short = step_notes(steps, trainer.batches, config.train, samples=dataset.num_training)
     notes = [*_notes(trainer, (*previous_notes, *short)), *(f"note: {note}" for note in variables.notes())]
     return join_lines([format_rows(rows), *trainer.class_table, *notes])
 

@@ -226,7 +226,7 @@ def describe_plan(
     warnings = [*plan.warnings, *data.warnings]
     warnings += schedule.regression_warnings(config, data.task)
     notes = [note, *data.notes, describe_text_order(data.facts.get("classes", ())), *network_notes]
-    notes += batches.step_notes(steps, batch, samples=data.training, max_steps=train.max_steps)
+    notes += batches.step_notes(steps, batch, train, samples=data.training)
     try:
         if message := preview_resume(config, folder, steps=steps, data=data.facts):
             rows["this run"] = message

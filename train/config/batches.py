@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from entrypoint import ExitCode, Failure, pluralize
 from train.config import schema
-from train.config.schema import DataConfig
+from train.config.schema import DataConfig, TrainConfig
 
 # `auto` chooses at most this on the CPU, where larger micro batches are not faster. On a GPU the
 # search for the largest micro batch begins here.
@@ -149,23 +149,27 @@ FEW_STEPS: Final = 50  # a run with fewer optimizer steps hardly learns, whateve
 MAX_DROPPED_SHARE: Final = 0.1
 
 
-def step_notes(steps: StepCounts, batch: BatchSizes, *, samples: int, max_steps: int | None) -> tuple[str, ...]:
+def step_notes(steps: StepCounts, batch: BatchSizes, train: TrainConfig, *, samples: int) -> tuple[str, ...]:
     """Notes for a run of very few steps, and for one whose epochs leave out a large part of the samples.
 
-    samples: of the training split. max_steps: train.max_steps; a user who sets it knows that the run is short.
+    samples: of the training split. A user who sets train.max_steps knows that the run is short.
     """
     notes = []
-    if steps.total < FEW_STEPS and max_steps is None:
-        size = max(MIN_AUTO_MICRO_BATCH, batch.global_ * steps.total // FEW_STEPS)
-        smaller = -(-size // batch.world) * batch.world
+    unit = batch.world * (1 if train.micro_batch_size == "auto" else batch.micro)
+    sizes = [*range(unit, batch.global_, unit)]
+    if train.reproducible == "bitwise":  # its tree of sums has powers of two
+        sizes = [size for size in sizes if batch.global_ % size == 0 and (batch.global_ // size).bit_count() == 1]
+    if steps.total < FEW_STEPS and train.max_steps is None:
+        enough = max(MIN_AUTO_MICRO_BATCH, batch.global_ * steps.total // FEW_STEPS)
+        smaller = next((size for size in sizes if size >= enough), None)
         fix = "more train.epochs give more"
-        if smaller < batch.global_:
+        if smaller is not None:
             fix = f"train.global_batch_size={smaller} gives {samples // smaller:,} per epoch, and {fix}"
         counted = "1 optimizer step" if steps.total == 1 else f"{steps.total} optimizer steps"
         notes.append(f"{counted} in all are few to learn from: {fix}")
     if steps.dropped > MAX_DROPPED_SHARE * samples:
-        sizes = range(batch.global_ // batch.world * batch.world, max(1, batch.global_ // 2) - 1, -batch.world)
-        best = min(sizes, key=lambda size: samples % size)
+        near = [batch.global_, *(size for size in reversed(sizes) if size >= batch.global_ // 2)]
+        best = min(near, key=lambda size: samples % size)
         share = f"{steps.dropped:,} of {samples:,} training images ({steps.dropped / samples:.0%})"
         fix = f"; with train.global_batch_size={best} it would be {samples % best:,}" if best != batch.global_ else ""
         notes.append(f"each epoch leaves out {share}, others each time, because its last batch is not full{fix}")

@@ -21,6 +21,7 @@ from train.config.batches import (
     overrides_to_continue,
     step_notes,
 )
+from train.config.schema import TrainConfig
 
 NEW = "(in a new run: another run.name)"
 HOW = "(--procs-per-node, or srun --ntasks)"
@@ -205,10 +206,13 @@ def test_what_is_to_be_added_lets_a_run_go_on_and_nothing_is_added_in_vain(
     assert at < ends(int(added.get("train.epochs", epochs)), None if "train.max_steps" in added else most) or not added
 
 
-def notes(samples: int, global_batch_size: int, *, epochs: int = 100, ranks: int = 1) -> tuple[str, ...]:
-    batch = compute_batch_sizes(global_batch_size, "auto", ranks)
-    steps = count_steps(batch, samples, epochs=epochs, max_steps=None)
-    return step_notes(steps, batch, samples=samples, max_steps=None)
+def notes(
+    samples: int, global_batch_size: int, *, epochs: int = 100, ranks: int = 1, **settings: Any
+) -> tuple[str, ...]:
+    train = TrainConfig(global_batch_size=global_batch_size, epochs=epochs, **settings)
+    batch = compute_batch_sizes(global_batch_size, train.micro_batch_size, ranks)
+    steps = count_steps(batch, samples, epochs=epochs, max_steps=train.max_steps)
+    return step_notes(steps, batch, train, samples=samples)
 
 
 def test_a_run_of_few_steps_is_told_the_batch_that_gives_enough() -> None:
@@ -228,9 +232,13 @@ def test_no_batch_is_named_that_is_too_small_to_train_with() -> None:
 
 
 def test_a_run_whose_user_set_the_steps_is_told_nothing() -> None:
-    batch = compute_batch_sizes(16, "auto", 1)
-    steps = count_steps(batch, 160, epochs=1, max_steps=5)
-    assert step_notes(steps, batch, samples=160, max_steps=5) == ()
+    assert notes(160, 16, epochs=1, max_steps=5) == ()
+
+
+@pytest.mark.parametrize(("settings", "size"), [({}, 9), ({"reproducible": "bitwise"}, 12)])
+def test_a_batch_that_is_named_keeps_a_micro_batch_that_is_set(settings: dict[str, Any], size: int) -> None:
+    (note,) = notes(48, 24, epochs=10, micro_batch_size=3, **settings)
+    assert f"train.global_batch_size={size} gives" in note
 
 
 def test_a_large_part_of_an_epoch_that_is_left_out_is_said_with_a_batch_that_leaves_out_less() -> None:

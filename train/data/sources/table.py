@@ -311,7 +311,7 @@ def _collect(file: Path, data: DataConfig, header: TableHeader, rows: Iterator[t
     base = os.path.abspath(data.images if data.images is not None else file.parent)
     positions = [position for column in columns.values() for position in column]
     number = max(positions) + 1
-    lines, short = list[int](), list[int]()
+    lines, short, longer = list[int](), list[int](), list[int]()
     cells_at: dict[int, list[str]] = {position: [] for position in positions}
     unused = {position: set[str]() for position in range(width) if position not in cells_at}
     for line, cells in islice(rows, 1, None):
@@ -328,9 +328,18 @@ def _collect(file: Path, data: DataConfig, header: TableHeader, rows: Iterator[t
             column_cells.append(cells[position].strip() if position in columns[PATH] else read_name(cells[position]))
         if len(cells) < width:
             short.append(line)
+        elif len(cells) > width and cells[width - 1].strip():  # a delimiter in a cell may have pushed an empty one out
+            longer.append(line)
         for position, values in unused.items():
             if position < len(cells) and len(values) <= MAX_SPLIT_CELLS:
                 values.add(cells[position].strip().lower())
+    if 0 < len(longer) < len(lines):  # all of them: a delimiter at each end
+        raise bad_table(
+            file,
+            f"has lines with an empty cell behind the last of {width} columns, and lines without",
+            f"line {longer[0]}",
+            "put a cell that contains the delimiter into quotation marks; or end each line with a delimiter, or none",
+        )
     cells_of = {column: cells_at[places[0]] for column, places in columns.items()}
     label_names = column_names(data, LABEL)
     several = isinstance(data.columns.get(LABEL), list)

@@ -287,6 +287,12 @@ def test_empty_cells_at_the_end_are_harmless_and_full_ones_are_not(header: str, 
     assert refused(write_table(tmp_path, ["000.png,a,,", "001.png,b,c"], header)).found == "line 3: 001.png, b, c"
 
 
+def test_a_delimiter_in_a_cell_that_pushes_an_empty_one_out_is_refused(tmp_path: Path) -> None:
+    failure = refused(write_table(tmp_path, ["000.png,cat,", "001.png,dog, big,"], "path,label,remark"))
+    assert (failure.code, failure.found) == (65, "line 3")
+    assert "quotation marks" in failure.fix
+
+
 def test_columns_that_are_not_used_are_named_at_check_and_start(photos: Path) -> None:
     table = copied("header-comma.csv", photos)
     assert summary_of(table).notes == open_unsplit(table).notes == ("not used of the table: columns: size, cm",)
