@@ -197,7 +197,7 @@ def _describe_group(run: RecordedRun) -> str:
 def _effective_settings(run: RecordedRun) -> dict[str, str]:
     return {
         key: NO_EFFECT if key in run.unused_keys else format_setting(value)
-        for key, value in (run.config | _requested_rate(run)).items()
+        for key, value in {**run.config, **_requested_rate(run)}.items()
         if key not in IGNORED_KEYS
     }
 
