@@ -28,7 +28,8 @@ from train.names import nearest_name
 AS_IN_PYTHON: Final = "write package.module:factory as it is in Python"
 EXPECTED_MODULE = "a module beside the config file, or an installed one"
 LIBRARY_FOLDERS: Final = frozenset({"site-packages", "dist-packages"})
-OTHER_MODULES: Final = sys.stdlib_module_names | {"train", "entrypoint", "__main__"}
+# The program itself: multiprocessing loads it a second time, as __mp_main__.
+OTHER_MODULES: Final = sys.stdlib_module_names | {"train", "entrypoint", "__main__", "__mp_main__"}
 _code_folders: Final[set[Path]] = set()  # of the factories that were imported
 _code_hashes: Final[WeakKeyDictionary[ModuleType, str]] = WeakKeyDictionary()  # of a module's file when it was new
 

@@ -73,7 +73,8 @@ def train_on_rank(
     holder_token = context.lock.token() if context.lock else None
     config = _resume_after_restart(config, rank_runtime, folder, environ, holder_token)
     tracker_classes = load_tracker_classes(config.log.trackers)
-    write_facts = partial(_write_facts, environ=dict(environ), argv=argv, variables=variables)
+    is_auto = config.optim.lr == "auto"
+    write_facts = partial(_write_facts, environ=dict(environ), argv=argv, variables=variables, is_auto=is_auto)
     progress = Progress(main=rank_runtime.is_main, terminal=Handover.from_environ(environ).terminal)
     cache_folder = files.cache_folder(environ)
     trainer = context.trainer = build_trainer(
@@ -100,7 +101,6 @@ def train_on_rank(
     if was_finished:
         progress.say(_finished_before(trainer, notes))
     else:
-        is_auto = config.optim.lr == "auto"
         progress.say(join_lines([banner(trainer, variables, previous_notes=notes, is_auto=is_auto), ""]))
         if rank_runtime.is_main:
             context.trackers = start_trackers(tracker_classes, config, folder, environ, progress.say)
@@ -311,9 +311,9 @@ def _write_start(trainer: Trainer, environ: Mapping[str, str], started_at: float
 
 
 def _write_facts(
-    trainer: Trainer, *, environ: Mapping[str, str], argv: Sequence[str], variables: CallerVariables
+    trainer: Trainer, *, environ: Mapping[str, str], argv: Sequence[str], variables: CallerVariables, is_auto: bool
 ) -> None:
-    """Write config.yaml, and what run.json says of the training, on rank 0."""
+    """Write config.yaml, and what run.json says of the training, on rank 0. is_auto: as in `banner`."""
     handover = Handover.from_environ(environ)
     record.write_config(trainer.folder, trainer.config)
     record.write_run(
@@ -325,7 +325,7 @@ def _write_facts(
         argv=argv,
         environ=environ,
         variables=variables.record(),
-        training=_training_facts(trainer),
+        training=_training_facts(trainer) | {record.AUTO_RATE: is_auto},
     )
 
 
@@ -352,7 +352,7 @@ def _training_facts(trainer: Trainer) -> dict[str, Any]:
         "training_images": dataset.num_training,
         "held_out_images": dataset.num_validation,
         "task": dataset.task,
-        **({"test_images": dataset.num_test} if dataset.num_test else {}),
+        "test_images": dataset.num_test,
         "classes": len(dataset.classes),
         "loader": trainer.loader.description,
         "steps_per_epoch": trainer.steps.per_epoch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from jobs import trained
@@ -167,6 +168,21 @@ def test_own_code_that_changed_since_the_training_is_named_when_the_network_is_e
     assert f"note: your own code has changed since the checkpoint was written: {own_code / 'own_net.py'}" in (
         capsys.readouterr().err
     )
+
+
+def test_the_started_program_is_no_own_code(own_code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that multiprocessing spawns load it as __mp_main__, and an environment may lie beside the user's code."""
+    script = own_code / ".venv" / "bin" / "train"
+    script.parent.mkdir(parents=True)
+    script.write_text("")
+    plugin.load_factory("own_net:make")
+    for name in ("__main__", "__mp_main__"):
+        module = ModuleType(name)
+        module.__file__ = str(script)
+        monkeypatch.setitem(sys.modules, name, module)
+    assert {"__main__", "__mp_main__"}.isdisjoint(plugin.own_code())
+    assert "own_net" in plugin.own_code()
+    assert plugin.describe_changed_code({"__mp_main__": "of another start"}) == ()
 
 
 def test_a_run_without_own_code_keeps_no_hash_of_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -405,6 +405,7 @@ class DataConfig:
         0.2,
         rule=FRACTION,
         meaning="the share of each class for validation, if the data has no validation split",
+        is_idle=lambda config: config.data.fold is not None,
         elsewhere="warn",
         idle_fix="leave it out: the published test images are used for validation",
     )

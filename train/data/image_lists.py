@@ -28,19 +28,20 @@ class PackedPaths(Sequence[str]):
 
     above: that folder, with its slash. letters: the names below it, uint8, as bytes of the file system; the ranks of a
     machine may share them. starts, lengths: int64 and int32 [count], where each name is in `letters`; parts of one list
-    share `letters`.
+    share `letters`. are_listed: the names are those that the user wrote, in a table.
     """
 
     above: str
     letters: Letters
     starts: Int64Array
     lengths: npt.NDArray[np.int32]
+    are_listed: bool = False
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, index: int) -> str:  # type: ignore[override]  # `part` takes slices
-        return self.above + self._name(index)
+        return self.above + self.name(index)
 
     def part(self, selection: Any) -> PackedPaths:
         """The paths that `selection` selects: indices, a slice, or bool [count]."""
@@ -48,17 +49,18 @@ class PackedPaths(Sequence[str]):
 
     def names(self) -> Iterator[str]:
         """Each path relative to `above`."""
-        return map(self._name, range(len(self)))
+        return map(self.name, range(len(self)))
+
+    def name(self, index: int) -> str:
+        """One path relative to `above`."""
+        start = self.starts[index]
+        return os.fsdecode(self.letters[start : start + self.lengths[index]].tobytes())
 
     def pieces(self) -> Iterator[memoryview]:
         """The bytes to hash: the lengths of all names, then their letters."""
         yield np.ascontiguousarray(self.lengths, "<i4").data
         for first in range(0, len(self), NAMES_PER_CHUNK):
             yield self._joined(slice(first, first + NAMES_PER_CHUNK))
-
-    def _name(self, index: int) -> str:
-        start = self.starts[index]
-        return os.fsdecode(self.letters[start : start + self.lengths[index]].tobytes())
 
     def _joined(self, part: slice) -> memoryview:
         starts, lengths = self.starts[part], self.lengths[part].astype(np.int64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Final
 
@@ -75,7 +75,8 @@ def open_image_table(data: DataConfig, *_: object) -> DataSplits:
     above = f"{table.images}/"  # left out of the paths if all are below it, so that the folder may move
     if not all(path.startswith(above) for path in table.paths):
         above = ""
-    images = configured_images(data, image_lists.pack_paths(table.paths, above), read.values)
+    paths = replace(image_lists.pack_paths(table.paths, above), are_listed=bool(above) and table.has_relative_paths)
+    images = configured_images(data, paths, read.values)
     listed = {name: images.select(torch.from_numpy(mask)) for name, mask in of_split.items() if mask.any()}
     groups = group_names(table, data)
     training, validation, test, parts = split_off(

@@ -240,6 +240,12 @@ class ImageFileSource(EncodedImageSource):
         paths = image_lists.as_packed_paths(self.paths).part(chosen.numpy())
         return replace(self, paths=paths, labels=self.labels[chosen])
 
+    def names(self, samples: SampleIndices) -> list[str]:
+        """The paths; those of a table as it has them, so that the user can join by them."""
+        if isinstance(self.paths, PackedPaths) and self.paths.are_listed:
+            return [self.paths.name(sample) for sample in samples.tolist()]
+        return SampleSource.names(self, samples)
+
     def image(self, sample: int) -> Path:
         """The file of an image."""
         return Path(str(self.paths[sample]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -38,14 +39,14 @@ def make_gallery(
 
     samples: of each row of the evaluation's results. root: left out of the images' paths. explain: adds a heat map.
     """
-    images = []
+    images, above = [], os.path.join(root, "")  # "" stays "": "/" would be the beginning of an absolute path
     for number, (row, cells) in enumerate(zip(selection.rows, selection.cells, strict=True)):
         sample = int(samples[row])
         try:
             pixels = source.read(np.array([sample]))
         except Failure:
             continue
-        name = source.names(np.array([sample]))[0].removeprefix(f"{root.rstrip('/')}/")
+        name = source.names(np.array([sample]))[0].removeprefix(above)
         shown, heat = displayable(pixels[0]), None
         if explain is not None:
             outputs = None if selection.outputs is None else [selection.outputs[number]]

@@ -28,6 +28,7 @@ from train.report.read import (
     format_value,
     num_ranks,
 )
+from train.run import record
 from train.tasks import CLASSIFICATION
 
 # What decides the arithmetic of a step and its input. Of the loader it counts whether images come
@@ -90,6 +91,7 @@ DIFFERENCE_HINTS: Final = {
 }
 IDENTITY_KEYS: Final = {"commit": "git", "hosts": "hosts", "launcher": "launcher"}
 WORLD_KEYS: Final = ("world_size", "num_nodes", "local_world_size")
+MAX_NAMES: Final = 3  # of runs with one value, and of values in one sentence
 MAX_COLUMNS: Final = 6  # of differing keys, side by side on paper
 
 
@@ -195,13 +197,19 @@ def _describe_group(run: RecordedRun) -> str:
 def _effective_settings(run: RecordedRun) -> dict[str, str]:
     return {
         key: NO_EFFECT if key in run.unused_keys else format_setting(value)
-        for key, value in run.config.items()
+        for key, value in {**run.config, **_requested_rate(run)}.items()
         if key not in IGNORED_KEYS
     }
 
 
+def _requested_rate(run: RecordedRun) -> dict[str, Any]:
+    """optim.lr, if it was requested as `auto`: the recorded config has the number that the run uses."""
+    return {"optim.lr": "auto"} if run.fact("training", record.AUTO_RATE) is True else {}
+
+
 def _all_facts(run: RecordedRun) -> dict[str, str]:
     derived = run.facts_of("training", "training: ") | run.facts_of("versions", "versions: ")
+    derived.pop(f"training: {record.AUTO_RATE}", None)  # `_effective_settings` has it
     return _effective_settings(run) | derived | run_identity(run)
 
 
@@ -218,7 +226,7 @@ def _format_by_value(runs: Sequence[RecordedRun], values: Sequence[str]) -> str:
     by_value: dict[str, list[str]] = {}
     for run, value in zip(runs, values, strict=True):
         by_value.setdefault(value, []).append(run.name)
-    return ", ".join(f"{value} ({' and '.join(names)})" for value, names in by_value.items())
+    return list_some([f"{value} ({list_some(names, MAX_NAMES)})" for value, names in by_value.items()], MAX_NAMES)
 
 
 def _is_weak_scaling(runs: Sequence[RecordedRun]) -> bool:

@@ -378,10 +378,18 @@ def _repeats_table(repeats: Repeats) -> Table:
 
 def folds_section(runs: Sequence[RecordedRun], *, mark: str = "") -> Section | None:
     """Means over runs that differ in data.fold only, and their confusion matrices added up; None without such runs."""
-    repeats = _find_repeats(runs, FOLD_KEY)
+    repeats, others = [], list[RecordedRun]()
+    for settings_text, group in _find_repeats(runs, FOLD_KEY):
+        folds = [run for run in group if run.config.get(FOLD_KEY) is not None]
+        if len(folds) > 1:
+            repeats.append((settings_text, folds))
+            others += [run for run in group if run.config.get(FOLD_KEY) is None]
     if not repeats:
         return None
     blocks: list[Block] = [Paragraph(text=FOLDS_TEXT), _repeats_table(repeats)]
+    if others:
+        names = list_some([run.name for run in others])
+        blocks.append(Paragraph(text=f"Left out (the same settings, but data.fold is null): {names}."))
     for number, (settings_text, group) in enumerate(repeats, 1):
         blocks += _fold_blocks(settings_text, group, name=f"confusion-folds{mark}-{number}")
     return Section(title="Folds", blocks=blocks)

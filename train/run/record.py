@@ -96,6 +96,7 @@ def _valid_hash(text: str) -> str | None:
 
 RUN_FILE, CONFIG_FILE, BEST_FILE = "run.json", "config.yaml", "best.json"
 CONFUSION_FILE, BEST_CONFUSION_FILE = "confusion.json", "confusion-best.json"
+AUTO_RATE = "lr_is_auto"  # among the facts of the training: config.yaml has the number that `auto` came to
 EVALUATION_FILE = "evaluation.json"  # of `train eval RUN --report`
 SAMPLES_FILE = "samples.png"  # of `train data show`
 PROJECT_PACKAGE = "train-image"

@@ -180,3 +180,17 @@ def test_rows_of_both_splits_are_told_apart(tmp_path: Path) -> None:
     sets = registry.open_splits(DataConfig(samples=20, classes=2))
     both = with_all_as_validation(sets).validation
     assert both.names(np.array([3, len(sets.training.labels) + 1])) == ["training 3", "validation 1"]
+
+
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_images_of_a_table_have_the_paths_that_the_table_has(tmp_path: Path, is_absolute: bool) -> None:
+    write_classes(tmp_path / "photos", cat=4, dog=4)
+    files = [*map(str, sorted((tmp_path / "photos").rglob("*.png")))]
+    paths = files if is_absolute else [str(Path(file).relative_to(tmp_path)) for file in files]
+    lines = [f"{path},{Path(path).parent.name}" for path in paths]
+    (tmp_path / "photos.csv").write_text("\n".join(["path,label", *lines]))
+    sets = registry.open_splits(DataConfig(name="table", root=str(tmp_path / "photos.csv"), val_fraction=0.5))
+    source = with_all_as_validation(sets).validation
+    assert sorted(source.names(np.arange(8))) == paths
+    assert sorted(source.file_names or ()) == files
+    assert {*sets.validation.names(np.arange(4))} < {*paths}

@@ -59,6 +59,16 @@ def test_an_image_that_is_gone_is_left_out(tmp_path: Path) -> None:
     assert [(image.name, image.cells) for image in made.images] == [("cat/000.png", ("cat",))]
 
 
+@pytest.mark.parametrize(("root", "left"), [("", ""), ("cat", ""), ("FOLDER", "cat/000.png")])
+def test_an_image_outside_of_the_root_keeps_its_whole_path(tmp_path: Path, root: str, left: str) -> None:
+    write_classes(tmp_path, cat=1)
+    path = str(tmp_path / "cat" / "000.png")
+    source = ImageFileSource([path], torch.tensor([0]), 8)
+    selection = Selection(title="t", head=("true",), rows=[0], cells=[["cat"]])
+    (image,) = gallery.make_gallery(selection, np.arange(1), source, root.replace("FOLDER", str(tmp_path))).images
+    assert image.name == (left or path)
+
+
 @pytest.fixture(scope="module")
 def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on class folders that was evaluated for its report, with heat maps."""

@@ -199,3 +199,35 @@ def test_a_setting_without_effect_beside_one_that_was_set_is_one(tmp_path: Path)
 def test_step_options_at_their_defaults_are_not_listed(tmp_path: Path) -> None:
     found = compare.find_differences(two(tmp_path, settings=["train.ema_decay=0.99"]))
     assert found.differs["step options"] == ["defaults", "train.ema_decay 0.99"]
+
+
+def test_of_many_runs_with_one_value_a_few_are_named(tmp_path: Path) -> None:
+    words = [f"train.ema_decay=0.{max(0, at - 9) + 1}" for at in range(15)]
+    runs = [read.load_run(make_run(tmp_path / f"run-{at}", settings=[each])) for at, each in enumerate(words)]
+    (line,) = compare.incomparable_caution(runs, compare.find_differences(runs)).more
+    assert line == (
+        "step options: train.ema_decay 0.1 (run-0, run-1, run-2 and 7 more), train.ema_decay 0.2 (run-10), "
+        "train.ema_decay 0.3 (run-11) and 3 more"
+    )
+
+
+def test_learning_rates_that_auto_chose_are_no_difference(tmp_path: Path) -> None:
+    rates = {"sgd": 0.0078125, "adamw": 0.00027950849718747374}
+    words = {name: [f"optim.name={name}", f"optim.lr={rate}"] for name, rate in rates.items()}
+    folders = {
+        name: make_run(tmp_path / name, settings=each, training={"lr_is_auto": True}) for name, each in words.items()
+    }
+    folders["typed"] = make_run(tmp_path / "typed", settings=["optim.lr=0.1"], training={"lr_is_auto": False})
+    sgd, adamw, typed = map(read.load_run, folders.values())
+    assert list(compare.differing_settings([sgd, adamw])) == ["optim.name"]
+    assert "lr" not in str(compare.difference_tables([sgd, adamw]))
+    assert compare.differing_settings([sgd, typed]) == {"optim.lr": ["auto", "0.1"]}
+    assert "lr_is_auto" not in str(compare.difference_tables([sgd, typed]))
+
+
+def test_a_fold_has_no_share_for_validation(tmp_path: Path) -> None:
+    words = ["data.name=folder", "data.root=photos"]
+    run = read.load_run(make_run(tmp_path / "run", settings=[*words, "data.fold=1/3"]))
+    assert "val_fraction" not in compare.MUST_MATCH["data"](run)
+    ordinary = read.load_run(make_run(tmp_path / "ordinary", settings=words))
+    assert list(compare.differing_settings([run, ordinary])) == ["data.fold"]

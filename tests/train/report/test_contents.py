@@ -279,10 +279,25 @@ def test_folds_are_added_up_to_a_mean_and_one_matrix_over_all_images(tmp_path: P
 
 @pytest.mark.parametrize(
     ("parts", "said"),
-    [(("1/3", "2/3"), "2 of 3 folds are here"), (("1/3", "2/4"), "do not add up"), (("1/3", "null"), "do not add up")],
+    [(("1/3", "2/3"), "2 of 3 folds are here"), (("1/3", "2/4"), "do not add up")],
 )
 def test_folds_that_are_not_all_folds_are_said_to_be_that(tmp_path: Path, parts: tuple[str, ...], said: str) -> None:
     assert said in " ".join(report(*folds(tmp_path, *parts)).cautions())
+
+
+def test_a_run_without_a_fold_is_left_out_of_the_folds(tmp_path: Path) -> None:
+    document = report(*folds(tmp_path, "1/3", "2/3", "3/3", "null"))
+    (section,) = (section for section in document.sections if section.title == "Folds")
+    _, means, left_out, result, *_ = section.blocks
+    assert isinstance(means, Table)
+    assert means.rows == [["defaults", "3", "val accuracy 71.00% ± 1.00%"]]
+    assert "Left out (the same settings, but data.fold is null): fold-3." in str(left_out)
+    assert "all folds" in str(result)
+    assert not any("add up" in caution for caution in document.cautions())
+
+
+def test_one_fold_beside_a_run_without_one_is_no_group_of_folds(tmp_path: Path) -> None:
+    assert "Folds" not in titles(report(*folds(tmp_path, "1/3", "null")))
 
 
 def test_what_is_the_same_in_all_runs_stands_in_a_sentence(tmp_path: Path) -> None:

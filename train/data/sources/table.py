@@ -77,7 +77,7 @@ class LabelTable:
     Each list has one entry for each row. paths: joined to the folder of the images. labels: the cells of the label
     column, which is called label_name. label_columns, label_cells: instead of it, if each label has a column. splits:
     one of SPLITS; without a split column all rows are training rows. lines: of the file, counted from 1. groups,
-    weights: None if the table has no such column. notes, warnings: of what is not read.
+    weights: None if the table has no such column. has_relative_paths: all are. notes, warnings: of what is not read.
     """
 
     file: Path
@@ -87,6 +87,7 @@ class LabelTable:
     label_name: str
     lines: list[int]
     splits: list[str]
+    has_relative_paths: bool
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     label_columns: tuple[str, ...] = ()
@@ -357,6 +358,7 @@ def _collect(file: Path, data: DataConfig, header: TableHeader, rows: Iterator[t
         file=file,
         images=Path(base),
         paths=[os.path.normpath(os.path.join(base, name)) for name in cells_of[PATH]],
+        has_relative_paths=not any(map(os.path.isabs, cells_of[PATH])),
         labels=cells_of[LABEL],
         label_name=", ".join(label_names),
         label_columns=tuple(label_names) if several else (),
