@@ -305,9 +305,9 @@ def _whole_number_note(table: LabelTable, classes: Sequence[str]) -> str | None:
     if numbers[0] in (0, 1) and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
         return None
     return (
-        f"the {len(numbers):,} whole numbers of the column {table.label_name} ({numbers[0]} to {numbers[-1]}) are taken "
-        f"as classes; data.task={REGRESSION} learns them as numbers, data.task={CLASSIFICATION} takes them as classes "
-        "without this note"
+        f"the {len(numbers):,} whole numbers of the column {table.label_name} ({numbers[0]} to {numbers[-1]}) are "
+        f"taken as classes; data.task={REGRESSION} learns them as numbers, "
+        f"and data.task={CLASSIFICATION} leaves this note out"
     )
 
 
