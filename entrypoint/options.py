@@ -138,7 +138,8 @@ def parse_launch_options(
     device_source, requested = _first_given(arguments, environ, "device", device)
     devices: dict[str, DeviceChoice] = {name: name for name in get_args(DeviceChoice)}
     if requested not in devices:
-        raise _bad_value_failure(device_source, requested, "auto, cpu or cuda")
+        likely = "cuda" if requested.lower().startswith(("gpu", "cuda", "nvidia")) else None
+        raise _bad_value_failure(device_source, requested, "auto, cpu or cuda", likely)
     source, procs = _first_given(arguments, environ, "procs_per_node", procs_per_node)
     manual = {
         name: _parse_integer(f"--{name.replace('_', '-')}", getattr(arguments, name), limits)
@@ -207,11 +208,11 @@ def _check_manual_options(options: LaunchOptions) -> None:
         raise _bad_value_failure("--node-rank", str(options.node_rank), f"a number below --nodes ({options.nodes})")
 
 
-def _bad_value_failure(source: str, value: str, expected: str) -> Failure:
+def _bad_value_failure(source: str, value: str, expected: str, likely: str | None = None) -> Failure:
     return Failure(
         f"{source} has a value that cannot be used",
         found=f"{source}={value[:200]}",
         expected=expected,
-        fix=f"set {source} to {expected}, or leave it out",
+        fix=f"set {source} to {likely or expected}, or leave it out",
         code=ExitCode.USAGE,
     )

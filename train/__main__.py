@@ -254,6 +254,7 @@ OTHER_COMMANDS: Final = {
     **dict.fromkeys(("fit", "run", "resume", "start", "continue"), "train --config FILE"),
     **dict.fromkeys(("plot", "compare", "curves"), "train report RUN"),
     **dict.fromkeys(("lr-find", "lr_find", "find_lr", "tune"), "train find-lr --config FILE"),
+    "help": "train --help",
     **dict.fromkeys(("download", "fetch"), "train data fetch data.name=NAME"),
 }
 

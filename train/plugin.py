@@ -257,9 +257,9 @@ def _import_module(module: str, what: str) -> Any:
 
 
 def _sibling_modules(module: str) -> list[str]:
-    """The modules of the same package; for a top-level module, all top-level modules but Python's and ours."""
+    """The modules of the same package; for a top-level module, those of the user's folder but Python's and ours."""
     package = module.rpartition(".")[0]
-    folders = getattr(sys.modules.get(package), "__path__", []) if package else None
+    folders = getattr(sys.modules.get(package), "__path__", []) if package else sys.path[-1:]
     names = [f"{package}.{info.name}".removeprefix(".") for info in pkgutil.iter_modules(folders)]
     return [name for name in names if name not in OTHER_MODULES]
 

@@ -262,9 +262,9 @@ def finished_summary(trainer: Trainer, typed: str) -> str:
         lines.append(format_rows({"test": trainer.final_score.describe(config.eval.metric)}))
     if unreadable := trainer.loader.broken.summary:
         lines.append(format_rows({"skipped": unreadable}))
-    if (best := state.best or state.result) is not None:
+    if (best := state.best or state.result) is not None and state.result is not None:
         improves, num_classes = state.best_step in (None, state.step), len(trainer.dataset.classes)
-        if advice := advise(config, best, num_classes=num_classes, improves=improves):
+        if advice := advise(config, best, num_classes=num_classes, improves=improves, last=state.result):
             lines.append(format_rows({"try": advice}))
     if early_stops and state.step < trainer.steps.total:
         lines.append(f"ended early: {'; '.join(stop.description for stop in early_stops)}")

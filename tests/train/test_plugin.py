@@ -20,6 +20,12 @@ REFUSED = {
     "no-module": ("", "nothing_here:make", "there is no module nothing_here", "put nothing_here.py into that folder"),
     "like-one-of-python": ("", "nope:make", "there is no module nope", "put nope.py into that folder"),
     "nearly-that-module": ("", "users_modle:make", "there is no module users_modle", "write users_module instead"),
+    "nearly-an-installed-one": (
+        "",
+        "nn_my:make",
+        "there is no module nn_my",
+        "put nn_my.py into that folder, or write",
+    ),
     "no-such-part": ("", "users_module.part:make", "there is no module users_module.part", "package.module"),
     "no-attribute": ("def load(data): ...", "users_module:draw", "has no draw", "package.module:factory"),
     "nearly-that-attribute": ("def make(data): ...", "users_module:mak", "has no mak", "write make instead of mak"),

@@ -18,6 +18,7 @@ from train.config.batches import compute_batch_sizes
 from train.config.schema import RunConfig
 from train.data import download, registry
 from train.data.download import StatusLine
+from train.names import nearest_name
 
 COMMAND_NAMES: Final = ("check", "fetch", "profile", "show", *shards.COMMANDS)
 CommandResult = tuple[str, Failure | None]
@@ -56,7 +57,9 @@ def run_command(
     name, *overrides = words or [""]
     if name not in COMMAND_NAMES:
         what = f"`train data {name}` is no command" if name else "`train data` needs a command"
-        fix = f"use one of: {', '.join(shell_command(f'train data {command}') for command in COMMAND_NAMES)}"
+        close = nearest_name(name, COMMAND_NAMES)
+        fix = f"write `{shell_command(f'train data {close}')}`; or " if close else ""
+        fix += f"use one of: {', '.join(shell_command(f'train data {command}') for command in COMMAND_NAMES)}"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
     source = overrides.pop(0) if name in shards.COMMANDS and overrides and "=" not in overrides[0] else None
     config = load.load_config(file, overrides)

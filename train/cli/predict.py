@@ -18,7 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from entrypoint import DEVICE_VARIABLE, ExitCode, Failure, find_device, parse_launch_options, print_message
+from entrypoint import (
+    DEVICE_VARIABLE,
+    ExitCode,
+    Failure,
+    find_device,
+    parse_launch_options,
+    print_message,
+    shell_command,
+)
 from train import plugin
 from train.cli import launch
 from train.cli.launch import TrainArgumentParser
@@ -98,6 +106,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Print predictions on stdout, or write them to the table of --csv; name unreadable images on stderr."""
     arguments = build_parser().parse_intermixed_args(argv)
     words, settings = split_images_and_settings(arguments.images)
+    _refuse_swapped_words(arguments.checkpoint, words)
     top, table = _parse_top(arguments.top), _table_file(arguments)
     device = find_device(environ, parse_launch_options(arguments, environ).device)
     unread = Counter[str]()
@@ -130,6 +139,19 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if note := class_folders.describe_unread_files(unread):
             print_message(f"note: {note}", sys.stderr)
     return int(ExitCode.OK)
+
+
+def _refuse_swapped_words(checkpoint: str, images: Sequence[str]) -> None:
+    """Refuse `train predict IMAGES RUN`, with the words in their order. Raises Failure (USAGE)."""
+
+    def holds_model(folder: str) -> bool:
+        return any(os.path.exists(os.path.join(folder, name)) for name in (EXPORT_FILE, "checkpoints"))
+
+    run = next((word for word in images if holds_model(word)), None)
+    if run is not None and os.path.exists(checkpoint) and not holds_model(checkpoint):
+        others = [checkpoint, *(word for word in images if word != run)]
+        fix = f"write the run first: {shell_command('train predict', run, *others)}"
+        raise Failure(f"{run} is a trained model, and no image", fix=fix, code=ExitCode.USAGE)
 
 
 def _table_file(arguments: argparse.Namespace) -> Path | None:

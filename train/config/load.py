@@ -741,6 +741,8 @@ def _section_fix(value: Any, at: KeyLocation) -> str:
         return at.below(NAME_KEY).wants(name) if at.is_typed else at.wants({NAME_KEY: name})
     if at.is_typed:
         return f"write {at}.KEY=VALUE"
+    if isinstance(value, str) and (spaced := _suggest_space(value, ".".join(at.keys))):
+        return spaced
     return f"write `key: value` lines{f' below `{at}:`' if at.keys else ''}"
 
 
@@ -819,12 +821,28 @@ def _unknown_key_fix(key: str, value: Any, siblings: Mapping[str, Any], at: KeyL
         arguments = ARGUMENTS_WRITTEN_AS_KEYS[key]
         typed = f"write {arguments}.{key}={format_value(value)}"
         return typed if location.is_typed else f"write {arguments}: {format_value({key: value})}"
+    if value is None and (spaced := _suggest_space(key, section)):
+        return spaced
     if close := nearest_key(key, section, siblings):
-        return f"write {close} instead of {location}"
+        above, _, leaf = close.rpartition(".")
+        if location.is_typed or above in ("", section):
+            return f"write {close} instead of {location}"
+        if tuple(above.split(".")) in at.lines:
+            return f"write `{leaf}: {format_value(value)}` below `{above.replace('.', ': ')}:` instead of {location}"
+        inside = functools.reduce(lambda below, name: {name: below}, reversed(close.split(".")), value)
+        return f"write `{_flow_yaml(inside)[1:-1]}` instead of {location}"
     name_key = KEYS.get(f"{section}.{NAME_KEY}")
     if name_key and name_key.rule.names and (name := find_meant_value(f"{section}.{NAME_KEY}", {key: value})):
         return at.below(NAME_KEY).wants(name)
     return f"remove {location}"
+
+
+def _suggest_space(text: str, section: str) -> str | None:
+    """The fix for `epochs:20`, which is one text to YAML; None for text that begins with no key of the section."""
+    name, colon, value = text.partition(":")
+    if not colon or not value or f"{section}.{name}" not in KEYS:
+        return None
+    return f"write `{name}: {value.split()[0]}`, with a space after the colon"
 
 
 def describe_entry(at: KeyLocation, value: Any) -> str:

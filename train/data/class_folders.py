@@ -39,6 +39,7 @@ SYSTEM_FOLDERS: Final = frozenset(
         "lost+found",
     )
 )
+SOURCES_OF_FILES: Final = {".csv": "table", ".tsv": "table", ".tab": "table", ".npz": "npz"}
 _FIX_DATA_ROOT = "set data.root to the folder that holds the class folders (in a container: mount it)"
 MAX_SUFFIX_LENGTH = 9  # a longer ending is not listed by name
 OUTSIDE_CLASS_FOLDERS = " beside the class folders"
@@ -331,7 +332,17 @@ def unreadable_folder_failure(error: OSError, folder: Path) -> Failure:
     """The Failure for a `folder` that the system refuses to list, or for an entry in it."""
     path = Path(error.filename or folder)
     inside = folder in path.parents
-    fix = f"let your user read {path.absolute()}, mend the link that it is, or remove it" if inside else _FIX_DATA_ROOT
+    fix = (
+        f"let your user read {path.absolute()}, mend the link that it is, or move it elsewhere"
+        if inside
+        else _FIX_DATA_ROOT
+    )
+    if (
+        path == folder
+        and (source := SOURCES_OF_FILES.get(path.suffix.lower()))
+        and isinstance(error, NotADirectoryError)
+    ):
+        fix = f"set data.name={source}"
     fix = (other_form_fix(path) or did_you_mean(path)) + fix
     return _data_root_failure(f"data.root cannot be read: {error.strerror}", str(path.absolute()), fix)
 
@@ -360,7 +371,8 @@ def refuse_empty_classes(folder: Path, counts: Mapping[str, int], others: Mappin
         raise _data_root_failure(
             f"class folders in {folder} without an image: {len(empty)}",
             f"{list_some(empty)}, in {folder.absolute()}{'; ' * bool(note)}{note}",
-            f"remove them, or {way or 'put images into them'} ({' '.join(IMAGE_SUFFIXES)})",
+            f"set data.root to a folder of class folders alone, move those that are no classes out of {folder}, or "
+            f"{way or 'put images into them'} ({' '.join(IMAGE_SUFFIXES)})",
         )
 
 

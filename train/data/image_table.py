@@ -292,7 +292,24 @@ def _read_names(table: LabelTable, task: str, data: DataConfig) -> TableLabels:
         for name in classes
         if task == CLASSIFICATION and name.lower() in MISSING_WORDS
     ]
-    return TableLabels(task=task, classes=classes, values=values, warnings=tuple(warnings))
+    notes = (_whole_number_note(table, classes),) if task == CLASSIFICATION and data.task == AUTO else ()
+    return TableLabels(
+        task=task, classes=classes, values=values, notes=tuple(filter(None, notes)), warnings=tuple(warnings)
+    )
+
+
+def _whole_number_note(table: LabelTable, classes: Sequence[str]) -> str | None:
+    """A note if all classes are whole numbers that do not count classes: ages or years; None for 0..K-1 and 1..K."""
+    if not all(re.fullmatch(r"[-+]?\d+", name) for name in classes):
+        return None
+    numbers = sorted(map(int, classes))
+    if numbers[0] in (0, 1) and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+        return None
+    return (
+        f"the {len(numbers):,} whole numbers of the column {table.label_name} ({numbers[0]} to {numbers[-1]}) are "
+        f"taken as classes; data.task={REGRESSION} learns them as numbers, "
+        f"and data.task={CLASSIFICATION} leaves this note out"
+    )
 
 
 def _names_of_columns(table: LabelTable, row: int) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -456,9 +456,19 @@ def refuse_other_classes(trained: DatasetFacts, evaluated: DatasetFacts) -> None
     )
 
 
-def evaluation_caveats(trained: DatasetFacts, evaluated: DatasetFacts, *, split: EvaluatedSplit) -> tuple[str, ...]:
-    """Reasons why the metrics may mislead, a line each. split: which images are evaluated."""
-    caveats = (_classes_caveat(trained, evaluated), _seen_images_caveat(trained, evaluated, split))
+def evaluation_caveats(
+    trained: DatasetFacts,
+    evaluated: DatasetFacts,
+    *,
+    split: EvaluatedSplit,
+    find_copies: Callable[[], str | None] = lambda: None,
+) -> tuple[str, ...]:
+    """Reasons why the metrics may mislead, a line each.
+
+    split: which images are evaluated. find_copies: the caveat of images that are copies of the training's, which lists
+    the training's files; it is called where nothing else says that the model may have been trained on the images.
+    """
+    caveats = (_classes_caveat(trained, evaluated), _seen_images_caveat(trained, evaluated, split) or find_copies())
     return tuple(filter(None, caveats))
 
 

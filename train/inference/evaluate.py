@@ -7,11 +7,15 @@ images get the class indices of the training.
 
 from __future__ import annotations
 
+import filecmp
 import os
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +26,8 @@ from train.checkpoint import format, store
 from train.checkpoint.store import EMA_GROUP, MODEL_GROUP, CommittedCheckpoint
 from train.components import build_network
 from train.config import resume_rules
-from train.config.schema import RunConfig
-from train.data import augment, registry, statistics
+from train.config.schema import DataConfig, RunConfig
+from train.data import augment, image_lists, registry, statistics
 from train.data.image_sizes import with_evaluation_size
 from train.data.loader import BatchLoader, open_loader
 from train.data.preprocessing import Preprocessing
@@ -54,6 +58,8 @@ from train.run.record import EVALUATION_FILE
 from train.tasks import TASKS
 from train.tasks.base import ImageResults
 from train.tasks.registry import open_task
+
+NUM_COMPARED_FILES: Final = 10  # of the copies that are found by their names
 
 
 def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSplits:
@@ -224,10 +230,46 @@ def open_evaluation_data(
         raise _no_validation_data_failure(config)
     sets = with_evaluation_size(sets, config.eval.image_size)
     refuse_flips(config.eval, sets)
-    notes = checkpoints.evaluation_caveats(training_facts, facts, split=split) if training_facts is not None else ()
+    notes: tuple[str, ...] = ()
+    if training_facts is not None and rank_runtime.world.rank == 0:  # which prints them
+        notes = checkpoints.evaluation_caveats(
+            training_facts,
+            facts,
+            split=split,
+            find_copies=partial(copies_caveat, training_facts.data, config.data, sets.validation, cache_folder),
+        )
     caution = record.describe_divergence(chosen.path)
     notes = (caution, *notes) if caution else notes
     return EvaluationData(sets=sets, words=facts.measured(split=split), split=split, notes=notes)
+
+
+def copies_caveat(
+    trained: DataConfig, evaluated: DataConfig, samples: SampleSource, cache_folder: Path | None
+) -> str | None:
+    """The caveat if most of these image files are copies of the training's, by the names below their folders.
+
+    Numbered files of two data sets have the same names too, so that the content of a few is compared. None if the
+    training's files are the same folder, no longer there, or no image files. cache_folder: as `registry.open_splits`.
+    """
+    source, images = registry.find_source(trained.name), samples.image_files()
+    is_same_place = os.path.realpath(trained.root) == os.path.realpath(evaluated.root)
+    if images is None or is_same_place or source.origin != "files" or not os.path.exists(trained.root):
+        return None
+    with suppress(Failure, OSError):
+        listed = source.open(trained, shared_memory.SINGLE_RANK, cache_folder).training.image_files()
+        if listed is None:
+            return None
+        before, paths = (image_lists.as_packed_paths(each.paths) for each in (listed, images))
+        rows = {name: row for row, name in enumerate(before.names())}
+        common = [(row, rows[name]) for row, name in enumerate(paths.names()) if name in rows]
+        compared = common[:: max(1, len(common) // NUM_COMPARED_FILES)]
+        same = sum(filecmp.cmp(paths[row], before[other], shallow=False) for row, other in compared)
+        if 2 * len(common) > len(paths) and 2 * same > len(compared):
+            return (
+                f"{len(common):,} of these {len(paths):,} images are copies of images in {trained.root} that the model "
+                f"was trained on, by their names: {checkpoints.SEEN_IMAGES_CAVEAT}"
+            )
+    return None
 
 
 def load_weights(chosen: CommittedCheckpoint) -> CheckpointWeights:

@@ -90,13 +90,20 @@ def weights_in_order(weights: list[float] | dict[str, float], classes: Sequence[
     weights = _in_one_form(weights)
     missing, unknown = [name for name in classes if name not in weights], sorted(weights.keys() - {*classes})
     if missing or unknown:
-        close = nearest_name(unknown[0], missing) if unknown else None
+        fixes, left = list[str](), [*missing]
+        for name in unknown[:MAX_TABLE_CLASSES]:  # a search for each of thousands would take minutes
+            close = nearest_name(name, left)
+            fixes.append(
+                f"write {one_line(close)} instead of {one_line(name)}" if close else f"remove {one_line(name)}"
+            )
+            left = [other for other in left if other != close]
+        fixes += [f"give {_list_names(left)} a number too"] if left else []
         raise Failure(
             "optim.class_weights has other names than the classes",
             found=f"not given: {_list_names(missing)}; no classes: {_list_names(unknown)}"
             + describe_look_alikes((*unknown, *classes), "; "),
             expected=f"one number for each of {_list_names(classes)}",
-            fix=f"write {close} instead of {unknown[0]}" if close else "give each class a number, by its name",
+            fix="; ".join(fixes),
             code=ExitCode.USAGE,
         )
     return [weights[name] for name in classes]

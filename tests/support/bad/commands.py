@@ -282,7 +282,7 @@ LINES: dict[str, Row] = {
         ("two local ranks", "--local-rank=1, LOCAL_RANK=0"),
         "remove LOCAL_RANK",
     ),
-    "device-gpu": ("check --device gpu", 64, ("--device=gpu", "auto, cpu or cuda"), "set --device to"),
+    "device-gpu": ("check --device gpu", 64, ("--device=gpu", "auto, cpu or cuda"), "set --device to cuda,"),
     "procs-0": ("check --procs-per-node 0", 64, ("--procs-per-node=0", "from 1 to 1024"), "--procs-per-node"),
     "procs-million": ("check --procs-per-node 1000000", 64, ("--procs-per-node=1000000", "1024"), "--procs-per-node"),
     "nodes-half": ("check --nodes 2 --node-rank 0", 64, ("--master-addr missing",), "--nodes N --node-rank K"),

@@ -270,6 +270,16 @@ def test_what_is_no_checkpoint_is_one_error_before_anything_else(capsys: pytest.
     assert "does not exist" in err
 
 
+@pytest.mark.parametrize("images", ["a.png", "photos"])
+def test_a_run_after_its_images_is_refused_with_the_words_in_order(
+    run: Path, images: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_image(Path("a.png"))
+    Path("photos").mkdir()
+    assert predict(images, run) == 64
+    assert f"train predict {run} {images}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -141,7 +141,12 @@ def test_the_fix_on_the_command_line_is_what_was_meant(words: list[str], fix: st
         ("validate runs/x", "write `train eval RUN`"),
         ("lr-find", "write `train find-lr --config FILE`"),
         ("chek", "write `train check`"),
-        ("data pck photos --output shards", "use one of: train data check"),
+        ("help", "write `train --help`"),
+        ("data chek", "write `train data check`"),
+        ("check --device gpu", "set --device to cuda, or leave it out"),
+        ("check --device GPU:0", "set --device to cuda, or leave it out"),
+        ("check --device tpu", "set --device to auto, cpu or cuda, or leave it out"),
+        ("data pck photos --output shards", "write `train data pack`; or use one of: train data check"),
         ("check data.task=regresion", "write data.task=regression"),
         ("check --config https://example.org/a.yaml", "write it into a file first"),
         ("check --config -", "write it into a file first"),
@@ -322,6 +327,19 @@ def test_another_tools_name_leads_to_a_key_that_exists(key: str, own_key: str) -
 )
 def test_what_users_of_other_tools_write_leads_to_the_setting_that_does_it(setting: str, fix: str) -> None:
     assert refusal(setting).fix.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("name: a", "write `run: {name: a}` instead of name"),
+        ("run: {seed: 1}\nname: a", "write `name: a` below `run:` instead of name"),
+        ("train: {epochs:20}", "write `epochs: 20`, with a space after the colon"),
+        ("train:\n  epochs:20\n  max_steps:3", "write `epochs: 20`, with a space after the colon"),
+    ],
+)
+def test_the_fix_of_a_file_is_as_a_file_has_it(text: str, fix: str, tmp_path: Path) -> None:
+    assert file_refusal(text, tmp_path).fix == fix
 
 
 def test_an_argument_written_as_a_key_of_a_file_is_shown_as_the_file_would_hold_it(tmp_path: Path) -> None:

@@ -177,7 +177,18 @@ def test_a_class_of_other_files_alone_names_their_endings(tmp_path: Path) -> Non
     with pytest.raises(Failure) as caught:
         count(tmp_path, ("a", "b"))
     assert caught.value.found == f"b, in {tmp_path}; 8 files are not read: .heic (8)"
-    assert caught.value.fix.startswith("remove them, or save pictures of other kinds as .jpg or .png")
+    assert caught.value.fix.startswith(
+        f"set data.root to a folder of class folders alone, move those that are no classes out of {tmp_path}, "
+        "or save pictures of other kinds as .jpg or .png"
+    )
+
+
+@pytest.mark.parametrize(("name", "source"), [("photos.csv", "table"), ("photos.TSV", "table"), ("photos.npz", "npz")])
+def test_a_file_of_another_source_names_that_source(name: str, source: str, tmp_path: Path) -> None:
+    make(tmp_path, name)
+    with pytest.raises(Failure) as caught:
+        class_folders.find_layout(tmp_path / name)
+    assert caught.value.fix.startswith(f"set data.name={source}")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,25 @@ def test_a_column_that_is_another_in_most_lines_holds_no_classes(tmp_path: Path)
 @pytest.mark.parametrize("cells", [["0", "1"] * 30, [str(number % 30) for number in range(300)], ["a", "1.5"]])
 def test_whole_numbers_with_many_images_each_are_classes(cells: list[str]) -> None:
     assert not image_table.look_like_measurements(cells)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "note"),
+    [
+        (range(11, 89), "the 78 whole numbers of the column label (11 to 88) are taken as classes"),
+        ([0, 2, 3], "the 3 whole numbers of the column label (0 to 3) are taken as classes"),
+        (range(10), None),
+        (range(1, 6), None),
+    ],
+)
+def test_whole_numbers_that_count_no_classes_are_classes_with_a_note(
+    numbers: Sequence[int], note: str | None, tmp_path: Path
+) -> None:
+    file = write_table(tmp_path, rows([*numbers] * 10))
+    notes = opened(file).notes
+    assert [text.partition(";")[0] for text in notes] == ([note] if note else [])
+    assert all("data.task=regression learns them as numbers" in text for text in notes)
+    assert opened(file, task="classification").notes == ()
 
 
 def test_masks_are_refused_by_name(tmp_path: Path) -> None:

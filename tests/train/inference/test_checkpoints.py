@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,6 +178,31 @@ def test_one_renamed_file_is_found_by_an_evaluation(tmp_path: Path) -> None:
     (photos / "ant/007.png").rename(photos / "ant/100.png")
     (said,) = evaluate.open_evaluation_data(config, found, ready, split="validation").notes
     assert "images that the model was trained on are among these 16" in said
+
+
+def test_copies_of_training_images_in_another_folder_are_found_by_an_evaluation(tmp_path: Path) -> None:
+    photos = write_classes(tmp_path / "photos", ant=40, bee=40)
+    train(tmp_path / "run", "data.name=folder", f"data.root={photos}")
+    found = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    ready: Any = SimpleNamespace(world=ALONE, all_gather=lambda mine: [mine])
+
+    def notes(root: Path) -> tuple[str, ...]:
+        config, _ = checkpoints.load_config(found, None, (f"data.root={root}",))
+        return evaluate.open_evaluation_data(config, found, ready, split="all").notes
+
+    copy = Path(shutil.copytree(photos, tmp_path / "copy"))
+    for name in ("ant/000.png", "bee/000.png", "bee/001.png"):
+        (copy / name).unlink()
+    (caveat,) = notes(copy)
+    assert f"of these 77 images are copies of images in {photos} that the model was trained on" in caveat
+    for path in copy.rglob("*.png"):  # other images with the same names
+        path.write_bytes(path.read_bytes() + b"other")
+    assert notes(copy) == ()
+    for path in copy.rglob("*.png"):  # the same images with other names cannot be known
+        path.rename(path.with_stem(f"{path.stem}-new"))
+    assert notes(copy) == ()
+    photos.rename(tmp_path / "gone")
+    assert notes(copy) == ()
 
 
 def test_another_share_of_the_same_files_is_counted_and_of_others_is_not(pets: Path) -> None:

@@ -123,8 +123,13 @@ def test_weights_by_name_are_put_into_the_order_of_the_classes() -> None:
             "not given: common; no classes: comon",
             "write common instead of comon",
         ),
-        ({"rare": 1.0}, "not given: common, middle; no classes: none", "give each class a number, by its name"),
-        ({"rare": 1.0, "common": 1.0, "middle": 1.0, "x": 1.0}, "not given: none; no classes: x", "give each class"),
+        ({"rare": 1.0}, "not given: common, middle; no classes: none", "give common, middle a number too"),
+        ({"rare": 1.0, "common": 1.0, "middle": 1.0, "x": 1.0}, "not given: none; no classes: x", "remove x"),
+        (
+            {"rar": 1.0, "comon": 2.0, "x": 1.0},
+            "not given: rare, common, middle; no classes: comon, rar, x",
+            "write common instead of comon; write rare instead of rar; remove x; give middle a number too",
+        ),
     ],
 )
 def test_names_that_are_no_classes_are_refused(weights: dict[str, float], problem: str, fix: str) -> None:

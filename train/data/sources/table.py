@@ -61,6 +61,7 @@ OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 MAX_SPLIT_CELLS: Final = 20  # more different cells are no column of splits or folds
 MAX_LISTED: Final = 3  # lines in a message
 MAX_LISTED_COLUMNS: Final = 12
+FLAG_ROWS: Final = 100  # so many are looked at for columns of 0 and 1
 ONE_LINE_FIX: Final = (
     "keep one line for each image; several labels go into its cell with ; between them (data.task=multi_label); boxes "
     "(detection) are not supported"
@@ -244,7 +245,8 @@ def _read_header(stream: TextIO, data: DataConfig) -> TableHeader:
             if name in header:
                 positions.setdefault(column, []).append(header.index(name))
             elif column in (PATH, LABEL) or column in data.columns:
-                raise _missing_column(file, column, name, header)
+                flags = _flag_columns(stream, file, delimiter, skipped, header) if column == LABEL else []
+                raise _missing_column(file, column, name, header, flags)
     return TableHeader(names=header, positions=positions, delimiter=delimiter, skipped=skipped, comments=len(comments))
 
 
@@ -261,11 +263,26 @@ def column_names(data: DataConfig, column: str) -> list[str]:
     return [*map(normalize_name, names if isinstance(names, list) else [names])]
 
 
-def _missing_column(file: Path, column: str, name: str, header: Sequence[str]) -> Failure:
+def _flag_columns(stream: TextIO, file: Path, delimiter: str, skipped: int, header: Sequence[str]) -> list[str]:
+    """The columns that hold only 0 and 1, or yes and no, in the first lines; those of a split are no labels."""
+    rows = [cells for _, cells in islice(_read_rows(stream, file, delimiter, skipped, strict=False), 1, FLAG_ROWS + 1)]
+    columns = {
+        name: {cell.strip().lower() for cell in cells}
+        for name, cells in zip(header, zip(*rows, strict=False), strict=False)
+    }
+    flags, words = [name for name in columns if _flagged_split(name) is None], {*YES, *NO} - {""}
+    return [name for name in flags if columns[name] <= words]
+
+
+def _missing_column(file: Path, column: str, name: str, header: Sequence[str], flags: Sequence[str]) -> Failure:
+    """flags: the columns of 0 and 1, each of which may be a label."""
     lowered = {title.lower(): title for title in header}
     usual = (lowered[word] for word in (column, *OTHER_NAMES.get(column, ())) if word in lowered)
     similar = nearest_name(name, header) or next(usual, "NAME")
     fix = f"set data.columns.{column}={similar}, the column of the {column}s; or rename it to {column}"
+    if len(flags) > 1:
+        several = shlex.quote(f"data.columns.{column}=[{','.join(flags)}]")
+        fix += f"; or {several} if each column of 0 and 1 is a label"
     return bad_table(file, f"has no column {name}", _list_columns(header), fix)
 
 

@@ -38,6 +38,14 @@ def refused(file: Path, **changes: Any) -> Failure:
     return caught.value
 
 
+def test_a_table_of_columns_of_0_and_1_names_them_as_labels(tmp_path: Path) -> None:
+    header = "path,animal,flies,is_valid,height"
+    file = write_table(tmp_path, rows("0110", ["yes", "no", "yes", "no"], "0011", "1204"), header)
+    assert refused(file).fix.endswith("; or 'data.columns.label=[animal,flies]' if each column of 0 and 1 is a label")
+    (tmp_path / "labels.csv").write_text("path,animal,height\n000.png,1,7\n")
+    assert "[" not in refused(file).fix
+
+
 def test_classes_are_the_labels_in_alphabetical_order(tmp_path: Path) -> None:
     sets = opened(write_table(tmp_path, rows(["dog", "cat", "dog", "cat"])), val_fraction=0.0)
     assert (sets.classes, sets.training.labels.tolist()) == (("cat", "dog"), [1, 0, 1, 0])
