@@ -1,9 +1,10 @@
-"""The largest micro batch that fits: found by trials, the same on all ranks, and the training is the same with it."""
+"""The largest micro batch that fits is found by trials, the same on all ranks, and the training is the same with it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import fit_ranks
 import pytest
@@ -16,11 +17,16 @@ from ranks import together
 
 from entrypoint import ExitCode, Failure
 from train import batch_size
-from train.batch_size import MicroBatchCache, divisors, find_largest
+from train.batch_size import GpuMemory, MicroBatchCache, divisors, find_largest
 from train.trainer import Trainer
 
 AUTO = ("train.micro_batch_size=auto", "train.max_steps=2")
 HELD = 120_000  # bytes: 8 of these samples fit, 16 do not
+SIGNS = (
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("CUDA error: out of memory"),
+)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, room: int) -> Pretended:
@@ -138,3 +144,38 @@ def test_ranks_agree_on_what_the_one_with_the_least_memory_holds(tmp_path: Path)
     together(fit_ranks.__file__, 2, tmp_path / "ranks", "1000000", "120000")
     told = [json.loads((tmp_path / "ranks" / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert told == [[8, 8], [8, 8]]
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def test_the_cpu_has_none_that_could_be_tried() -> None:
+    assert batch_size.get_device_memory(torch.device("cpu")) is None
+    assert batch_size.get_device_memory(torch.device("cuda", 0)) == GpuMemory(torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("error", SIGNS, ids=["torch", "cudnn", "driver"])
+def test_a_lack_of_memory_is_an_answer(error: RuntimeError) -> None:
+    assert not batch_size.fits_in_memory(lambda: fail(error))
+    assert batch_size.fits_in_memory(lambda: None)
+
+
+def test_another_error_is_none() -> None:
+    with pytest.raises(RuntimeError, match="shape"):
+        batch_size.fits_in_memory(lambda: fail(RuntimeError("shape mismatch")))
+
+
+def test_what_torch_asked_the_driver_for_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = GpuMemory(torch.device("cuda", 0))
+    stand_ins: dict[str, Any] = {
+        "empty_cache": lambda: None,
+        "reset_peak_memory_stats": lambda device: None,
+        "memory_reserved": lambda device: 100,
+        "max_memory_reserved": lambda device: 350,
+        "mem_get_info": lambda device: (700, 1000),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    assert (memory.free(), memory.taken(lambda: None)) == (700, 250)
+    assert memory.taken(lambda: fail(SIGNS[0])) is None
