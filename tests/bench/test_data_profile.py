@@ -118,9 +118,9 @@ def test_times_that_are_too_unlike_are_said_to_be() -> None:
 
 
 def test_json_has_the_same_with_the_spread() -> None:
-    told = json.loads(made_up_profile().as_json())
-    assert (told["limit"], set(told["stages"])) == ("read", {"read", "augment", "step"})
-    assert told["stages"]["step"]["images_per_s"] == pytest.approx(1000)
+    output = json.loads(made_up_profile().as_json())
+    assert (output["limit"], set(output["stages"])) == ("read", {"read", "augment", "step"})
+    assert output["stages"]["step"]["images_per_s"] == pytest.approx(1000)
 
 
 def test_a_rate_is_the_median_s() -> None:
@@ -139,10 +139,10 @@ def profile(*settings: str, micro: int = 8) -> PipelineProfile:
 
 
 def test_all_stages_of_the_cpu_are_timed_with_the_micro_batch() -> None:
-    found = profile()
-    assert (found.read.batch, found.augment.batch, found.step.batch, found.copy) == (8, 8, 8, None)
-    assert all(len(stage.seconds) == 3 for stage in (found.read, found.augment, found.step))
-    assert (found.workers, found.images, found.bytes_, found.fits) == (None, 40, 40 * 8 * 8 * 3, True)
+    timed = profile()
+    assert (timed.read.batch, timed.augment.batch, timed.step.batch, timed.copy) == (8, 8, 8, None)
+    assert all(len(stage.seconds) == 3 for stage in (timed.read, timed.augment, timed.step))
+    assert (timed.workers, timed.images, timed.bytes_, timed.fits) == (None, 40, 40 * 8 * 8 * 3, True)
 
 
 def test_workers_are_those_that_a_training_would_start() -> None:
@@ -150,8 +150,8 @@ def test_workers_are_those_that_a_training_would_start() -> None:
 
 
 def test_a_micro_batch_may_be_larger_than_the_data() -> None:
-    found = profile(micro=100)
-    assert (found.read.batch, found.step.batch) == (32, 100)
+    timed = profile(micro=100)
+    assert (timed.read.batch, timed.step.batch) == (32, 100)
 
 
 def test_what_a_gpu_does_with_files_is_timed_as_one_stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -160,24 +160,24 @@ def test_what_a_gpu_does_with_files_is_timed_as_one_stage(monkeypatch: pytest.Mo
     monkeypatch.setattr(data_profile, "decoder_for", lambda *facts: decoder)
     root = write_classes(tmp_path / "d", ant=5, bee=5)
     settings = ("data.name=folder", f"data.root={root}", "data.augment=[random_resized_crop, vertical_flip]")
-    found = profile(*settings, "data.decode=gpu")
-    assert found.copy is not None
-    assert (found.copy.batch, found.gpu_decodes, found.decodable) == (8, True, False)
-    assert "to the GPU, which decodes it" in found.as_text()
+    timed = profile(*settings, "data.decode=gpu")
+    assert timed.copy is not None
+    assert (timed.copy.batch, timed.gpu_decodes, timed.decodable) == (8, True, False)
+    assert "to the GPU, which decodes it" in timed.as_text()
 
 
 @pytest.mark.parametrize(("more", "cacheable"), [((), True), (("data.cache={}/c",), False)])
 def test_a_folder_may_be_cached_once(more: tuple[str, ...], cacheable: bool, tmp_path: Path) -> None:
     root = write_classes(tmp_path / "d", ant=5, bee=5)
-    found = profile("data.name=folder", f"data.root={root}", *(word.format(tmp_path) for word in more))
-    assert found.cacheable is cacheable
+    timed = profile("data.name=folder", f"data.root={root}", *(word.format(tmp_path) for word in more))
+    assert timed.cacheable is cacheable
 
 
 def test_a_cache_is_not_filled_to_be_timed_and_read_from_where_it_is_whole(tmp_path: Path) -> None:
     root = write_classes(tmp_path / "d", ant=5, bee=5)
     settings = ("data.name=folder", f"data.root={root}", f"data.cache={tmp_path / 'c'}")
-    found = profile(*settings)
-    assert "data.cache does not hold them yet" in found.notes[0]
+    timed = profile(*settings)
+    assert "data.cache does not hold them yet" in timed.notes[0]
     assert not (tmp_path / "c").exists()
     config = load.load_config(None, [*TINY, *settings])
     decoded_cache.use_cache(registry.open_splits(config.data), config.data, SINGLE_RANK, Heartbeat())
@@ -198,11 +198,13 @@ def test_every_batch_that_is_read_has_the_size_that_it_is_counted_with(monkeypat
 
 
 def test_torch_is_set_as_for_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[object] = []
-    monkeypatch.setattr(data_profile, "allow_tf32", said.append)
-    monkeypatch.setattr(data_profile, "set_up_cudnn", lambda device, *, repeatable: said.append((device, repeatable)))
+    settings: list[object] = []
+    monkeypatch.setattr(data_profile, "allow_tf32", settings.append)
+    monkeypatch.setattr(
+        data_profile, "set_up_cudnn", lambda device, *, repeatable: settings.append((device, repeatable))
+    )
     profile("train.tf32=true", "train.reproducible=none")
-    assert said == [True, (torch.device("cpu"), False)]
+    assert settings == [True, (torch.device("cpu"), False)]
 
 
 @pytest.mark.parametrize(("free", "stays"), [(1e9, True), (1e3, False)])
@@ -257,6 +259,6 @@ def test_a_stage_is_timed_until_its_seconds_are_over_after_one_time_that_does_no
 ) -> None:
     monkeypatch.setattr(data_profile, "SECONDS_PER_STAGE", 5.0)
     ticks, done = itertools.count(), []
-    found = data_profile.time_stage(lambda: done.append(1), 4, lambda: float(next(ticks)))
-    assert (len(done), list(found.seconds)) == (6, [1.0] * 5)
-    assert replace(found, batch=8).images_per_s == 8
+    stage_timed = data_profile.time_stage(lambda: done.append(1), 4, lambda: float(next(ticks)))
+    assert (len(done), list(stage_timed.seconds)) == (6, [1.0] * 5)
+    assert replace(stage_timed, batch=8).images_per_s == 8

@@ -40,8 +40,8 @@ FEW_IMAGES = ("train.global_batch_size=8", "train.micro_batch_size=4", "train.ma
 def folders(root: Path, classes: int, each: int, size: int) -> None:
     """ROOT/train and ROOT/test, `each` images in every class of the first."""
     for side, count in (("train", each), ("test", 1)):
-        for place in range(classes * count):
-            write_image(root / side / f"class-{place % classes}" / f"{place}.png", place % 250, (size, size))
+        for number in range(classes * count):
+            write_image(root / side / f"class-{number % classes}" / f"{number}.png", number % 250, (size, size))
 
 
 def arrays(root: Path, classes: int) -> tuple[str, ...]:
@@ -88,9 +88,9 @@ NEEDS: dict[str, Callable[[Path], tuple[str, ...]]] = {
 def test_every_shipped_configuration_fits_the_four_gpus_of_the_job_scripts_or_says_how(name: str) -> None:
     text = (CONFIGS / f"{name}.yaml").read_text()
     train = load.load_config(str(CONFIGS / f"{name}.yaml"), []).train
-    said = re.search(r"for 4: train\.micro_batch_size=(\d+)", text)
+    match = re.search(r"for 4: train\.micro_batch_size=(\d+)", text)
     assert (
-        compute_batch_sizes(train.global_batch_size, int(said[1]) if said else train.micro_batch_size, 4).accumulation
+        compute_batch_sizes(train.global_batch_size, int(match[1]) if match else train.micro_batch_size, 4).accumulation
         >= 1
     )
 

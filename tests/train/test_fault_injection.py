@@ -25,13 +25,13 @@ def test_a_fault_is_for_its_rank_only() -> None:
 
 
 def test_a_fault_waits_for_its_site_and_step() -> None:
-    found = fault_injection.parse_faults("fwd:0:5:kill9", 0)
-    assert [found.due("fwd", 4), found.due("bwd", 5), found.due("fwd", 5)] == [None, None, "kill9"]
+    faults = fault_injection.parse_faults("fwd:0:5:kill9", 0)
+    assert [faults.due("fwd", 4), faults.due("bwd", 5), faults.due("fwd", 5)] == [None, None, "kill9"]
 
 
 def test_a_fault_strikes_once() -> None:
-    found = fault_injection.parse_faults("loss:*:*:nan", 0)
-    assert [found.due("loss", 1), found.due("loss", 1)] == ["nan", None]
+    faults = fault_injection.parse_faults("loss:*:*:nan", 0)
+    assert [faults.due("loss", 1), faults.due("loss", 1)] == ["nan", None]
 
 
 def test_an_action_is_done() -> None:

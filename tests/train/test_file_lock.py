@@ -275,13 +275,13 @@ def test_processes_on_one_machine_take_turns(path: Path) -> None:
 def test_the_holder_is_told_once_when_another_took_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_lock, "HEARTBEAT_S", 0.001)
     held = file_lock.acquire_lock(path)
-    told: list[int] = []
+    messages: list[int] = []
     assert held is not None
-    with held.held(lambda: told.append(1)):
+    with held.held(lambda: messages.append(1)):
         assert file_lock.is_still_held(path, 1)
         left_by(path, file_lock.this_process_as_holder(), number=2)
-        wait_until(lambda: bool(told), "told")
-    assert (told, file_lock.is_still_held(path, 1)) == ([1], False)
+        wait_until(lambda: bool(messages), "told")
+    assert (messages, file_lock.is_still_held(path, 1)) == ([1], False)
 
 
 def test_a_lock_whose_folder_is_gone_is_held_by_nobody(path: Path) -> None:
@@ -363,8 +363,8 @@ class Begun:
 
     def files(self) -> dict[str, int]:
         """What stands in errors/ and checkpoints/, and when it was last changed."""
-        found = (path for name in ("errors", "checkpoints") for path in self.run.folder.glob(f"{name}/**/*"))
-        return {str(path): path.stat().st_mtime_ns for path in found}
+        paths = (path for name in ("errors", "checkpoints") for path in self.run.folder.glob(f"{name}/**/*"))
+        return {str(path): path.stat().st_mtime_ns for path in paths}
 
 
 def begin(folder: Path, **environ: str) -> Begun:
@@ -426,15 +426,15 @@ def test_after_kill_9_the_next_start_goes_on_at_once_and_one_that_lost_its_folde
         assert holder.pid == again.process.pid
         before = again.files()
         _take_over(again.run.folder, number + 1, holder)
-        said, _ = again.process.communicate(timeout=TIMEOUT_S)
-    assert again.process.returncode == 73, said
-    assert "which has ended without giving the run's folder back" in said
-    assert "lost the run's folder" in said
-    assert "process 1 on node07" in said
+        printed, _ = again.process.communicate(timeout=TIMEOUT_S)
+    assert again.process.returncode == 73, printed
+    assert "which has ended without giving the run's folder back" in printed
+    assert "lost the run's folder" in printed
+    assert "process 1 on node07" in printed
     assert again.files() == before
 
 
 def _take_over(run_folder: Path, number: int, holder: file_lock.LockHolder) -> None:
     """As a start on another machine does that saw no sign of life."""
-    told: Mapping[str, object] = {"host": "node07", "pid": 1, "began": "1", "machine": "another boot", "token": "x"}
-    (run_folder / f"{lock.LOCK_NAME}.{number}").write_text(json.dumps(told | {"since": holder.since}))
+    recorded: Mapping[str, object] = {"host": "node07", "pid": 1, "began": "1", "machine": "another boot", "token": "x"}
+    (run_folder / f"{lock.LOCK_NAME}.{number}").write_text(json.dumps(recorded | {"since": holder.since}))

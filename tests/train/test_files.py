@@ -254,9 +254,9 @@ def test_nobody_waits_for_the_other_end_of_a_pipe(tmp_path: Path) -> None:
         files.read_json(tmp_path / "a")
 
 
-@pytest.mark.parametrize("place", ["/dev/zero", ".", "nowhere", "a"])
-def test_a_link_to_what_is_no_file_is_refused(tmp_path: Path, place: str) -> None:
-    (tmp_path / "a").symlink_to(place)
+@pytest.mark.parametrize("location", ["/dev/zero", ".", "nowhere", "a"])
+def test_a_link_to_what_is_no_file_is_refused(tmp_path: Path, location: str) -> None:
+    (tmp_path / "a").symlink_to(location)
     with pytest.raises(OSError):
         files.read_json(tmp_path / "a")
 
@@ -289,16 +289,16 @@ def test_without_a_home_there_is_none() -> None:
 
 
 def test_a_private_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
-    found = files.private_cache_folder({"XDG_CACHE_HOME": str(tmp_path)}, "compiled")
-    assert found == tmp_path / "train-image/compiled"
-    assert found.stat().st_mode & 0o777 == 0o700
-    assert files.private_cache_folder({"XDG_CACHE_HOME": str(tmp_path)}, "compiled") == found
+    folder = files.private_cache_folder({"XDG_CACHE_HOME": str(tmp_path)}, "compiled")
+    assert folder == tmp_path / "train-image/compiled"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert files.private_cache_folder({"XDG_CACHE_HOME": str(tmp_path)}, "compiled") == folder
 
 
 def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
-    place = tmp_path / "train-image/compiled"
-    place.mkdir(parents=True)
-    place.chmod(0o777)
+    folder = tmp_path / "train-image/compiled"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
     assert files.private_cache_folder({"XDG_CACHE_HOME": str(tmp_path)}, "compiled") is None
 
 

@@ -43,9 +43,9 @@ def test_what_was_usual_is_not_what_jumped() -> None:
         recent.add(step, 2.0)
     for step in range(6, 40):
         recent.add(step, 50.0)
-    found = recent.find_jump(40, 50.0)
-    assert found is not None
-    assert (found.usual, found.step) == (2.0, 40)
+    jump = recent.find_jump(40, 50.0)
+    assert jump is not None
+    assert (jump.usual, jump.step) == (2.0, 40)
 
 
 def test_a_loss_that_is_not_finite_is_not_remembered() -> None:
@@ -56,9 +56,9 @@ def test_an_infinite_loss_is_no_jump_but_the_matter_of_fp16s_scaler() -> None:
     assert jumps([2.0] * 6 + [math.inf, 2.0]) == []
 
 
-@pytest.mark.parametrize(("classes", "found"), [(10, [5]), (1000, [])])
-def test_a_jump_is_worse_than_guessing(classes: int, found: list[int]) -> None:
-    assert jumps([0.2] * 5 + [4.0], classes) == found
+@pytest.mark.parametrize(("classes", "expected"), [(10, [5]), (1000, [])])
+def test_a_jump_is_worse_than_guessing(classes: int, expected: list[int]) -> None:
+    assert jumps([0.2] * 5 + [4.0], classes) == expected
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_steps_since_the_log_point_before(step: int, every: int, steps: list
 
 
 @pytest.mark.parametrize(
-    ("losses", "takes", "found"),
+    ("losses", "takes", "expected"),
     [
         ([1, 3, 2, 4, 5, 7], 2, {5: 2, 6: 3, 7: 6}),
         ([2, 4, 5, 7], 2, {6: 3, 7: 6}),
@@ -79,12 +79,12 @@ def test_the_steps_since_the_log_point_before(step: int, every: int, steps: list
     ],
     ids=["all", "after-a-restart", "cut-off", "more", "none"],
 )
-def test_the_last_losses_belong_to_the_last_steps(losses: list[float], takes: int, found: dict[int, float]) -> None:
-    assert loss_monitor.losses_by_step(losses, [5, 6, 7], takes) == found
+def test_the_last_losses_belong_to_the_last_steps(losses: list[float], takes: int, expected: dict[int, float]) -> None:
+    assert loss_monitor.losses_by_step(losses, [5, 6, 7], takes) == expected
 
 
 @pytest.mark.parametrize(
-    ("losses", "found"),
+    ("losses", "expected"),
     [
         ([], range(950, 1000)),
         ([{500: math.nan}, {20: 1.0, 480: math.inf}], range(430, 530)),
@@ -93,8 +93,10 @@ def test_the_last_losses_belong_to_the_last_steps(losses: list[float], takes: in
     ],
     ids=["unknown", "the-first-of-two", "early", "late"],
 )
-def test_of_many_steps_those_around_the_first_bad_one_are_listed(losses: list[dict[int, float]], found: range) -> None:
-    assert loss_monitor.listed_steps(range(1000), losses) == found
+def test_of_many_steps_those_around_the_first_bad_one_are_listed(
+    losses: list[dict[int, float]], expected: range
+) -> None:
+    assert loss_monitor.listed_steps(range(1000), losses) == expected
 
 
 def images(folder: Path) -> Path:
@@ -115,15 +117,15 @@ def diverged(folder: Path, *settings: str) -> dict[str, Any]:
 
 def test_the_files_of_the_first_bad_step_are_named(tmp_path: Path) -> None:
     own = ("data.name=folder", f"data.root={images(tmp_path)}", "data.classes=2")
-    found = diverged(tmp_path, *own)
-    bad = found["batches"][found["first_bad_step"] - 3]
-    assert (found["first_bad_step"], bad["step"], bad["loss"]) == (4, 4, None)
-    assert [Path(path).is_file() for path in found["files"].values()] == [True] * 16
-    assert [*map(int, found["files"])] == bad["samples"]
+    record = diverged(tmp_path, *own)
+    bad = record["batches"][record["first_bad_step"] - 3]
+    assert (record["first_bad_step"], bad["step"], bad["loss"]) == (4, 4, None)
+    assert [Path(path).is_file() for path in record["files"].values()] == [True] * 16
+    assert [*map(int, record["files"])] == bad["samples"]
 
 
 def test_drawn_images_have_numbers_only(tmp_path: Path) -> None:
-    found = diverged(tmp_path)
-    assert found["files"] == {}
-    assert [len(batch["samples"]) for batch in found["batches"]] == [16, 16]
-    assert math.isfinite(found["batches"][0]["loss"])
+    record = diverged(tmp_path)
+    assert record["files"] == {}
+    assert [len(batch["samples"]) for batch in record["batches"]] == [16, 16]
+    assert math.isfinite(record["batches"][0]["loss"])

@@ -85,7 +85,7 @@ def through_a_file(current: TrainState) -> tuple[Any, dict[str, Any]]:
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("fused", [True, None], ids=["to-fused", "from-fused"])
 def test_a_run_goes_on_with_other_kernels_than_it_began_with(name: str, fused: bool | None) -> None:
-    whole, left, resumed = trained_state(name, steps=4), trained_state(name, steps=3), fresh(name)
+    uninterrupted, left, resumed = trained_state(name, steps=4), trained_state(name, steps=3), fresh(name)
     left.parallel.optimizer.param_groups[0]["fused"], resumed.parallel.optimizer.param_groups[0]["fused"] = (
         not fused,
         fused,
@@ -93,7 +93,7 @@ def test_a_run_goes_on_with_other_kernels_than_it_began_with(name: str, fused: b
     resumed.restore(*through_a_file(left))
     assert resumed.parallel.optimizer.param_groups[0]["fused"] is fused
     step(resumed)
-    pairs = zip(whole.network.parameters(), resumed.network.parameters(), strict=True)
+    pairs = zip(uninterrupted.network.parameters(), resumed.network.parameters(), strict=True)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)
 
 
@@ -145,7 +145,7 @@ def test_sums_that_were_begun_go_on_on_their_rank_or_all_on_rank_0() -> None:
     assert [window.sums_of(rank, 3) for rank in range(3)] == [[11.0, 22.0, 33.0], [0.0] * 3, [0.0] * 3]
 
 
-TOLD: dict[str, Any] = {
+STORED: dict[str, Any] = {
     "step": 3,
     "seconds": 1.5,
     "evaluated": 2,
@@ -159,15 +159,15 @@ TOLD: dict[str, Any] = {
 
 
 def test_what_a_training_tells_passes() -> None:
-    check_fields(TOLD, STATE_RULES, optional=True)
-    early = {name: value for name, value in TOLD.items() if name not in ("held", "rollbacks", "window")}
+    check_fields(STORED, STATE_RULES, optional=True)
+    early = {name: value for name, value in STORED.items() if name not in ("held", "rollbacks", "window")}
     check_fields(early, STATE_RULES, optional=True)
 
 
 @pytest.mark.parametrize(("name", "value"), ODD)
 def test_what_no_training_tells_is_named(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"^{name} is "):
-        check_fields(TOLD | {name: value}, STATE_RULES, optional=True)
+        check_fields(STORED | {name: value}, STATE_RULES, optional=True)
 
 
 def test_a_new_run_has_saved_nothing(tmp_path: Path) -> None:

@@ -166,8 +166,8 @@ TIMES = {"time", "images_per_s", "seconds", "stalled_seconds"}
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     """What the record says of training and evaluation, apart from times."""
-    said = [event for event in events(folder) if event["event"] in ("train", "eval")]
-    return [{key: value for key, value in event.items() if key not in TIMES} for event in said]
+    measured = [event for event in events(folder) if event["event"] in ("train", "eval")]
+    return [{key: value for key, value in event.items() if key not in TIMES} for event in measured]
 
 
 def test_a_run_that_is_stopped_between_log_points_writes_the_same_lines_as_one_that_is_not(
@@ -342,8 +342,8 @@ def test_the_thread_of_the_steps_asks_for_no_path_between_log_points(tmp_path: P
     run = ("-m", "train", "--device", "cpu", "--procs-per-node", "1", "run.output_dir=.", "run.name=run")
     short = ("data.samples=640", "data.image_size=8", "data.val_fraction=0", "train.global_batch_size=16")
     settings = (*short, "train.max_steps=40", "log.every_steps=10", "log.tensorboard=false")
-    found = between([sys.executable, *run, *settings], "metrics.jsonl", cwd=tmp_path, environ=unmeasured(), seconds=240)
-    assert found[:3] == [[], [], []]  # between four log points; then comes the save
+    calls = between([sys.executable, *run, *settings], "metrics.jsonl", cwd=tmp_path, environ=unmeasured(), seconds=240)
+    assert calls[:3] == [[], [], []]  # between four log points; then comes the save
 
 
 def test_accelerate_still_looks_for_lomo_in_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,9 +366,9 @@ def last(folder: Path) -> dict[str, object]:
 
 def test_the_matrix_of_the_last_evaluation_counts_every_validation_image(tmp_path: Path) -> None:
     trainer = trained(tmp_path)
-    told = json.loads((tmp_path / CONFUSION_FILE).read_text())
-    assert (told["step"], told["classes"]) == (8, list(trainer.dataset.classes))
-    assert sum(map(sum, told["matrix"])) == trainer.dataset.num_validation == 16
+    recorded = json.loads((tmp_path / CONFUSION_FILE).read_text())
+    assert (recorded["step"], recorded["classes"]) == (8, list(trainer.dataset.classes))
+    assert sum(map(sum, recorded["matrix"])) == trainer.dataset.num_validation == 16
 
 
 def test_the_matrix_of_the_best_evaluation_stays_when_a_later_one_is_not_as_good(
@@ -568,7 +568,7 @@ def broken(folder: Path, ranks: int, fault: str, *settings: str) -> CompletedPro
     return python("-m", "train", "--config", "ten.yaml", *world, *settings, cwd=folder, environ={"FAULT": fault})
 
 
-def said(folder: Path) -> dict[str, dict[str, object]]:
+def recorded_errors(folder: Path) -> dict[str, dict[str, object]]:
     """What errors/ holds."""
     return {path.stem: json.loads(path.read_text()) for path in (folder / "runs/run/errors").glob("*.json")}
 
@@ -576,7 +576,7 @@ def said(folder: Path) -> dict[str, dict[str, object]]:
 @pytest.mark.slow
 def test_a_bit_that_flips_on_one_of_three_ranks_ends_with_78_and_blames_that_rank_alone(tmp_path: Path) -> None:
     ended = broken(tmp_path, 3, "param:1:5:flip", "checkpoint.every_steps=3", "train.check_replicas_every_steps=7")
-    errors = said(tmp_path)
+    errors = recorded_errors(tmp_path)
     assert (ended.returncode, errors["exit"]["code"], errors["exit"]["step"]) == (78, 78, 6), ended.stderr
     assert [errors[f"rank-000{rank}"]["code"] for rank in range(3)] == [69, 78, 69]
     assert str(errors["rank-0001"]["found"]).startswith("rank 1 (")
@@ -588,7 +588,7 @@ def test_a_bit_that_flips_on_one_of_three_ranks_ends_with_78_and_blames_that_ran
 @pytest.mark.slow
 def test_without_a_save_it_is_seen_after_so_many_steps_and_two_ranks_are_both_named(tmp_path: Path) -> None:
     ended = broken(tmp_path, 2, "param:1:2:flip", "train.check_replicas_every_steps=4")
-    errors = said(tmp_path)
+    errors = recorded_errors(tmp_path)
     assert (ended.returncode, errors["exit"]["step"]) == (78, 4), ended.stderr
     assert [errors[f"rank-000{rank}"]["code"] for rank in range(2)] == [78, 78]
     assert "no majority can tell" in str(errors["rank-0000"]["found"])
@@ -607,37 +607,37 @@ def test_replicas_are_compared_every_so_many_steps_and_before_each_save(
 
 def test_a_loss_that_is_no_number_ends_all_ranks_with_90_and_its_batches_are_named(tmp_path: Path) -> None:
     ended = broken(tmp_path, 2, "loss:1:7:nan", "log.every_steps=5", "checkpoint.every_steps=3")
-    errors = said(tmp_path)
-    found = errors["diverged"]
+    errors = recorded_errors(tmp_path)
+    divergence = errors["diverged"]
     assert (ended.returncode, [errors[name]["code"] for name in ("exit", "rank-0000", "rank-0001")]) == (90, [90] * 3)
-    assert (found["first_bad_step"], [batch["step"] for batch in found["batches"]]) == (8, [6, 7, 8, 9])  # type: ignore[attr-defined]
-    assert [batch["ranks"] for batch in found["batches"]] == [[], [], [1], [0, 1]]  # type: ignore[attr-defined]
+    assert (divergence["first_bad_step"], [batch["step"] for batch in divergence["batches"]]) == (8, [6, 7, 8, 9])  # type: ignore[attr-defined]
+    assert [batch["ranks"] for batch in divergence["batches"]] == [[], [], [1], [0, 1]]  # type: ignore[attr-defined]
     assert "note: FAULT=loss:1:7:nan" in ended.stdout
 
 
 def train(folder: Path, *settings: str, fault: str = "") -> tuple[str, int]:
     """What was said, and the step at which the state stands."""
-    said = io.StringIO()
-    with built(folder, *LONG, *settings, out=said) as trainer:
+    printed = io.StringIO()
+    with built(folder, *LONG, *settings, out=printed) as trainer:
         trainer.faults.waiting = fault_injection.parse_faults(fault, 0).waiting
         try:
             trainer.fit()
         finally:
-            (folder / "said").write_text(said.getvalue())
-        return said.getvalue(), trainer.state.step
+            (folder / "said").write_text(printed.getvalue())
+        return printed.getvalue(), trainer.state.step
 
 
 def hashes(folder: Path) -> dict[str, str]:
     """Of the last checkpoint's tensors."""
-    found = store.newest_checkpoint(folder / "checkpoints")
-    assert found is not None
-    return {name: entry.sha256 for name, entry in found.contents.files.items() if name.endswith(".safetensors")}
+    checkpoint = store.newest_checkpoint(folder / "checkpoints")
+    assert checkpoint is not None
+    return {name: entry.sha256 for name, entry in checkpoint.contents.files.items() if name.endswith(".safetensors")}
 
 
 def test_the_run_goes_back_and_ends_with_the_bits_of_one_without_a_jump(tmp_path: Path) -> None:
     train(tmp_path / "plain")
-    said, at = train(tmp_path / "jumped", fault="loss:0:10:x1e3")
-    assert ("the loss jumped to" in said, "back by 1 step " in said, at) == (True, True, 20)
+    printed, at = train(tmp_path / "jumped", fault="loss:0:10:x1e3")
+    assert ("the loss jumped to" in printed, "back by 1 step " in printed, at) == (True, True, 20)
     assert hashes(tmp_path / "jumped") == hashes(tmp_path / "plain")
     assert steps_of(events(tmp_path / "jumped"), "train") == list(range(1, 21))
     assert steps_of(events(tmp_path / "jumped"), "rollback") == [10]
@@ -664,16 +664,16 @@ def test_a_jump_between_log_points_is_in_no_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("policy", "warned"), [("warn", 1), ("none", 0)])
 def test_other_policies_go_on(tmp_path: Path, policy: str, warned: int) -> None:
-    said, at = train(tmp_path, f"train.spike={policy}", fault="loss:0:10:x1e3")
-    assert (said.count("warning: the loss jumped"), at) == (warned, 20)
+    printed, at = train(tmp_path, f"train.spike={policy}", fault="loss:0:10:x1e3")
+    assert (printed.count("warning: the loss jumped"), at) == (warned, 20)
     assert steps_of(events(tmp_path), "spike") == [11] * warned
 
 
 def test_the_checkpoint_remembers(tmp_path: Path) -> None:
     train(tmp_path, fault="loss:0:10:x1e3")
-    found = store.newest_checkpoint(tmp_path / "checkpoints")
-    assert found is not None
-    assert json.loads((found.path / "state.json").read_text())["state"]["rollbacks"] == 1
+    checkpoint = store.newest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    assert json.loads((checkpoint.path / "state.json").read_text())["state"]["rollbacks"] == 1
 
 
 def test_no_rank_is_left_reading_a_checkpoint_that_is_replaced(tmp_path: Path) -> None:

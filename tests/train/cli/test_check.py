@@ -97,7 +97,7 @@ def test_a_missing_data_folder_is_missing_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "text"),
     [
         ([], "0.1 (optim.lr: auto) after 31 steps of warmup, then cosine to 0"),
         (
@@ -112,9 +112,9 @@ def test_a_missing_data_folder_is_missing_input(tmp_path: Path) -> None:
         (["model.args.width=8"], "small_cnn {width: 8}"),
     ],
 )
-def test_the_plan_is_described(settings: list[str], said: str) -> None:
+def test_the_plan_is_described(settings: list[str], text: str) -> None:
     plan = make_plan({}, LaunchOptions(device="cpu"))
-    assert said in check.describe_plan(load.load_config(None, settings), None, plan, None)
+    assert text in check.describe_plan(load.load_config(None, settings), None, plan, None)
 
 
 def test_steps_of_a_file_whose_header_is_a_pickle_are_counted(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_source_and_the_notes_are_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "text"),
     [
         (["model.name=cnn3d"], "cnn3d takes clips, and the data has images"),
         (["data.frames=8"], "small_cnn takes images, and the data has clips"),
@@ -146,8 +146,8 @@ def test_the_source_and_the_notes_are_said() -> None:
     ],
     ids=str,
 )
-def test_clips_and_images_are_told_apart_before_a_start(settings: list[str], said: str) -> None:
-    with pytest.raises(Failure, match=said) as caught:
+def test_clips_and_images_are_told_apart_before_a_start(settings: list[str], text: str) -> None:
+    with pytest.raises(Failure, match=text) as caught:
         launch.check_config(load.load_config(None, settings), 1)
     assert caught.value.code == ExitCode.USAGE
 
@@ -193,16 +193,16 @@ def test_what_is_in_an_image_folder_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "said"),
+    ("samples", "text"),
     [
         (41, "the last sample of an epoch is left out"),
         (42, "the last 2 samples of an epoch are left out"),
         (40, "no sample is left out"),
     ],
 )
-def test_what_an_epoch_leaves_out_is_said(samples: int, said: str) -> None:
+def test_what_an_epoch_leaves_out_is_said(samples: int, text: str) -> None:
     settings = (f"data.samples={samples}", "data.classes=2", "data.val_fraction=0", "train.global_batch_size=8")
-    assert f" in all; {said}\n" in described_plan(*settings)
+    assert f" in all; {text}\n" in described_plan(*settings)
 
 
 def test_repeats_say_how_many_images_an_epoch_has() -> None:
@@ -222,8 +222,8 @@ def test_an_image_folder_is_walked_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_run_that_is_there_is_told(tmp_path: Path) -> None:
     config = asdict(load.load_config(None, [f"run.output_dir={tmp_path}"]))
-    told = {"state": {"step": 31, "result": None}, "config": config, "data": None}
-    format.save_checkpoint(tmp_path / "quickstart/checkpoints", step=31, tensors={}, metadata=told, keep=1)
+    recorded = {"state": {"step": 31, "result": None}, "config": config, "data": None}
+    format.save_checkpoint(tmp_path / "quickstart/checkpoints", step=31, tensors={}, metadata=recorded, keep=1)
     assert "\nthis run       would go on from step 31 of 155" in described_plan(f"run.output_dir={tmp_path}")
     refused = described_plan(f"run.output_dir={tmp_path}", "optim.lr=0.3")
     assert "\nWARNING: this run would be refused (65): the configuration is not the one" in refused
@@ -232,8 +232,8 @@ def test_a_run_that_is_there_is_told(tmp_path: Path) -> None:
 def saved(folder: Path, *settings: str, step: int = 20, **more: Any) -> Path:
     """A run's folder with one checkpoint."""
     state = {"step": step, "held": 0, "result": None} | more.pop("state", {})
-    told = {"state": state, "config": asdict(load.load_config(None, settings)), "data": None} | more
-    format.save_checkpoint(folder / "checkpoints", step=step, tensors={}, metadata=told, keep=9)
+    recorded = {"state": state, "config": asdict(load.load_config(None, settings)), "data": None} | more
+    format.save_checkpoint(folder / "checkpoints", step=step, tensors={}, metadata=recorded, keep=9)
     return folder
 
 
@@ -242,11 +242,11 @@ def stands(
 ) -> str:
     steps = StepCounts(per_epoch=per_epoch, total=total, dropped=0)
     try:
-        found = check.preview_resume(load.load_config(None, settings), folder, steps=steps, data=data)
+        verdict = check.preview_resume(load.load_config(None, settings), folder, steps=steps, data=data)
     except Failure as failure:
         return check.describe_refusal(failure)
-    assert found is not None
-    return found
+    assert verdict is not None
+    return verdict
 
 
 @pytest.mark.parametrize("never", [(), ("checkpoint.resume=never",)])
@@ -265,13 +265,13 @@ def test_an_unfinished_run_would_go_on(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_would_do_nothing_and_is_told_what_goes_on(tmp_path: Path) -> None:
-    said = stands(saved(tmp_path, step=40))
-    assert said.startswith("is finished (step 40 of 40): train would do nothing; add train.epochs=10 to go on")
+    verdict = stands(saved(tmp_path, step=40))
+    assert verdict.startswith("is finished (step 40 of 40): train would do nothing; add train.epochs=10 to go on")
 
 
 def test_a_run_at_its_last_of_so_many_steps_is_told_that_setting(tmp_path: Path) -> None:
-    said = stands(saved(tmp_path), "train.max_steps=20", total=20)
-    assert "is finished (step 20 of 20): train would do nothing; add train.max_steps=null to go on" in said
+    verdict = stands(saved(tmp_path), "train.max_steps=20", total=20)
+    assert "is finished (step 20 of 20): train would do nothing; add train.max_steps=null to go on" in verdict
 
 
 def test_a_run_that_has_reached_its_target_is_finished(tmp_path: Path) -> None:
@@ -281,22 +281,22 @@ def test_a_run_that_has_reached_its_target_is_finished(tmp_path: Path) -> None:
 
 
 def test_a_changed_configuration_would_be_refused_with_the_difference_and_the_fix(tmp_path: Path) -> None:
-    found = stands(saved(tmp_path), "optim.lr=0.5")
-    assert found.startswith("would be refused (65): the configuration is not the one that this run began with")
-    assert "found: optim.lr: 0.1 -> 0.5; fix: to go on with this run, write optim.lr=0.1;" in found
+    verdict = stands(saved(tmp_path), "optim.lr=0.5")
+    assert verdict.startswith("would be refused (65): the configuration is not the one that this run began with")
+    assert "found: optim.lr: 0.1 -> 0.5; fix: to go on with this run, write optim.lr=0.1;" in verdict
 
 
 def test_other_data_would_be_refused_as_far_as_it_is_known(tmp_path: Path) -> None:
     saved(tmp_path, data={"classes": ["a", "b"], "training": 80, "held_out": 20})
-    found = stands(tmp_path, data={"classes": ["a", "b"], "training": 81, "held_out": 20})
-    assert found.startswith("would be refused (65): ")
-    assert "training: 81; expected: training: 80" in found
+    verdict = stands(tmp_path, data={"classes": ["a", "b"], "training": 81, "held_out": 20})
+    assert verdict.startswith("would be refused (65): ")
+    assert "training: 81; expected: training: 80" in verdict
     assert stands(tmp_path) == "would go on from step 20 of 40"
 
 
 def test_never_begins_anew_whatever_is_there(tmp_path: Path) -> None:
-    found = stands(saved(tmp_path), "optim.lr=0.5", "checkpoint.resume=never")
-    assert found == f"would start over: what is in {tmp_path} moves to before-N there"
+    verdict = stands(saved(tmp_path), "optim.lr=0.5", "checkpoint.resume=never")
+    assert verdict == f"would start over: what is in {tmp_path} moves to before-N there"
 
 
 def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
@@ -311,8 +311,8 @@ def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
     "more", [{"state": {"step": "x"}}, {"config": {}}, {"config": 3}, {"data": {}}, {"state": {"result": 3}}]
 )
 def test_a_state_of_other_words_would_be_refused(tmp_path: Path, more: dict[str, Any]) -> None:
-    found = stands(saved(tmp_path, **more), data={"classes": []})
-    assert found.startswith("would be refused (65): ")
+    verdict = stands(saved(tmp_path, **more), data={"classes": []})
+    assert verdict.startswith("would be refused (65): ")
 
 
 def test_a_link_inside_would_be_refused(tmp_path: Path) -> None:
@@ -331,9 +331,9 @@ def test_a_file_in_the_runs_place_would_be_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_would_be_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shut: str
 ) -> None:
-    place = saved(tmp_path) / shut
-    monkeypatch.setattr(os, "access", lambda asked, _: Path(asked) != place)
-    assert stands(tmp_path, "run.output_dir=mine").startswith(f"would be refused (73): {place} cannot be written")
+    folder = saved(tmp_path) / shut
+    monkeypatch.setattr(os, "access", lambda asked, _: Path(asked) != folder)
+    assert stands(tmp_path, "run.output_dir=mine").startswith(f"would be refused (73): {folder} cannot be written")
 
 
 def test_where_the_default_place_cannot_be_written_a_start_takes_another(
@@ -351,28 +351,28 @@ def held_by(folder: Path, **facts: Any) -> None:
 @pytest.mark.parametrize("settings", [(), ("checkpoint.resume=never",), ("optim.lr=0.5",)])
 def test_a_run_that_trains_just_now_would_be_refused(tmp_path: Path, settings: tuple[str, ...]) -> None:
     held_by(saved(tmp_path))
-    found = stands(tmp_path, *settings)
-    assert found.startswith("would be refused (73): another start of this run is at work")
+    verdict = stands(tmp_path, *settings)
+    assert verdict.startswith("would be refused (73): another start of this run is at work")
 
 
 def test_a_run_that_may_train_on_another_machine_is_waited_for(tmp_path: Path) -> None:
     held_by(tmp_path, host="node07", machine="another boot")
     assert stands(tmp_path).startswith("would begin; first process ")
-    found = stands(saved(tmp_path))
-    assert found.startswith("would go on from step 20 of 40; first process ")
-    assert "on node07, since 1970" in found
-    assert found.endswith("train would wait up to 60 s for a sign of life, and be refused (73) if there is one")
+    verdict = stands(saved(tmp_path))
+    assert verdict.startswith("would go on from step 20 of 40; first process ")
+    assert "on node07, since 1970" in verdict
+    assert verdict.endswith("train would wait up to 60 s for a sign of life, and be refused (73) if there is one")
 
 
 def test_what_a_real_training_leaves_is_understood(tmp_path: Path) -> None:
     settings = [*TINY, f"run.output_dir={tmp_path}", "run.name=run"]
     environ: dict[str, str] = {}
-    found = environment.remove_conflicting_variables(environ, download=False)
+    variables = environment.remove_conflicting_variables(environ, download=False)
     context = RankContext(world=ALONE, folder=tmp_path / "run")
     forget_accelerate()
     try:
         session.train_on_rank(
-            load.load_config(None, settings), context, environ, variables=found, argv=["train"], started_at=0.0
+            load.load_config(None, settings), context, environ, variables=variables, argv=["train"], started_at=0.0
         )
     finally:
         forget_accelerate()
@@ -389,12 +389,12 @@ def test_a_run_that_no_longer_improved_is_finished(tmp_path: Path) -> None:
 def start(*settings: str) -> int:
     """One start, in this process."""
     environ: dict[str, str] = {}
-    found = environment.remove_conflicting_variables(environ, download=False)
+    variables = environment.remove_conflicting_variables(environ, download=False)
     forget_accelerate()
     try:
         config = load.load_config(None, keep_last_overrides([*SETTINGS, *settings]))
         context = RankContext(world=ALONE, folder=Path(config.run.output_dir, config.run.name))
-        return session.train_on_rank(config, context, environ, variables=found, argv=["train"], started_at=0.0)
+        return session.train_on_rank(config, context, environ, variables=variables, argv=["train"], started_at=0.0)
     finally:
         forget_accelerate()
 
@@ -426,10 +426,10 @@ def described(*settings: str) -> str:
 
 def foretold(*settings: str) -> str:
     """The verdict: what, and from which step or with which code."""
-    said = described(*settings)
-    found = re.search(r"is finished \(step \S+ of [^):]+|would go on from step .*|refused \(\d+\)|start over", said)
-    assert found, said
-    return found[0].replace("would go on from", "goes on,").replace("is finished (", "is finished, ")
+    verdict = described(*settings)
+    match = re.search(r"is finished \(step \S+ of [^):]+|would go on from step .*|refused \(\d+\)|start over", verdict)
+    assert match, verdict
+    return match[0].replace("would go on from", "goes on,").replace("is finished (", "is finished, ")
 
 
 def happened(*settings: str) -> str:
@@ -456,9 +456,9 @@ def state(change: Callable[[dict[str, Any]], object]) -> Change:
     """Another state.json in the newest checkpoint, with the right hashes."""
 
     def apply() -> None:
-        told = json.loads((LAST / "state.json").read_text())
-        change(told)
-        plant(LAST, "state.json", json.dumps(told).encode())
+        recorded = json.loads((LAST / "state.json").read_text())
+        change(recorded)
+        plant(LAST, "state.json", json.dumps(recorded).encode())
 
     return apply
 
@@ -480,18 +480,18 @@ def nothing() -> None:
     """The settings alone change."""
 
 
-def has_reached_its_target(told: dict[str, Any]) -> None:
-    told["config"]["eval"]["target"] = TARGET
-    told["state"]["held"] = 1
+def has_reached_its_target(record: dict[str, Any]) -> None:
+    record["config"]["eval"]["target"] = TARGET
+    record["state"]["held"] = 1
 
 
-def was_to_do_more(told: dict[str, Any]) -> None:
-    told["config"]["train"]["epochs"] = 4
+def was_to_do_more(record: dict[str, Any]) -> None:
+    record["config"]["train"]["epochs"] = 4
 
 
-def had_reached_its_target_early(told: dict[str, Any]) -> None:
-    was_to_do_more(told)
-    has_reached_its_target(told)
+def had_reached_its_target_early(record: dict[str, Any]) -> None:
+    was_to_do_more(record)
+    has_reached_its_target(record)
 
 
 FINISHED, FALLS_BACK, REFUSED = "is finished, step 8 of 8", "goes on, step 4 of 8", "refused (65)"
@@ -535,9 +535,9 @@ FILES_CHANGED: dict[str, tuple[Change, tuple[str, ...], str]] = {
     "a save was about to replace it": (lambda: LAST.rename(LAST.with_name(f".old-{LAST.name}")), (), FINISHED),
     "best.json is nonsense": (lambda: (RUN / "best.json").write_text("[[[]]]"), (), FINISHED),
     "run.json is half-written": (lambda: (RUN / "run.json").write_text('{"starts": [{'), (), FINISHED),
-    "an older version told nothing of the data": (state(lambda told: told.pop("data")), (), FINISHED),
-    "an older version lacked a key": (state(lambda told: told["config"]["train"].pop("spike")), (), FINISHED),
-    "another version had a key more": (state(lambda told: told["config"]["train"].update(zzz=1)), (), REFUSED),
+    "an older version told nothing of the data": (state(lambda record: record.pop("data")), (), FINISHED),
+    "an older version lacked a key": (state(lambda record: record["config"]["train"].pop("spike")), (), FINISHED),
+    "another version had a key more": (state(lambda record: record["config"]["train"].update(zzz=1)), (), REFUSED),
     "its target was reached": (state(has_reached_its_target), (MORE, AIM), "is finished, step 8 of 16"),
     "its target was reached once": (
         state(has_reached_its_target),
@@ -553,24 +553,24 @@ FILES_CHANGED: dict[str, tuple[Change, tuple[str, ...], str]] = {
         ("train.epochs=1",),
         "is finished, step 8 of 4",
     ),
-    "no classes are told": (state(lambda told: told["data"].pop("classes")), (), REFUSED),
-    "the data is a list": (state(lambda told: told.update(data=[1])), (), REFUSED),
-    "the step is a word": (state(lambda told: told["state"].update(step="8")), (), REFUSED),
-    "the step is below zero": (state(lambda told: told["state"].update(step=-5)), (), REFUSED),
-    "the step is endless": (state(lambda told: told["state"].update(step=float("inf"))), (), REFUSED),
-    "the step is huge": (state(lambda told: told["state"].update(step=10**30)), (), REFUSED),
-    "the result is a list": (state(lambda told: told["state"].update(result=[1])), (), REFUSED),
-    "the count is a word": (state(lambda told: told["state"].update(held="x")), (), REFUSED),
-    "the configuration is a list": (state(lambda told: told.update(config=[[[]]])), (), REFUSED),
-    "the state is gone": (state(lambda told: told.pop("state")), (), REFUSED),
+    "no classes are told": (state(lambda record: record["data"].pop("classes")), (), REFUSED),
+    "the data is a list": (state(lambda record: record.update(data=[1])), (), REFUSED),
+    "the step is a word": (state(lambda record: record["state"].update(step="8")), (), REFUSED),
+    "the step is below zero": (state(lambda record: record["state"].update(step=-5)), (), REFUSED),
+    "the step is endless": (state(lambda record: record["state"].update(step=float("inf"))), (), REFUSED),
+    "the step is huge": (state(lambda record: record["state"].update(step=10**30)), (), REFUSED),
+    "the result is a list": (state(lambda record: record["state"].update(result=[1])), (), REFUSED),
+    "the count is a word": (state(lambda record: record["state"].update(held="x")), (), REFUSED),
+    "the configuration is a list": (state(lambda record: record.update(config=[[[]]])), (), REFUSED),
+    "the state is gone": (state(lambda record: record.pop("state")), (), REFUSED),
 }
 
 
 @pytest.mark.usefixtures("again")
 @pytest.mark.parametrize(("settings", "expected"), SETTINGS_CHANGED.values(), ids=SETTINGS_CHANGED)
 def test_after_a_change_of_settings_a_start_does_what_check_foretells(settings: tuple[str, ...], expected: str) -> None:
-    said = foretold(*settings)
-    assert (said, happened(*settings)) == (expected, done(expected))
+    verdict = foretold(*settings)
+    assert (verdict, happened(*settings)) == (expected, done(expected))
 
 
 @pytest.mark.usefixtures("again")
@@ -579,8 +579,8 @@ def test_after_a_change_of_files_a_start_does_what_check_foretells(
     change: Change, settings: tuple[str, ...], expected: str
 ) -> None:
     change()
-    said = foretold(*settings)
-    assert (said, happened(*settings)) == (expected, done(expected))
+    verdict = foretold(*settings)
+    assert (verdict, happened(*settings)) == (expected, done(expected))
 
 
 @pytest.mark.usefixtures("again")

@@ -105,22 +105,22 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("words", "code", "said"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("words", "code", "text"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_cannot_be_done_says_how_to_write_it(
-    words: tuple[str, ...], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], code: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Failure) as caught:
         run(*words)
     assert caught.value.code == code
-    assert said in str(caught.value)
+    assert text in str(caught.value)
     assert caught.value.fix
 
 
 def test_fine_data_has_a_report_and_no_failure() -> None:
-    told, failure = run("check", *TINY)
+    printed, failure = run("check", *TINY)
     assert failure is None
-    assert "leakage        none" in told
+    assert "leakage        none" in printed
 
 
 def test_json_is_one_object() -> None:
@@ -131,14 +131,14 @@ def test_a_profile_is_one_object_too_and_is_of_the_micro_batch_of_the_run(monkey
     seen: dict[str, object] = {}
     made = SimpleNamespace(as_json=lambda: '{"limit": "step"}', as_text=lambda: "limit: step")
     monkeypatch.setattr("bench.data_profile.measure_stages", lambda config, **facts: seen.update(facts) or made)
-    told, failure = data.run_command(
+    printed, failure = data.run_command(
         ("profile", "train.global_batch_size=64"),
         file=None,
         as_json=True,
         console=io.StringIO(),
         device_and_ranks=lambda _: ("cpu", 2, 8),
     )
-    assert (json.loads(told), failure) == ({"limit": "step"}, None)
+    assert (json.loads(printed), failure) == ({"limit": "step"}, None)
     assert seen == {"config_file": None, "device": "cpu", "ranks": 2, "micro": 8, "world_size": 8}
 
 
@@ -146,10 +146,10 @@ def test_bad_data_has_a_report_and_a_failure(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", ant=2, bee=2)
     write_classes(tmp_path / "val", ant=1, bee=1)
     (tmp_path / "train/ant/000.png").write_bytes(b"no image")
-    told, failure = run("check", "data.name=folder", f"data.root={tmp_path}", "data.image_size=8")
+    printed, failure = run("check", "data.name=folder", f"data.root={tmp_path}", "data.image_size=8")
     assert failure is not None
     assert failure.code == 65
-    assert "000.png: no image that Pillow knows" in told
+    assert "000.png: no image that Pillow knows" in printed
 
 
 def test_how_far_it_is_is_said_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,10 +34,10 @@ FILES = ImageFileSource([], torch.empty(0), 32)
 
 
 def checked(*settings: str) -> tuple[DataFindings, list[str]]:
-    told: list[str] = []
+    messages: list[str] = []
     return data_check.check_samples(
-        load.load_config(None, settings), config_file=None, report_progress=told.append
-    ), told
+        load.load_config(None, settings), config_file=None, report_progress=messages.append
+    ), messages
 
 
 def folder(root: Path, *settings: str) -> DataFindings:
@@ -53,21 +53,21 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_all_samples_of_both_sides_are_read_and_told() -> None:
-    found, told = checked("data.samples=50", "data.image_size=8")
-    assert ([split.samples for split in found.splits], found.failure) == ([40, 10], None)
-    assert told[-1] == "50 of 50 samples read"
+    data_findings, printed = checked("data.samples=50", "data.image_size=8")
+    assert ([split.samples for split in data_findings.splits], data_findings.failure) == ([40, 10], None)
+    assert printed[-1] == "50 of 50 samples read"
 
 
 def test_clips_are_read_too() -> None:
-    found, _ = checked("data.samples=20", "data.image_size=8", "data.frames=3", "data.classes=4")
-    assert list(found.splits[0].sizes) == [(8, 8, 3)]
+    data_findings, _ = checked("data.samples=20", "data.image_size=8", "data.frames=3", "data.classes=4")
+    assert list(data_findings.splits[0].sizes) == [(8, 8, 3)]
 
 
 def test_a_folder_is_looked_at_file_by_file(root: Path) -> None:
-    found = folder(root)
-    assert [split.samples for split in found.splits] == [10, 4]
-    assert f"folder ({root}): 2 classes" in found.as_text()
-    assert json.loads(found.as_json())["training"]["per_class"] == {"ant": 6, "bee": 4}
+    data_findings = folder(root)
+    assert [split.samples for split in data_findings.splits] == [10, 4]
+    assert f"folder ({root}): 2 classes" in data_findings.as_text()
+    assert json.loads(data_findings.as_json())["training"]["per_class"] == {"ant": 6, "bee": 4}
 
 
 def test_a_file_that_is_no_image_is_bad_data(root: Path) -> None:
@@ -93,13 +93,13 @@ def test_a_test_image_in_the_validation_split_is_leakage(root: Path) -> None:
     write_classes(root / "test", ant=3, bee=2)
     shutil.copy(root / "val/ant/001.png", root / "test/ant/new.png")
     (root / "test/bee/000.png").write_bytes(b"no image")
-    found = folder(root)
-    *_, test = found.splits
+    data_findings = folder(root)
+    *_, test = data_findings.splits
     assert (test.name, test.samples, test.read) == ("test", 6, 5)
     leaked = [(test.name_of(leak.sample), leak.other.name) for leak in test.leaked]
     assert (f"{root}/test/ant/new.png", "validation") in leaked
-    assert found.failure is not None
-    assert json.loads(found.as_json())["test"]["per_class"] == {"ant": 4, "bee": 2}
+    assert data_findings.failure is not None
+    assert json.loads(data_findings.as_json())["test"]["per_class"] == {"ant": 4, "bee": 2}
 
 
 def test_the_split_s_own_copies_are_found(tmp_path: Path) -> None:
@@ -166,12 +166,12 @@ def test_a_file_is_its_size_and_its_pillow_mode(tmp_path: Path, mode: str) -> No
 
 
 def test_a_sideways_file_is_looked_at_upright(tmp_path: Path) -> None:
-    one, other = saved(tmp_path / "a.png", "RGB"), tmp_path / "b.png"
-    with Image.open(one) as image:
+    upright, other = saved(tmp_path / "a.png", "RGB"), tmp_path / "b.png"
+    with Image.open(upright) as image:
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = 6
         image.transpose(Image.Transpose.ROTATE_90).save(other, exif=exif)
-    first, second = (data_check.inspect_file(path, 0) for path in (one, other))
+    first, second = (data_check.inspect_file(path, 0) for path in (upright, other))
     assert (first.size, first.digest) == (second.size, second.digest)
 
 
@@ -181,13 +181,13 @@ def test_16_bits_are_named(tmp_path: Path) -> None:
 
 
 def test_the_same_pixels_in_another_file_format_are_the_same(tmp_path: Path) -> None:
-    one, other = (saved(tmp_path / name, "RGB") for name in ("a.png", "a.bmp"))
-    assert data_check.inspect_file(one, 0).digest == data_check.inspect_file(other, 0).digest
+    first, other = (saved(tmp_path / name, "RGB") for name in ("a.png", "a.bmp"))
+    assert data_check.inspect_file(first, 0).digest == data_check.inspect_file(other, 0).digest
 
 
 def test_the_same_bytes_in_another_shape_are_another_image(tmp_path: Path) -> None:
-    one, other = (write_image(tmp_path / f"{w}.png", 5, size=(w, h)) for w, h in ((4, 9), (9, 4)))
-    assert data_check.inspect_file(one, 0).digest != data_check.inspect_file(other, 0).digest
+    first, other = (write_image(tmp_path / f"{w}.png", 5, size=(w, h)) for w, h in ((4, 9), (9, 4)))
+    assert data_check.inspect_file(first, 0).digest != data_check.inspect_file(other, 0).digest
 
 
 def cut(path: Path) -> Path:
@@ -234,7 +234,7 @@ def test_where_the_system_fails_the_check_fails(number: int, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("channels", "size", "dtype", "told"),
+    ("channels", "size", "dtype", "expected"),
     [
         (3, (8, 6), torch.uint8, ((6, 8), "RGB")),
         (1, (8, 6), torch.uint8, ((6, 8), "L")),
@@ -243,17 +243,17 @@ def test_where_the_system_fails_the_check_fails(number: int, tmp_path: Path, mon
     ],
 )
 def test_samples_of_arrays_have_the_shape_of_the_set(
-    channels: int, size: tuple[int, ...], dtype: torch.dtype, told: tuple[tuple[int, ...], str]
+    channels: int, size: tuple[int, ...], dtype: torch.dtype, expected: tuple[tuple[int, ...], str]
 ) -> None:
     shape = Shape(channels=channels, size=size)
     source = Held(torch.zeros((2, *shape.stored), dtype=dtype))
-    assert [(look.size, look.mode) for look in data_check.inspect_source(source, shape, 1)] == [told, told]
+    assert [(look.size, look.mode) for look in data_check.inspect_source(source, shape, 1)] == [expected, expected]
 
 
 def test_one_broken_sample_of_an_array_does_not_hide_the_others() -> None:
     source = Held(torch.zeros((5, 8, 8, 3), dtype=torch.uint8), 1, 4)
-    found = list(data_check.inspect_source(source, IMAGES, 2))
-    assert [look.broken for look in found] == [None, "1: cut", None, None, "4: cut"]
+    looks = list(data_check.inspect_source(source, IMAGES, 2))
+    assert [look.broken for look in looks] == [None, "1: cut", None, None, "4: cut"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -318,10 +318,10 @@ def bad(sample: int, reason: str = "cut") -> InspectedSample:
 
 
 def findings(training: list[InspectedSample], validation: list[InspectedSample] | None = None) -> DataFindings:
-    one = side("train", *training)
-    other = side("val", *(validation or []), others=[one])
+    training_split = side("train", *training)
+    other = side("val", *(validation or []), others=[training_split])
     return DataFindings(
-        title="folder: 2 classes", splits=[one, other], classes=["classes 4"], per_class=({"a": 4}, {"b": 1})
+        title="folder: 2 classes", splits=[training_split, other], classes=["classes 4"], per_class=({"a": 4}, {"b": 1})
     )
 
 
@@ -329,9 +329,9 @@ FINE = [look(0, "a"), look(1, "b"), look(4, "c")]
 
 
 def test_fine_data_has_no_failure() -> None:
-    found = findings(FINE, [look(0, "d")])
-    assert found.failure is None
-    assert found.as_text() == (
+    data_findings = findings(FINE, [look(0, "d")])
+    assert data_findings.failure is None
+    assert data_findings.as_text() == (
         "data           folder: 2 classes\n"
         "classes 4\n"
         "training       3 read, 2 ms each\n"
@@ -346,7 +346,7 @@ def test_fine_data_has_no_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("training", "validation", "said"),
+    ("training", "validation", "text"),
     [
         ([bad(0), *FINE[1:]], [], "broken samples (1)"),
         (FINE, [bad(0), bad(1)], "broken samples (2)"),
@@ -359,12 +359,12 @@ def test_fine_data_has_no_failure() -> None:
     ],
 )
 def test_broken_samples_and_leakage_are_bad_data(
-    training: list[InspectedSample], validation: list[InspectedSample], said: str
+    training: list[InspectedSample], validation: list[InspectedSample], text: str
 ) -> None:
     failure = findings(training, validation).failure
     assert failure is not None
     assert failure.code == ExitCode.DATA
-    assert said in failure.what
+    assert text in failure.what
 
 
 @pytest.mark.parametrize(
@@ -384,9 +384,12 @@ def test_leakage_names_both_files_and_says_where_the_classes_differ() -> None:
 
 
 def test_a_copy_on_the_same_side_is_said_and_no_failure() -> None:
-    found = findings([*FINE, look(2, "a"), look(5, "a")])
-    assert found.failure is None
-    assert "duplicates   2: train/2.png = train/0.png; train/5.png = train/0.png (of another class!)" in found.as_text()
+    data_findings = findings([*FINE, look(2, "a"), look(5, "a")])
+    assert data_findings.failure is None
+    assert (
+        "duplicates   2: train/2.png = train/0.png; train/5.png = train/0.png (of another class!)"
+        in data_findings.as_text()
+    )
 
 
 def test_an_image_that_is_twice_in_the_validation_split_leaks_twice() -> None:
@@ -397,24 +400,25 @@ def test_an_image_that_is_twice_in_the_validation_split_leaks_twice() -> None:
 def test_a_test_image_in_either_other_split_is_leakage() -> None:
     training, validation = side("train", *FINE), side("val", look(0, "d"))
     test = side("test", look(0, "a"), look(4, "d"), look(5, "e"), bad(6), others=[training, validation])
-    found = DataFindings(title="t", splits=[training, validation, test], classes=[], per_class=({}, {}, {}))
-    failure = found.failure
+    data_findings = DataFindings(title="t", splits=[training, validation, test], classes=[], per_class=({}, {}, {}))
+    failure = data_findings.failure
     assert failure is not None
     assert failure.what == (
         "the data has broken samples (1) and test images that are in the training split too (1) "
         "and test images that are in the validation split too (1)"
     )
     assert (
-        "leakage        2\n  test/0.png = train/0.png\n  test/4.png = val/0.png (of another class!)" in found.as_text()
+        "leakage        2\n  test/0.png = train/0.png\n  test/4.png = val/0.png (of another class!)"
+        in data_findings.as_text()
     )
-    assert "test           3 of 4 read, 2 ms each" in found.as_text()
-    (first, _) = json.loads(found.as_json())["leaks"]
+    assert "test           3 of 4 read, 2 ms each" in data_findings.as_text()
+    (first, _) = json.loads(data_findings.as_json())["leaks"]
     assert (first["split"], first["other_split"], first["same_as"]) == ("test", "training", "train/0.png")
 
 
 def test_broken_samples_are_never_duplicates() -> None:
-    found = findings([bad(0), bad(1)], [bad(2)])
-    assert (found.splits[0].duplicates, found.splits[1].leaked) == ([], [])
+    data_findings = findings([bad(0), bad(1)], [bad(2)])
+    assert (data_findings.splits[0].duplicates, data_findings.splits[1].leaked) == ([], [])
 
 
 def test_a_reason_that_begins_with_the_path_is_not_said_twice() -> None:
@@ -432,9 +436,9 @@ def test_the_highest_value_of_16_bits_is_told() -> None:
         InspectedSample(sample=n, size=(8, 8), mode="I;16", digest=b"%d" % n, facts=ImageFacts(highest=value))
         for n, value in enumerate((7, 3071))
     ]
-    found = findings(looks)
-    assert "  pixels       I;16 2, highest value of 16 bits 3,071 of 65,535\n" in found.as_text()
-    assert json.loads(found.as_json())["training"]["highest_of_16_bits"] == 3071
+    data_findings = findings(looks)
+    assert "  pixels       I;16 2, highest value of 16 bits 3,071 of 65,535\n" in data_findings.as_text()
+    assert json.loads(data_findings.as_json())["training"]["highest_of_16_bits"] == 3071
 
 
 def test_modes_are_counted() -> None:
@@ -445,26 +449,26 @@ def test_modes_are_counted() -> None:
 
 
 def test_an_image_is_small_by_its_shorter_side_and_a_clip_not_by_its_frames() -> None:
-    found = findings([look(0, "a", (31, 64)), look(1, "b", (32, 64)), look(2, "c", (32, 32, 4))])
-    assert "1 below data.image_size 32, scaled up: train/0.png" in found.as_text()
+    data_findings = findings([look(0, "a", (31, 64)), look(1, "b", (32, 64)), look(2, "c", (32, 32, 4))])
+    assert "1 below data.image_size 32, scaled up: train/0.png" in data_findings.as_text()
 
 
 def test_of_many_broken_samples_the_first_ten_are_shown_and_json_has_all() -> None:
-    found = findings([bad(n % 8, f"reason {n}") for n in range(25)])
-    assert "  and 15 more: see --json" in found.as_text()
-    assert len(json.loads(found.as_json())["training"]["broken"]) == 25
+    data_findings = findings([bad(n % 8, f"reason {n}") for n in range(25)])
+    assert "  and 15 more: see --json" in data_findings.as_text()
+    assert len(json.loads(data_findings.as_json())["training"]["broken"]) == 25
 
 
 def test_json_tells_the_same() -> None:
-    told = json.loads(findings([*FINE, bad(2)], [look(0, "a"), look(1, "x", (8, 8), "L")]).as_json())
-    assert told["ok"] is False
-    assert told["training"]["broken"] == [{"name": "train/2.png", "reason": "cut"}]
+    output = json.loads(findings([*FINE, bad(2)], [look(0, "a"), look(1, "x", (8, 8), "L")]).as_json())
+    assert output["ok"] is False
+    assert output["training"]["broken"] == [{"name": "train/2.png", "reason": "cut"}]
     pair = {"name": "val/0.png", "same_as": "train/0.png", "same_class": True}
-    assert told["leaks"] == [{"split": "validation", "other_split": "training", **pair}]
-    assert told["validation"]["smaller_than_image_size"] == ["val/1.png"]
-    assert told["validation"]["modes"] == {"RGB": 1, "L": 1}
-    assert told["validation"]["sizes"]["smallest"] == [8, 8]
-    assert told["training"]["per_class"] == {"a": 4}
+    assert output["leaks"] == [{"split": "validation", "other_split": "training", **pair}]
+    assert output["validation"]["smaller_than_image_size"] == ["val/1.png"]
+    assert output["validation"]["modes"] == {"RGB": 1, "L": 1}
+    assert output["validation"]["sizes"]["smallest"] == [8, 8]
+    assert output["training"]["per_class"] == {"a": 4}
 
 
 def test_of_broken_ones_it_is_said_how_many_could_be_read() -> None:
@@ -472,9 +476,9 @@ def test_of_broken_ones_it_is_said_how_many_could_be_read() -> None:
 
 
 def test_a_path_that_is_not_utf_8_can_be_printed() -> None:
-    found = findings([bad(0, "caf\udce9.png: cut")])
-    assert "caf\\udce9.png: cut" in found.as_text()
-    found.as_json().encode("ascii")
+    data_findings = findings([bad(0, "caf\udce9.png: cut")])
+    assert "caf\\udce9.png: cut" in data_findings.as_text()
+    data_findings.as_json().encode("ascii")
 
 
 def test_an_empty_validation_split_is_said() -> None:
@@ -482,19 +486,19 @@ def test_an_empty_validation_split_is_said() -> None:
 
 
 def test_where_nothing_can_be_read_there_are_no_sizes() -> None:
-    told = json.loads(findings([bad(0)]).as_json())["training"]
-    assert (told["sizes"], told["seconds_per_sample"]) == (None, None)
+    output = json.loads(findings([bad(0)]).as_json())["training"]
+    assert (output["sizes"], output["seconds_per_sample"]) == (None, None)
 
 
 def test_images_that_lose_more_than_half_to_the_crop_are_counted_with_the_fix() -> None:
     sizes = [(64, 64), (128, 64), (130, 64), (32, 200)]
-    found = findings([look(number, str(number), size) for number, size in enumerate(sizes)])
+    data_findings = findings([look(number, str(number), size) for number, size in enumerate(sizes)])
     assert (
         "  cut          2 of 4 lose more than half of their area to the crop: train/2.png, train/3.png. "
-        "fix: data.fit=pad (the whole image and a border) or data.fit=stretch" in found.as_text()
+        "fix: data.fit=pad (the whole image and a border) or data.fit=stretch" in data_findings.as_text()
     )
-    assert json.loads(found.as_json())["training"]["cut_by_more_than_half"] == ["train/2.png", "train/3.png"]
-    assert found.failure is None
+    assert json.loads(data_findings.as_json())["training"]["cut_by_more_than_half"] == ["train/2.png", "train/3.png"]
+    assert data_findings.failure is None
 
 
 @pytest.mark.parametrize("fit", ["pad", "stretch"])

@@ -116,10 +116,10 @@ def on_four_gpus(monkeypatch: pytest.MonkeyPatch, kind: str, *asked: str, **envi
 def test_a_node_of_four_gpus_gets_the_processes_that_train_parallel_has(
     kind: str, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = on_four_gpus(monkeypatch, kind)
-    assert found.spawn == ranks
-    assert [w for w in found.warnings if "of 4 visible GPUs are used" in w] or kind != "none"
-    assert not found.warnings or kind == "none"
+    plan = on_four_gpus(monkeypatch, kind)
+    assert plan.spawn == ranks
+    assert [w for w in plan.warnings if "of 4 visible GPUs are used" in w] or kind != "none"
+    assert not plan.warnings or kind == "none"
 
 
 def test_a_number_of_processes_that_was_asked_for_is_kept_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,8 +84,8 @@ def test_a_model_that_learned_from_arrays_answers_with_a_warning(
 ) -> None:
     write_image(Path("a.png"))
     assert predict(of_arrays / name, "a.png", "a.png") == 0
-    said = capsys.readouterr()
-    assert (said.out.count("a.png"), said.err.count("WARNING: the training's data were arrays")) == (2, 1)
+    printed = capsys.readouterr()
+    assert (printed.out.count("a.png"), printed.err.count("WARNING: the training's data were arrays")) == (2, 1)
 
 
 def test_a_model_that_learned_from_files_answers_without_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,9 +97,9 @@ def test_a_model_that_learned_from_files_answers_without_one(run: Path, capsys: 
 def test_json_is_one_object_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(Path("a.png"))
     assert predict(run, "a.png", "a.png", "--json", "--top", "2") == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [len(one["top"]) for one in found] == [2, 2]
-    assert found[0]["class"] == found[0]["top"][0]["class"]
+    predictions = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [len(line["top"]) for line in predictions] == [2, 2]
+    assert predictions[0]["class"] == predictions[0]["top"][0]["class"]
 
 
 def table(path: str) -> list[dict[str, str]]:
@@ -114,8 +114,8 @@ def test_a_table_holds_what_the_lines_say(run: Path, capsys: pytest.CaptureFixtu
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     forget_accelerate()
     assert predict(run, "a, b.png", "=c.png", "--csv", "out.csv") == 0
-    said, rows = capsys.readouterr(), table("out.csv")
-    assert (said.out, "2 rows in out.csv" in said.err) == ("", True)
+    printed, rows = capsys.readouterr(), table("out.csv")
+    assert (printed.out, "2 rows in out.csv" in printed.err) == ("", True)
     assert [row["path"] for row in rows] == ["a, b.png", "./=c.png"]
     assert [row["prediction"] for row in rows] == [line["class"] for line in lines]
     assert [float(row["confidence"]) for row in rows] == pytest.approx(
@@ -144,12 +144,12 @@ def test_broken_images_are_not_in_the_table_and_are_named(run: Path, capsys: pyt
 def test_of_a_run_the_best_checkpoint_answers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(Path("a.png"))
     best = run / json.loads((run / "best.json").read_text())["checkpoint"]
-    said = []
-    for place in (run, best):
+    messages = []
+    for path in (run, best):
         forget_accelerate()
-        assert predict(place, "a.png", "--json") == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] != ""
+        assert predict(path, "a.png", "--json") == 0
+        messages.append(capsys.readouterr().out)
+    assert messages[0] == messages[1] != ""
 
 
 def test_an_exported_model_answers_as_its_run_does(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,7 +273,7 @@ def test_what_is_no_checkpoint_is_one_error_before_anything_else(capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "text"),
     [
         (["gone.png"], 66, "gone.png does not exist"),
         ([], 64, "no image to look at"),
@@ -283,12 +283,12 @@ def test_what_is_no_checkpoint_is_one_error_before_anything_else(capsys: pytest.
     ],
 )
 def test_a_wrong_command_line_is_refused_before_anything_else(
-    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+    run: Path, words: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_image(Path("a.png"))
     assert predict(run, *words) == code
     out, err = capsys.readouterr()
-    assert (out, said in err) == ("", True)
+    assert (out, text in err) == ("", True)
 
 
 @pytest.mark.slow
@@ -378,19 +378,19 @@ def test_no_word_is_a_wrong_use() -> None:
     assert caught.value.code == 64
 
 
-def nothing(place: Path) -> None: ...
+def nothing(folder: Path) -> None: ...
 
 
-def empty(place: Path) -> None: place.mkdir()  # fmt: skip
+def empty(folder: Path) -> None: folder.mkdir()  # fmt: skip
 
 
-def without_images(place: Path) -> None: (empty(place), (place / "a.txt").write_text("a"))  # fmt: skip
+def without_images(folder: Path) -> None: (empty(folder), (folder / "a.txt").write_text("a"))  # fmt: skip
 
 
-def dead_link(place: Path) -> None: place.symlink_to("gone")  # fmt: skip
+def dead_link(folder: Path) -> None: folder.symlink_to("gone")  # fmt: skip
 
 
-def circle(place: Path) -> None: (empty(place), (place / "again").symlink_to(place))  # fmt: skip
+def circle(folder: Path) -> None: (empty(folder), (folder / "again").symlink_to(folder))  # fmt: skip
 
 
 @pytest.mark.parametrize("make", [nothing, empty, without_images, dead_link, circle])

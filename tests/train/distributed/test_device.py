@@ -107,7 +107,7 @@ def test_a_gpu_that_cannot_be_taken_is_named(monkeypatch: pytest.MonkeyPatch, wo
 
 
 @pytest.mark.parametrize(
-    ("wanted", "where", "bf16", "effective"),
+    ("precision", "where", "bf16", "effective"),
     [
         ("auto", CPU, True, "fp32"),
         ("auto", GPU, True, "bf16"),
@@ -118,14 +118,14 @@ def test_a_gpu_that_cannot_be_taken_is_named(monkeypatch: pytest.MonkeyPatch, wo
     ],
 )
 def test_the_precision_in_effect(
-    monkeypatch: pytest.MonkeyPatch, wanted: str, where: torch.device, bf16: bool, effective: str
+    monkeypatch: pytest.MonkeyPatch, precision: str, where: torch.device, bf16: bool, effective: str
 ) -> None:
     gpus(monkeypatch, 1, bf16=bf16)
-    assert device.choose_precision(wanted, where) == effective
+    assert device.choose_precision(precision, where) == effective
 
 
 @pytest.mark.parametrize(
-    ("precision", "where", "tf32", "said"),
+    ("precision", "where", "tf32", "text"),
     [
         ("fp32", CPU, True, "fp32"),
         ("fp32", GPU, False, "fp32 (TF32 off)"),
@@ -134,8 +134,8 @@ def test_the_precision_in_effect(
         ("fp16", GPU, True, "fp16 (autocast, loss scaling; weights in fp32)"),
     ],
 )
-def test_the_banner_says_what_a_precision_means(precision: str, where: torch.device, tf32: bool, said: str) -> None:
-    assert device.describe_precision(precision, where, tf32=tf32) == said
+def test_the_banner_says_what_a_precision_means(precision: str, where: torch.device, tf32: bool, text: str) -> None:
+    assert device.describe_precision(precision, where, tf32=tf32) == text
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -157,13 +157,13 @@ def test_cudnn_takes_repeatable_kernels_or_the_fastest(monkeypatch: pytest.Monke
     assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (repeatable, not repeatable)
 
 
-@pytest.mark.parametrize(("wanted", "where"), [("fp16", CPU), ("bf16", GPU)], ids=["fp16-on-cpu", "bf16-emulated"])
+@pytest.mark.parametrize(("precision", "where"), [("fp16", CPU), ("bf16", GPU)], ids=["fp16-on-cpu", "bf16-emulated"])
 def test_a_precision_that_the_device_lacks_is_refused_not_ignored(
-    monkeypatch: pytest.MonkeyPatch, wanted: str, where: torch.device
+    monkeypatch: pytest.MonkeyPatch, precision: str, where: torch.device
 ) -> None:
     gpus(monkeypatch, 1, bf16=False)
-    with pytest.raises(Failure, match=wanted) as caught:
-        device.choose_precision(wanted, where)
+    with pytest.raises(Failure, match=precision) as caught:
+        device.choose_precision(precision, where)
     assert caught.value.code == ExitCode.USAGE
     assert caught.value.fix.endswith("(in a new run: another run.name)")  # one that is there keeps its precision
 
@@ -191,9 +191,9 @@ BUGS: tuple[Exception, ...] = (
 
 def older(kind: str, reason: str = "") -> Exception:
     """As NCCLUtils.hpp writes it: torch 2.11, and torch 2.15 with TORCH_DIST_USE_NCCL2=0."""
-    place = "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77"
+    location = "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77"
     detail = f"{BELOW_KIND[kind]}\nLast error:\n{reason}"
-    return dist.DistBackendError(f"NCCL error in: {place}, {kind}, NCCL version 2.28.9\n{detail}")
+    return dist.DistBackendError(f"NCCL error in: {location}, {kind}, NCCL version 2.28.9\n{detail}")
 
 
 def newer(kind: str, reason: str = "") -> Exception:

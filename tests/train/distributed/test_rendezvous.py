@@ -66,14 +66,14 @@ def meet(
 
     variables = environ(name, **more)
 
-    def one(world: World, gpu: str) -> object:
+    def join(world: World, gpu: str) -> object:
         try:
             return connect(world, variables, timeout_s, gpu)
         except Failure as failure:
             return failure
 
     with ThreadPoolExecutor(len(worlds)) as pool:
-        return list(pool.map(one, worlds, gpus))
+        return list(pool.map(join, worlds, gpus))
 
 
 def test_ranks_meet_and_share_what_they_store() -> None:
@@ -119,16 +119,16 @@ def test_another_runs_store_on_our_port_is_not_joined() -> None:
 
 def test_a_rank_that_is_there_twice_is_refused_with_both_processes() -> None:
     three = replace(FIRST, world_size=3)
-    found = meet(
+    outcomes = meet(
         "twice", three, replace(SECOND, world_size=3), replace(SECOND, world_size=3), gpus=("", "", ""), timeout_s=3
     )
-    failures = [str(failure) for failure in found if isinstance(failure, Failure)]
+    failures = [str(failure) for failure in outcomes if isinstance(failure, Failure)]
     assert any("two processes say that they are rank 1" in text for text in failures)
 
 
 def test_a_second_rank_0_is_refused_rather_than_given_a_store_of_its_own() -> None:
-    found = meet("two zeros", FIRST, FIRST, timeout_s=3)
-    assert any("two processes say that they are rank 0" in str(failure) for failure in found)
+    outcomes = meet("two zeros", FIRST, FIRST, timeout_s=3)
+    assert any("two processes say that they are rank 0" in str(failure) for failure in outcomes)
 
 
 def test_two_ranks_on_one_gpu_are_both_named() -> None:
@@ -146,18 +146,18 @@ def test_gpus_beside_cpus_are_refused_with_the_host_that_has_none() -> None:
 
 def test_each_rank_with_its_own_gpu_is_accepted() -> None:
     assert not any(
-        isinstance(found, Failure) for found in meet("gpus", FIRST, SECOND, gpus=("GPU-fake-0", "GPU-fake-1"))
+        isinstance(outcome, Failure) for outcome in meet("gpus", FIRST, SECOND, gpus=("GPU-fake-0", "GPU-fake-1"))
     )
 
 
 def test_ranks_that_disagree_about_the_world_are_refused() -> None:
-    found = meet("disagree", FIRST, replace(SECOND, world_size=4), timeout_s=3)
-    assert any("disagree about the number of ranks" in str(failure) for failure in found)
+    outcomes = meet("disagree", FIRST, replace(SECOND, world_size=4), timeout_s=3)
+    assert any("disagree about the number of ranks" in str(failure) for failure in outcomes)
 
 
 def test_who_waits_is_told_why_another_refused_to_take_part() -> None:
-    found = meet("told", FIRST, replace(SECOND, world_size=4), timeout_s=60)
-    assert all("disagree about the number of ranks" in str(failure) for failure in found)
+    outcomes = meet("told", FIRST, replace(SECOND, world_size=4), timeout_s=60)
+    assert all("disagree about the number of ranks" in str(failure) for failure in outcomes)
 
 
 def test_the_host_of_a_rank_that_does_not_come_is_named_where_the_launcher_tells_the_hosts() -> None:
@@ -191,14 +191,14 @@ finally:
 def test_a_rank_that_is_stopped_before_all_have_met_is_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("entrypoint.hang.START_SLACK_S", 5.0)
     here, options = machine(), LaunchOptions(device="cpu", procs_per_node=2)
-    found = plan_allocation(detect_allocation({}, options, here), options, here, {})
+    plan = plan_allocation(detect_allocation({}, options, here), options, here, {})
     limits = HangTimeouts(start=0, step=60, evaluation=60, save=60, data=60)
     care = SupervisionPolicy(
         limits=limits,
         errors=RunErrors(tmp_path),
     )
     command = [sys.executable, "-c", STOPPED_EARLY]
-    assert run_plan(found, command, dict(os.environ), log_dir=tmp_path, foreign=False, policy=care) == 91
+    assert run_plan(plan, command, dict(os.environ), log_dir=tmp_path, foreign=False, policy=care) == 91
     (blamed,) = (error for error in RunErrors(tmp_path).read() if error.failure.code == 91)
     assert (blamed.rank, blamed.host) == (1, here.hostname)
     assert blamed.failure.what.startswith(
@@ -235,7 +235,7 @@ def waited(
 
 def test_everyone_is_listed_in_the_order_of_the_ranks() -> None:
     who = waited(signed((SECOND, "GPU-fake-1"), (FIRST, "GPU-fake-0")))
-    assert [one["gpu"] for one in who] == ["GPU-fake-0", "GPU-fake-1"]
+    assert [rank["gpu"] for rank in who] == ["GPU-fake-0", "GPU-fake-1"]
 
 
 def test_the_same_rank_twice_is_refused() -> None:
@@ -322,29 +322,29 @@ def test_a_rank_that_is_late_is_said_once_and_by_rank_0_alone(
     assert written == [f"waiting for 1 of 2 ranks: {1 - world.rank}"] * lines
 
 
-def told(*seconds: float, nodes: Sequence[int] = (0, 1, 2, 3)) -> tuple[str, ...]:
+def warnings_of(*seconds: float, nodes: Sequence[int] = (0, 1, 2, 3)) -> tuple[str, ...]:
     readings = [ClockReading(node=n, host=f"node{n}", seconds=s) for n, s in zip(nodes, seconds, strict=False)]
     return clock_skew_warnings(readings)
 
 
 @pytest.mark.parametrize("seconds", [(5.0,), (5.0, 5.0), (5.0, 6.9, 3.1)])
 def test_two_seconds_are_nothing(seconds: Sequence[float]) -> None:
-    assert told(*seconds) == ()
+    assert warnings_of(*seconds) == ()
 
 
 def test_who_is_ahead_and_who_behind_is_named_on_one_line() -> None:
-    (line,) = told(100.0, 160.0, 100.5, 40.0)
+    (line,) = warnings_of(100.0, 160.0, 100.5, 40.0)
     assert line.startswith("clocks differ: node1 is 60.0 s ahead of node0, node3 is 60.0 s behind node0; ")
 
 
 def test_a_node_is_named_once() -> None:
-    (line,) = told(100.0, 100.0, 160.0, 160.0, nodes=(0, 0, 1, 1))
+    (line,) = warnings_of(100.0, 100.0, 160.0, 160.0, nodes=(0, 0, 1, 1))
     assert line.count("node1") == 1
 
 
 def started(folder: Path, node: int, port: int, **environ: str) -> Popen[str]:
-    place = ("--nodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port))
-    words = ("-m", "train", "--config", "ten.yaml", "--device", "cpu", *place, "train.max_steps=3")
+    nodes = ("--nodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port))
+    words = ("-m", "train", "--config", "ten.yaml", "--device", "cpu", *nodes, "train.max_steps=3")
     return start_python(*words, cwd=folder, environ=environ)
 
 
@@ -356,11 +356,11 @@ def test_a_clock_that_is_an_hour_ahead_is_said_and_the_run_ends_well(tmp_path: P
     port = free_port()
     with started(tmp_path, 0, port) as first, started(tmp_path, 1, port, **fake) as second:
         try:
-            said, other = first.communicate(timeout=200)[0], second.communicate(timeout=60)[0]
+            printed, other = first.communicate(timeout=200)[0], second.communicate(timeout=60)[0]
         finally:
             first.kill()
             second.kill()
-    assert (first.returncode, second.returncode) == (0, 0), said + other
-    found = re.search(r"clocks differ: \S+ is ([\d.]+) s ahead of ", said)
-    assert found, said
-    assert float(found[1]) == pytest.approx(3600, abs=60)
+    assert (first.returncode, second.returncode) == (0, 0), printed + other
+    match = re.search(r"clocks differ: \S+ is ([\d.]+) s ahead of ", printed)
+    assert match, printed
+    assert float(match[1]) == pytest.approx(3600, abs=60)

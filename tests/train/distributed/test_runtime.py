@@ -78,18 +78,18 @@ def test_the_environment_does_not_change_what_accelerate_does(monkeypatch: pytes
         monkeypatch.setenv(name, value)
     environment.remove_conflicting_variables(os.environ, download=False)
     accelerator = runtime.start(load.load_config(None), ALONE, os.environ).accelerator
-    found = (accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.num_processes)
+    in_effect = (accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.num_processes)
     forget_accelerate()
-    assert found == ("no", 1, 1)
+    assert in_effect == ("no", 1, 1)
 
 
 def test_ddp_is_told_what_to_send_and_in_which_portions() -> None:
     forget_accelerate()
     config = load.load_config(None, ["train.gradient_exchange=bf16", "train.bucket_cap_mb=7"])
-    told = runtime.start(config, ALONE, {}).accelerator.ddp_handler
+    handler = runtime.start(config, ALONE, {}).accelerator.ddp_handler
     forget_accelerate()
-    assert told is not None
-    assert (told.comm_hook.value, told.bucket_cap_mb, told.gradient_as_bucket_view) == ("bf16", 7, True)
+    assert handler is not None
+    assert (handler.comm_hook.value, handler.bucket_cap_mb, handler.gradient_as_bucket_view) == ("bf16", 7, True)
 
 
 def test_one_rank_trains_without_a_process_group(alone: runtime.Runtime) -> None:
@@ -132,9 +132,9 @@ def compared(folder: Path, changed: str) -> str:
     [pytest.param(DIFFERENT[i], id=i, marks=() if i == "a-running-mean" else pytest.mark.slow) for i in DIFFERENT],
 )
 def test_a_rank_that_begins_with_other_weights_is_named(changed: str, tmp_path: Path) -> None:
-    said = compared(tmp_path, changed)
-    assert said.startswith(f"{ExitCode.NODE.value} rank 1 on ")
-    assert "differ from rank 0" in said
+    reports = compared(tmp_path, changed)
+    assert reports.startswith(f"{ExitCode.NODE.value} rank 1 on ")
+    assert "differ from rank 0" in reports
 
 
 def test_ranks_that_begin_alike_go_on(tmp_path: Path) -> None:

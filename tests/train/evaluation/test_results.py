@@ -99,8 +99,8 @@ def test_the_matrix_file_is_json_with_a_line_for_each_class() -> None:
 
 def test_json_is_one_line_without_undefined_numbers() -> None:
     text = results.result_to_json(replace(UNEVEN, values={**UNEVEN.values, "loss": float("nan")}), MATRIX, {"step": 7})
-    found = json.loads(text)
-    assert (found["step"], found["loss"], found["recall"], found["confusion"]) == (7, None, [0.95, 0.2, None], MATRIX)
+    event = json.loads(text)
+    assert (event["step"], event["loss"], event["recall"], event["confusion"]) == (7, None, [0.95, 0.2, None], MATRIX)
     assert "\n" not in text
 
 
@@ -108,10 +108,10 @@ ODD = ("new\nline", "\x1b[31mred", "\udcff")
 
 
 def test_names_that_end_a_line_or_that_a_terminal_obeys_are_shown_as_python_writes_them() -> None:
-    told = results.metric_rows(UNEVEN, ODD)["weak classes"] + results.format_confusion_table(UNEVEN, ODD, MATRIX)
-    assert told.replace("\n", "").isprintable()
-    assert len(told.splitlines()) == 4
-    assert "new\\nline" in told
+    text = results.metric_rows(UNEVEN, ODD)["weak classes"] + results.format_confusion_table(UNEVEN, ODD, MATRIX)
+    assert text.replace("\n", "").isprintable()
+    assert len(text.splitlines()) == 4
+    assert "new\\nline" in text
 
 
 def test_names_whose_bytes_are_no_text_are_told_in_json_that_every_reader_takes() -> None:
@@ -189,8 +189,8 @@ def test_an_undefined_loss_reaches_nothing() -> None:
 
 
 def test_an_older_versions_result_still_comes_back() -> None:
-    found = EvaluationResult.from_json({"accuracy": 0.5, "loss": 1.5, "samples": 8})
-    assert (found.values["macro_f1"], found.recall) == (None, None)
+    result = EvaluationResult.from_json({"accuracy": 0.5, "loss": 1.5, "samples": 8})
+    assert (result.values["macro_f1"], result.recall) == (None, None)
 
 
 def test_a_metric_of_another_version_is_left_out() -> None:

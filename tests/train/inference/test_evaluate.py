@@ -57,12 +57,12 @@ AGES = Regression(classes=("age",), target=TargetScale(mean=2.0, std=3.0))
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Ten steps on two ranks, with BatchNorm and an average of the weights; 192 validation images in blocks of 50."""
-    place = tmp_path_factory.mktemp("measuring")
-    (place / "ten.yaml").write_text(TEN_STEPS)
+    folder = tmp_path_factory.mktemp("measuring")
+    (folder / "ten.yaml").write_text(TEN_STEPS)
     settings = ("model.args.norm=batch", "eval.batch_size=50", "train.ema_decay=0.9")
-    ended = python("-m", "train", "--config", "ten.yaml", "--procs-per-node", "2", *settings, cwd=place)
+    ended = python("-m", "train", "--config", "ten.yaml", "--procs-per-node", "2", *settings, cwd=folder)
     assert ended.returncode == 0, ended.stderr
-    return Run(folder=place / "runs" / "run")
+    return Run(folder=folder / "runs" / "run")
 
 
 def evaluate_in_shell(run: Run, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -72,8 +72,8 @@ def evaluate_in_shell(run: Run, *arguments: str, **options: Any) -> subprocess.C
 def numbers(run: Run, *arguments: str) -> dict[str, Any]:
     ended = evaluate_in_shell(run, "--json", *arguments)
     assert ended.returncode == 0, ended.stderr
-    found: dict[str, Any] = json.loads(ended.stdout)  # one object, and nothing else
-    return found
+    output: dict[str, Any] = json.loads(ended.stdout)  # one object, and nothing else
+    return output
 
 
 def last(run: Run) -> dict[str, Any]:
@@ -83,18 +83,18 @@ def last(run: Run) -> dict[str, Any]:
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_any_number_of_ranks_measures_what_the_training_did(run: Run, ranks: int) -> None:
-    found, before = numbers(run, "--procs-per-node", str(ranks)), last(run)
-    assert {name: found[name] for name in COUNTED} == {name: before[name] for name in COUNTED}
-    assert found["loss"] == pytest.approx(before["loss"], rel=1e-9)
-    assert (found["world_size"], found["weights"], found["step"]) == (ranks, "ema", 10)
-    assert found["confusion"] == json.loads((run.folder / "confusion.json").read_text())["matrix"]
+    output, before = numbers(run, "--procs-per-node", str(ranks)), last(run)
+    assert {name: output[name] for name in COUNTED} == {name: before[name] for name in COUNTED}
+    assert output["loss"] == pytest.approx(before["loss"], rel=1e-9)
+    assert (output["world_size"], output["weights"], output["step"]) == (ranks, "ema", 10)
+    assert output["confusion"] == json.loads((run.folder / "confusion.json").read_text())["matrix"]
 
 
 @pytest.mark.slow
 def test_images_read_by_workers_give_the_same(run: Run) -> None:
-    found, before = numbers(run, "data.loader=workers", "data.workers=2", "--procs-per-node", "2"), last(run)
-    assert {name: found[name] for name in COUNTED} == {name: before[name] for name in COUNTED}
-    assert found["loss"] == pytest.approx(before["loss"], rel=1e-9)
+    output, before = numbers(run, "data.loader=workers", "data.workers=2", "--procs-per-node", "2"), last(run)
+    assert {name: output[name] for name in COUNTED} == {name: before[name] for name in COUNTED}
+    assert output["loss"] == pytest.approx(before["loss"], rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_batches_and_loader_do_not_change_what_is_measured(
     run: Run, settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert measure_checkpoint(run.folder, *settings) == 0
-    found, before = json.loads(capsys.readouterr().out), last(run)
-    assert found["confusion"] == json.loads((run.folder / "confusion.json").read_text())["matrix"]
-    assert found["loss"] == pytest.approx(before["loss"], rel=1e-5)
+    output, before = json.loads(capsys.readouterr().out), last(run)
+    assert output["confusion"] == json.loads((run.folder / "confusion.json").read_text())["matrix"]
+    assert output["loss"] == pytest.approx(before["loss"], rel=1e-5)
 
 
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
@@ -159,11 +159,11 @@ def measure_checkpoint(
     split: checkpoints.EvaluatedSplit = "validation",
     environ: dict[str, str] | None = None,
 ) -> int:
-    found = checkpoints.choose_checkpoint(str(path))
-    config, _ = checkpoints.load_config(found, None, settings)
+    checkpoint = checkpoints.choose_checkpoint(str(path))
+    config, _ = checkpoints.load_config(checkpoint, None, settings)
     forget_accelerate()
     try:
-        return evaluate.evaluate_on_rank(config, found, ALONE, environ or {}, as_json=as_json, split=split)
+        return evaluate.evaluate_on_rank(config, checkpoint, ALONE, environ or {}, as_json=as_json, split=split)
     finally:
         forget_accelerate()
 
@@ -203,9 +203,9 @@ def test_the_average_is_measured_where_there_is_one(small: Path) -> None:
     weights = load_file(small / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in weights.items()}, small / "ema.safetensors")
     reseal(small)
-    found = evaluate.load_weights(checkpoints.choose_checkpoint(str(small)))
-    assert found.averaged
-    assert all(torch.equal(found.tensors[name], tensor + 1) for name, tensor in weights.items())
+    measured = evaluate.load_weights(checkpoints.choose_checkpoint(str(small)))
+    assert measured.averaged
+    assert all(torch.equal(measured.tensors[name], tensor + 1) for name, tensor in weights.items())
 
 
 def reseal(path: Path) -> None:
@@ -229,9 +229,9 @@ def without_a_layer(path: Path) -> None:
 
 def untold(path: Path) -> None:
     """As a version wrote it that did not tell of the data."""
-    told = json.loads((path / "state.json").read_text())
-    del told["data"]
-    (path / "state.json").write_text(json.dumps(told))
+    recorded = json.loads((path / "state.json").read_text())
+    del recorded["data"]
+    (path / "state.json").write_text(json.dumps(recorded))
     reseal(path)
 
 
@@ -247,22 +247,22 @@ BAD: dict[str, tuple[Callable[[Path], object], list[str], int, str]] = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "settings", "code", "said"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("spoil", "settings", "code", "text"), BAD.values(), ids=BAD)
 def test_what_cannot_be_measured_is_refused(
-    small: Path, spoil: Callable[[Path], object], settings: list[str], code: int, said: str
+    small: Path, spoil: Callable[[Path], object], settings: list[str], code: int, text: str
 ) -> None:
     spoil(small)
     with pytest.raises(Failure) as caught:
         measure_checkpoint(small, *settings)
     assert caught.value.code == code
-    assert said in str(caught.value)
+    assert text in str(caught.value)
 
 
 def test_a_file_damaged_between_choosing_and_reading_is_found(small: Path) -> None:
-    found = checkpoints.choose_checkpoint(str(small))
+    checkpoint = checkpoints.choose_checkpoint(str(small))
     flip(small / "model.safetensors")
     with pytest.raises(Failure, match="is damaged") as caught:
-        evaluate.load_weights(found)
+        evaluate.load_weights(checkpoint)
     assert caught.value.code == 65
 
 
@@ -279,17 +279,17 @@ def test_what_a_fine_tuned_model_began_with_need_not_be_there(
 
 
 def chosen_committed(path: Path) -> store.CommittedCheckpoint:
-    found = store.newest_checkpoint(path.parent)
-    assert found is not None
-    return found
+    checkpoint = store.newest_checkpoint(path.parent)
+    assert checkpoint is not None
+    return checkpoint
 
 
 @pytest.mark.slow
 def test_a_run_that_can_only_be_read_is_measured(small: Path, tmp_path: Path) -> None:
-    with mounted(tmp_path / "mounted", "size=16m") as place:
-        shutil.copytree(small.parents[1], place / "run")
-        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True, timeout=30)
-        ended = python("-m", "train", "eval", str(place / "run"), "--json")
+    with mounted(tmp_path / "mounted", "size=16m") as folder:
+        shutil.copytree(small.parents[1], folder / "run")
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True, timeout=30)
+        ended = python("-m", "train", "eval", str(folder / "run"), "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["samples"] == 16
 
@@ -301,21 +301,26 @@ def test_a_broken_image_is_left_out_as_in_training(
     write_classes(tmp_path / "data" / "train", cat=20, dog=12)
     write_classes(tmp_path / "data" / "val", cat=5, dog=4)
     (tmp_path / "data" / "val" / "cat" / "002.png").write_bytes(b"no image")
-    place = ("data.name=folder", f"data.root={tmp_path / 'data'}", "data.max_bad_images=1")
-    trainer = trained(tmp_path / "run", *place, "eval.batch_size=4", f"data.loader={loader}", "data.workers=0")
+    data_settings = ("data.name=folder", f"data.root={tmp_path / 'data'}", "data.max_bad_images=1")
+    trainer = trained(tmp_path / "run", *data_settings, "eval.batch_size=4", f"data.loader={loader}", "data.workers=0")
     capsys.readouterr()
     assert measure_checkpoint(tmp_path / "run") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["left_out"], found["samples"]) == (1, 8)
-    assert found["loss"] == trainer.state.best.values["loss"]  # type: ignore[union-attr]
+    output = json.loads(capsys.readouterr().out)
+    assert (output["left_out"], output["samples"]) == (1, 8)
+    assert output["loss"] == trainer.state.best.values["loss"]  # type: ignore[union-attr]
 
 
 @pytest.fixture
 def run_on_pets(tmp_path: Path) -> Path:
     """A run on two folders of images: 20 cats and 12 dogs, a quarter of them for validation."""
     write_classes(tmp_path / "pets", cat=20, dog=12)
-    place = ("data.name=folder", f"data.root={tmp_path / 'pets'}", "data.val_fraction=0.25", "data.classes=2")
-    trained(tmp_path / "run", *place)
+    data_settings = (
+        "data.name=folder",
+        f"data.root={tmp_path / 'pets'}",
+        "data.val_fraction=0.25",
+        "data.classes=2",
+    )
+    trained(tmp_path / "run", *data_settings)
     return tmp_path
 
 
@@ -335,8 +340,8 @@ def test_images_of_as_many_other_classes_are_refused(run_on_pets: Path) -> None:
 
 
 def told_of(captured: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], list[str]]:
-    said = captured.readouterr()
-    return json.loads(said.out), [line for line in said.err.splitlines() if line.startswith("WARNING: ")]
+    printed = captured.readouterr()
+    return json.loads(printed.out), [line for line in printed.err.splitlines() if line.startswith("WARNING: ")]
 
 
 def test_a_split_that_holds_trained_images_is_warned_of_in_a_line(
@@ -345,18 +350,18 @@ def test_a_split_that_holds_trained_images_is_warned_of_in_a_line(
     write_classes(run_on_pets / "pets", cat=24, dog=16)
     capsys.readouterr()
     assert measure_checkpoint(run_on_pets / "run") == 0
-    found, (warned,) = told_of(capsys)
+    output, (warned,) = told_of(capsys)
     assert "images that the model was trained on are among these 10" in warned
-    assert [f"WARNING: {note}" for note in found["notes"]] == [warned]
+    assert [f"WARNING: {note}" for note in output["notes"]] == [warned]
 
 
 def test_every_image_of_a_test_set_is_measured_once(run_on_pets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_classes(run_on_pets / "test", cat=7, dog=6)
     capsys.readouterr()
     assert measure_checkpoint(run_on_pets / "run", f"data.root={pets / 'test'}", "eval.batch_size=5", split="all") == 0
-    found, warned = told_of(capsys)
-    assert (found["samples"], [sum(row) for row in found["confusion"]]) == (13, [7, 6])
-    assert (found["measured"], found["all"], warned) == (f"all 13 images of {pets / 'test'}", True, [])
+    output, warned = told_of(capsys)
+    assert (output["samples"], [sum(row) for row in output["confusion"]]) == (13, [7, 6])
+    assert (output["measured"], output["all"], warned) == (f"all 13 images of {pets / 'test'}", True, [])
 
 
 def test_all_of_the_trainings_own_images_agree_with_both_sides(
@@ -364,8 +369,8 @@ def test_all_of_the_trainings_own_images_agree_with_both_sides(
 ) -> None:
     capsys.readouterr()
     assert measure_checkpoint(run_on_pets / "run", split="all") == 0
-    found, (warned,) = told_of(capsys)
-    assert found["samples"] == 32
+    output, (warned,) = told_of(capsys)
+    assert output["samples"] == 32
     assert "24 of these 32 images were trained on" in warned
 
 
@@ -377,9 +382,9 @@ def test_a_test_set_that_lacks_a_class_is_measured_by_the_names_it_has(
     trained(tmp_path / "run", "data.name=folder", f"data.root={tmp_path / 'pets'}", "data.classes=3")
     capsys.readouterr()
     assert measure_checkpoint(tmp_path / "run", f"data.root={tmp_path / 'test'}", split="all") == 0
-    found, (warned,) = told_of(capsys)
-    assert [sum(row) for row in found["confusion"]] == [4, 0, 3]
-    assert (found["classes"], found["recall"][1]) == (["cat", "dog", "owl"], None)
+    output, (warned,) = told_of(capsys)
+    assert [sum(row) for row in output["confusion"]] == [4, 0, 3]
+    assert (output["classes"], output["recall"][1]) == (["cat", "dog", "owl"], None)
     assert "2 of the training's 3 classes are measured: there is no image of dog in" in warned
 
 
@@ -429,9 +434,9 @@ def test_ranks_run_the_users_own_network_once_he_names_it(
 
 @pytest.mark.slow
 def test_several_ranks_measure_every_image_and_say_so(run: Run) -> None:
-    one, two = (numbers(run, "--all", "--procs-per-node", ranks) for ranks in ("1", "2"))
-    assert (one["samples"], one["measured"]) == (960, "all 960 images of synthetic")
-    assert {name: one[name] for name in COUNTED} == {name: two[name] for name in COUNTED}
+    first, two = (numbers(run, "--all", "--procs-per-node", ranks) for ranks in ("1", "2"))
+    assert (first["samples"], first["measured"]) == (960, "all 960 images of synthetic")
+    assert {name: first[name] for name in COUNTED} == {name: two[name] for name in COUNTED}
 
 
 @pytest.mark.slow
@@ -441,9 +446,9 @@ def test_torchrun_starts_the_ranks_as_well(run: Run) -> None:
         line = (*launcher, "eval", str(run.folder), "--device", "cpu", "--json")
         ended = python(*line, environ={"TMPDIR": temporary})
     assert ended.returncode == 0, ended.stderr
-    found, before = json.loads(ended.stdout), last(run)
-    assert found["world_size"] == 2
-    assert {name: found[name] for name in COUNTED} == {name: before[name] for name in COUNTED}
+    output, before = json.loads(ended.stdout), last(run)
+    assert output["world_size"] == 2
+    assert {name: output[name] for name in COUNTED} == {name: before[name] for name in COUNTED}
 
 
 def files(*labels: int, dtype: torch.dtype = torch.int64) -> ImageFileSource:
@@ -460,10 +465,10 @@ def sets(*classes: str, dtype: torch.dtype = torch.int64) -> DataSplits:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8], ids=str)
 def test_images_of_some_classes_get_the_numbers_of_the_training(dtype: torch.dtype) -> None:
     """In whatever width a source keeps its labels: shards have 16 bits."""
-    found = evaluate.map_to_training_classes(sets("dog", "yak", dtype=dtype), PETS)
-    assert found.classes == PETS
-    assert found.training.labels.tolist() == [1, 3, 3]
-    assert found.validation.labels.tolist() == [3, 1]
+    result = evaluate.map_to_training_classes(sets("dog", "yak", dtype=dtype), PETS)
+    assert result.classes == PETS
+    assert result.training.labels.tolist() == [1, 3, 3]
+    assert result.validation.labels.tolist() == [3, 1]
 
 
 def test_an_empty_side_stays_empty() -> None:
@@ -495,17 +500,17 @@ def pets(tmp_path: Path) -> DataSplits:
 
 def test_every_sample_of_both_sides_is_there_once_with_its_label() -> None:
     sets = drawn()
-    found = splits.with_all_as_validation(sets).validation
-    assert found.labels.tolist() == [*sets.training.labels.tolist(), *sets.validation.labels.tolist()]
-    assert torch.equal(found.read(np.arange(30)), sets.training.read(np.arange(30)))
-    assert torch.equal(found.read(np.arange(30, 40)), sets.validation.read(np.arange(10)))
+    joined = splits.with_all_as_validation(sets).validation
+    assert joined.labels.tolist() == [*sets.training.labels.tolist(), *sets.validation.labels.tolist()]
+    assert torch.equal(joined.read(np.arange(30)), sets.training.read(np.arange(30)))
+    assert torch.equal(joined.read(np.arange(30, 40)), sets.validation.read(np.arange(10)))
 
 
 def test_samples_of_both_sides_come_in_the_order_that_was_asked_for() -> None:
     sets = drawn()
-    found = splits.with_all_as_validation(sets).validation.read(np.array([31, 2, 30, 29]))
-    mine, theirs = sets.training.read(np.array([2, 29])), sets.validation.read(np.array([1, 0]))
-    assert torch.equal(found, torch.stack([theirs[0], mine[0], theirs[1], mine[1]]))
+    joined = splits.with_all_as_validation(sets).validation.read(np.array([31, 2, 30, 29]))
+    own, others = sets.training.read(np.array([2, 29])), sets.validation.read(np.array([1, 0]))
+    assert torch.equal(joined, torch.stack([others[0], own[0], others[1], own[1]]))
 
 
 def test_without_a_validation_split_the_training_split_is_all() -> None:
@@ -514,20 +519,20 @@ def test_without_a_validation_split_the_training_split_is_all() -> None:
 
 
 def test_image_files_stay_image_files(pets: DataSplits) -> None:
-    found = splits.with_all_as_validation(pets).validation
-    assert isinstance(found, ImageFileSource)
-    assert len(set(found.paths)) == len(found.labels) == 12
+    joined = splits.with_all_as_validation(pets).validation
+    assert isinstance(joined, ImageFileSource)
+    assert len(set(joined.paths)) == len(joined.labels) == 12
     assert all(
-        Path(path).parent.name == pets.classes[label] for path, label in zip(found.paths, found.labels, strict=True)
+        Path(path).parent.name == pets.classes[label] for path, label in zip(joined.paths, joined.labels, strict=True)
     )
 
 
 def test_a_file_that_cannot_be_read_has_one_number(pets: DataSplits) -> None:
-    found = splits.with_all_as_validation(pets).validation
-    assert isinstance(found, ImageFileSource)
-    Path(str(found.paths[11])).write_text("no image")
+    joined = splits.with_all_as_validation(pets).validation
+    assert isinstance(joined, ImageFileSource)
+    Path(str(joined.paths[11])).write_text("no image")
     with pytest.raises(Failure, match="image 11 cannot be read"):
-        found.read(np.array([11]))
+        joined.read(np.array([11]))
 
 
 def test_what_else_there_is_to_know_of_the_data_stays() -> None:
@@ -657,8 +662,8 @@ def test_the_rows_are_the_images_that_were_measured(
     write_classes(tmp_path / "data" / "val", cat=5, dog=4)
     broken = tmp_path / "data" / "val" / "cat" / "002.png"
     broken.write_bytes(b"no image")
-    place = ("data.name=folder", f"data.root={tmp_path / 'data'}", "data.max_bad_images=1")
-    trained(tmp_path / "run", *place, "eval.batch_size=4", f"data.loader={loader}", "data.workers=0")
+    data_settings = ("data.name=folder", f"data.root={tmp_path / 'data'}", "data.max_bad_images=1")
+    trained(tmp_path / "run", *data_settings, "eval.batch_size=4", f"data.loader={loader}", "data.workers=0")
     capsys.readouterr()
     rows = evaluated(tmp_path / "run", tmp_path / "out.csv")
     result = json.loads(capsys.readouterr().out)

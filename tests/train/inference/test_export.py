@@ -43,19 +43,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def to(run: Path, folder: Path) -> None:
-    found = checkpoints.choose_checkpoint(str(run))
-    config, _ = checkpoints.load_config(found, None, ())
-    export.export_model(config, found, folder)
+    checkpoint = checkpoints.choose_checkpoint(str(run))
+    config, _ = checkpoints.load_config(checkpoint, None, ())
+    export.export_model(config, checkpoint, folder)
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_a_new_or_empty_folder_gets_four_files_and_nothing_else_is_left(run: Path, tmp_path: Path, there: bool) -> None:
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_new_or_empty_folder_gets_four_files_and_nothing_else_is_left(
+    run: Path, tmp_path: Path, exists: bool
+) -> None:
     folder = tmp_path / "above" / "model"
-    if there:
+    if exists:
         folder.mkdir(parents=True)
     to(run, folder)
     assert names(folder) == ["README.md", "model.json", "model.py", "model.safetensors"]
@@ -72,8 +74,8 @@ def test_the_weights_are_the_checkpoints_in_the_order_in_which_they_are_written_
 
 def test_the_description_tells_what_the_network_takes_and_how_it_was_trained(run: Path, tmp_path: Path) -> None:
     to(run, tmp_path / "model")
-    told = json.loads((tmp_path / "model" / export.DESCRIPTION_FILE).read_text())
-    assert told["input"] == {
+    recorded = json.loads((tmp_path / "model" / export.DESCRIPTION_FILE).read_text())
+    assert recorded["input"] == {
         "channels": 3,
         "size": [8, 8],
         "numbers": "uint8",
@@ -92,10 +94,14 @@ def test_the_description_tells_what_the_network_takes_and_how_it_was_trained(run
             "decode": "auto",
         },
     }
-    assert told["output"] == {"name": "logits", "dtype": "float32", "shape": ["batch", 2]}
-    assert told["files"] == {}
-    assert (told["name"], told["args"], told["classes"]) == ("small_cnn", {"width": 4}, ["outline-0", "outline-1"])
-    assert told["config"]["train"]["global_batch_size"] == 16
+    assert recorded["output"] == {"name": "logits", "dtype": "float32", "shape": ["batch", 2]}
+    assert recorded["files"] == {}
+    assert (recorded["name"], recorded["args"], recorded["classes"]) == (
+        "small_cnn",
+        {"width": 4},
+        ["outline-0", "outline-1"],
+    )
+    assert recorded["config"]["train"]["global_batch_size"] == 16
 
 
 def a_file(folder: Path) -> None: folder.write_text("mine")  # fmt: skip
@@ -117,10 +123,10 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path, make: object) -> None
     assert os.stat(tmp_path / "model", follow_symlinks=False).st_mtime_ns == before
 
 
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_a_disk_that_fills_leaves_nothing(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, there: bool
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, exists: bool
 ) -> None:
     real, calls = file_writer.open_new_file, list[Path]()
 
@@ -132,11 +138,11 @@ def test_a_disk_that_fills_leaves_nothing(
 
     monkeypatch.setattr(file_writer, "open_new_file", create)
     folder = tmp_path / "place" / "model"
-    (folder if there else folder.parent).mkdir(parents=True)
+    (folder if exists else folder.parent).mkdir(parents=True)
     with pytest.raises(Failure) as caught:
         to(run, folder)
     assert (caught.value.code, "--output" in caught.value.fix, len(calls)) == (74, True, number)
-    assert (names(folder.parent), there and names(folder)) == (["model"] if there else [], [] if there else False)
+    assert (names(folder.parent), exists and names(folder)) == (["model"] if exists else [], [] if exists else False)
 
 
 def test_what_somebody_else_put_there_meanwhile_stays(
@@ -170,13 +176,13 @@ front.run_command(["export", sys.argv[1], "--output", sys.argv[2]], os.environ)
 """
 
 
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("number", [1, 3])
 def test_what_a_killed_export_left_is_removed_by_the_next_one(
-    run: Path, tmp_path: Path, number: int, there: bool
+    run: Path, tmp_path: Path, number: int, exists: bool
 ) -> None:
     folder = tmp_path / "above" / "model"
-    (folder if there else folder.parent).mkdir(parents=True)
+    (folder if exists else folder.parent).mkdir(parents=True)
     assert python("-c", KILLED, str(run), str(folder), str(number)).returncode == -9
     assert names(folder.parent) != ["model"] or names(folder) != []
     to(run, folder)
@@ -210,32 +216,32 @@ def test_a_folder_name_as_long_as_the_system_allows_is_exported(run: Path, tmp_p
 
 def handed_on(folder: Path, *settings: str) -> Path:
     trained(folder / "run", *settings)
-    found = checkpoints.choose_checkpoint(str(folder / "run"))
-    config, _ = checkpoints.load_config(found, None, ())
-    export.export_model(config, found, folder / "model")
+    checkpoint = checkpoints.choose_checkpoint(str(folder / "run"))
+    config, _ = checkpoints.load_config(checkpoint, None, ())
+    export.export_model(config, checkpoint, folder / "model")
     return folder / "model"
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return handed_on(tmp_path_factory.mktemp("whole"), *LEARNS)
 
 
 @pytest.fixture
-def model(whole: Path, tmp_path: Path) -> Path:
+def model(undamaged: Path, tmp_path: Path) -> Path:
     """One that a test may damage."""
-    return Path(shutil.copytree(whole, tmp_path / "model"))
+    return Path(shutil.copytree(undamaged, tmp_path / "model"))
 
 
-def test_it_is_right_as_often_as_the_training_measured(whole: Path) -> None:
-    loaded = export.load_exported(whole)
-    step = json.loads((whole / export.DESCRIPTION_FILE).read_text())["checkpoint"]["step"]
-    found = checkpoints.choose_checkpoint(str(whole.parent / "run" / "checkpoints" / f"step-{step:08d}"))
-    config, _ = checkpoints.load_config(found, None, ())
+def test_it_is_right_as_often_as_the_training_measured(undamaged: Path) -> None:
+    loaded = export.load_exported(undamaged)
+    step = json.loads((undamaged / export.DESCRIPTION_FILE).read_text())["checkpoint"]["step"]
+    checkpoint = checkpoints.choose_checkpoint(str(undamaged.parent / "run" / "checkpoints" / f"step-{step:08d}"))
+    config, _ = checkpoints.load_config(checkpoint, None, ())
     validation = registry.open_splits(config.data).validation
     images = augment.normalize(validation.read(np.arange(len(validation.labels))))
     right = (loaded.network(images).argmax(1) == validation.labels).float().mean()
-    state = json.loads((found.path / "state.json").read_text())["state"]
+    state = json.loads((checkpoint.path / "state.json").read_text())["state"]
     assert float(right) == pytest.approx(EvaluationResult.from_json(state["result"]).values["accuracy"])
 
 
@@ -247,14 +253,14 @@ def test_of_a_run_with_flips_the_card_has_the_score_of_the_network_in_the_folder
     model = handed_on(tmp_path, *settings, "data.samples=400", "data.augment=none", "eval.flip=true")
     loaded = export.load_exported(model)
     step = json.loads((model / export.DESCRIPTION_FILE).read_text())["checkpoint"]["step"]
-    found = checkpoints.choose_checkpoint(str(tmp_path / "run" / "checkpoints" / f"step-{step:08d}"))
-    validation = registry.open_splits(checkpoints.load_config(found, None, ())[0].data).validation
+    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run" / "checkpoints" / f"step-{step:08d}"))
+    validation = registry.open_splits(checkpoints.load_config(checkpoint, None, ())[0].data).validation
     outputs = loaded.network(augment.normalize(validation.read(np.arange(len(validation.labels)))))
     result, _ = evaluate_model(Classification(classes=tuple(loaded.classes)), outputs, validation.labels)
     card = (model / export.CARD_FILE).read_text()
     for label, value in metric_rows(result, loaded.classes).items():
         assert f"| {label} | {value.replace('|', '')} |" in card or label == "weak classes"
-    state = json.loads((found.path / "state.json").read_text())["state"]
+    state = json.loads((checkpoint.path / "state.json").read_text())["state"]
     with_flips = EvaluationResult.from_json(state["result"])
     assert with_flips != result
     (flipped, *_) = metric_rows(with_flips, loaded.classes).values()
@@ -298,8 +304,8 @@ def test_the_precision_in_which_a_score_was_measured_is_beside_it(tmp_path: Path
     assert "| measured in | bf16; the files compute in fp32 |" in (model / export.CARD_FILE).read_text()
 
 
-def test_a_loaded_network_only_answers(whole: Path) -> None:
-    network = export.load_exported(whole).network
+def test_a_loaded_network_only_answers(undamaged: Path) -> None:
+    network = export.load_exported(undamaged).network
     assert not any(module.training for module in network.modules())
     assert not any(parameter.requires_grad for parameter in network.parameters())
 
@@ -313,10 +319,10 @@ def test_image_files_for_a_network_that_learned_from_arrays_are_warned_of(tmp_pa
         assert loaded.read([write_image(tmp_path / "a.png")]).shape == (1, 3, 8, 8)
 
 
-def test_loading_leaves_the_callers_random_numbers_alone(whole: Path) -> None:
+def test_loading_leaves_the_callers_random_numbers_alone(undamaged: Path) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    export.load_exported(whole)
+    export.load_exported(undamaged)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -340,9 +346,9 @@ def test_what_a_network_drew_from_the_runs_seed_is_drawn_again(tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     trainer = trained(tmp_path / "run", "model.name=drawing:Drawn", "run.seed=7", "train.max_steps=1")
-    found = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
     export.export_model(
-        checkpoints.load_config(found, None, ["model.name=drawing:Drawn"])[0], found, tmp_path / "model"
+        checkpoints.load_config(checkpoint, None, ["model.name=drawing:Drawn"])[0], checkpoint, tmp_path / "model"
     )
     images, network = torch.randn(2, 3, 8, 8), trainer.state.network.eval()
     loaded = export.load_exported(tmp_path / "model", factory=sys.modules["drawing"].Drawn)
@@ -367,12 +373,12 @@ def test_the_type_of_the_output_is_the_networks(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     trained(tmp_path / "run", "model.name=doubling:Double", "train.max_steps=1")
-    found = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    config = checkpoints.load_config(found, None, ["model.name=doubling:Double"])[0]
-    export.export_model(config, found, tmp_path / "model", ["onnx"])
+    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    config = checkpoints.load_config(checkpoint, None, ["model.name=doubling:Double"])[0]
+    export.export_model(config, checkpoint, tmp_path / "model", ["onnx"])
     session = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx")
-    told = json.loads((tmp_path / "model" / export.DESCRIPTION_FILE).read_text())["output"]
-    assert (session.get_outputs()[0].type, told["dtype"]) == ("tensor(double)", "float64")
+    recorded = json.loads((tmp_path / "model" / export.DESCRIPTION_FILE).read_text())["output"]
+    assert (session.get_outputs()[0].type, recorded["dtype"]) == ("tensor(double)", "float64")
     assert json.loads(session.get_modelmeta().custom_metadata_map["output"])["dtype"] == "float64"
 
 
@@ -390,8 +396,8 @@ def test_an_export_of_a_version_without_preprocessing_gets_the_default(model: Pa
 
 
 def described(model: Path, **changes: object) -> None:
-    told = json.loads((model / export.DESCRIPTION_FILE).read_text())
-    (model / export.DESCRIPTION_FILE).write_text(json.dumps(told | changes))
+    recorded = json.loads((model / export.DESCRIPTION_FILE).read_text())
+    (model / export.DESCRIPTION_FILE).write_text(json.dumps(recorded | changes))
 
 
 BAD: dict[str, tuple[Callable[[Path], object], int]] = {

@@ -62,7 +62,7 @@ def rows(about: ModelFacts) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "text"),
     [
         ("network", "small\\_cnn"),
         ("takes", "8 x 8 x 3, bytes 0 to 255, given as (byte - 127.5) / 63.75"),
@@ -84,15 +84,15 @@ def rows(about: ModelFacts) -> dict[str, str]:
         ("git", "0123abc"),
     ],
 )
-def test_the_card_tells(name: str, said: str) -> None:
-    assert rows(ABOUT)[name] == said
+def test_the_card_tells(name: str, text: str) -> None:
+    assert rows(ABOUT)[name] == text
 
 
-@pytest.mark.parametrize(("scaling", "said"), [("none", "0.1"), ("linear", "0.8"), ("sqrt", "0.282843")])
-def test_the_learning_rate_is_the_highest_that_it_was_trained_with(scaling: Any, said: str) -> None:
+@pytest.mark.parametrize(("scaling", "text"), [("none", "0.1"), ("linear", "0.8"), ("sqrt", "0.282843")])
+def test_the_learning_rate_is_the_highest_that_it_was_trained_with(scaling: Any, text: str) -> None:
     optim = OptimConfig(name="sgd", lr=0.1, lr_scaling=scaling, base_batch_size=256)
     scaled = replace(ABOUT.config, optim=optim, train=TrainConfig(global_batch_size=2048))
-    assert rows(replace(ABOUT, config=scaled))["optimizer"] == f"sgd, learning rate {said}, {optim.schedule}"
+    assert rows(replace(ABOUT, config=scaled))["optimizer"] == f"sgd, learning rate {text}, {optim.schedule}"
 
 
 def head(about: ModelFacts) -> ModelCardData:
@@ -312,8 +312,8 @@ def test_the_lines_read_a_photo_as_the_evaluation_does(
     read = read_by_the_card(spec)
     for photo in photos:
         ours = inputs.read_image(photo, spec.shape, spec.preprocessing)
-        theirs = np.asarray(read(photo)).reshape(ours.shape)
-        assert np.array_equal(theirs, ours), f"{photo.name}: {np.abs(theirs.astype(int) - ours).max()} of 255"
+        others = np.asarray(read(photo)).reshape(ours.shape)
+        assert np.array_equal(others, ours), f"{photo.name}: {np.abs(others.astype(int) - ours).max()} of 255"
 
 
 def test_images_that_were_no_files_are_decoded_at_full_size(photos: list[Path]) -> None:
@@ -334,9 +334,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def about(run: Path, step: int) -> ModelFacts:
-    found = checkpoints.choose_checkpoint(str(run / "checkpoints" / f"step-{step:08d}"))
-    config, _ = checkpoints.load_config(found, None, ())
-    return model_card.collect_model_facts(config, found)
+    checkpoint = checkpoints.choose_checkpoint(str(run / "checkpoints" / f"step-{step:08d}"))
+    config, _ = checkpoints.load_config(checkpoint, None, ())
+    return model_card.collect_model_facts(config, checkpoint)
 
 
 def test_scores_are_those_of_the_weights_themselves(run: Path) -> None:
@@ -345,17 +345,17 @@ def test_scores_are_those_of_the_weights_themselves(run: Path) -> None:
 
 
 def test_the_tensors_are_those_that_an_evaluation_measures(run: Path) -> None:
-    found, measured = (
+    facts, measured = (
         about(run, 8),
         evaluate.load_weights(checkpoints.choose_checkpoint(str(run / "checkpoints" / "step-00000008"))),
     )
-    assert found.tensors.keys() == measured.tensors.keys()
-    assert all(torch.equal(tensor, measured.tensors[name]) for name, tensor in found.tensors.items())
+    assert facts.tensors.keys() == measured.tensors.keys()
+    assert all(torch.equal(tensor, measured.tensors[name]) for name, tensor in facts.tensors.items())
 
 
 def test_the_runs_record_is_read_where_the_checkpoint_lies_in_its_run(run: Path, tmp_path: Path) -> None:
     assert model_card.submapping(about(run, 8).recorded, "training") == {"precision": "fp32"}
     assert model_card.submapping(about(run, 8).recorded, "versions") == {}  # not what it should be
     alone = shutil.copytree(run / "checkpoints" / "step-00000008", tmp_path / "elsewhere" / "step-00000008")
-    config, _ = checkpoints.load_config(found := checkpoints.choose_checkpoint(str(alone)), None, ())
-    assert model_card.collect_model_facts(config, found).recorded == {}
+    config, _ = checkpoints.load_config(checkpoint := checkpoints.choose_checkpoint(str(alone)), None, ())
+    assert model_card.collect_model_facts(config, checkpoint).recorded == {}

@@ -103,8 +103,8 @@ def test_after_going_back_the_time_is_unknown_again() -> None:
 def test_an_epoch_has_one_line_with_what_was_measured() -> None:
     progress, out, _ = shown()
     end_epoch(progress, metrics_text="accuracy 95.12%, loss 0.123")
-    said = "accuracy 95.12%, loss 0.123, train loss 0.346, 3 min 20 s, 1,234 images/s"
-    assert out.getvalue() == f"epoch 1/2: {said}\n"
+    line = "accuracy 95.12%, loss 0.123, train loss 0.346, 3 min 20 s, 1,234 images/s"
+    assert out.getvalue() == f"epoch 1/2: {line}\n"
 
 
 def test_an_epoch_without_an_evaluation_has_a_line_too() -> None:
@@ -113,12 +113,12 @@ def test_an_epoch_without_an_evaluation_has_a_line_too() -> None:
     assert out.getvalue() == "epoch 1/2: train loss 0.346, 3 min 20 s, 1,234 images/s\n"
 
 
-@pytest.mark.parametrize(("columns", "told"), [(80, True), (50, False)])
-def test_a_narrow_terminal_has_the_speed_beside_its_bar_only(columns: int, told: bool) -> None:
+@pytest.mark.parametrize(("columns", "is_told"), [(80, True), (50, False)])
+def test_a_narrow_terminal_has_the_speed_beside_its_bar_only(columns: int, is_told: bool) -> None:
     progress, out, _ = shown(terminal=True, columns=columns)
     end_epoch(progress, metrics_text=None)
     line = next(line for line in out.getvalue().replace("\r", "\n").splitlines() if line.startswith("epoch"))
-    assert line.endswith("3 min 20 s, 1,234 images/s" if told else "3 min 20 s")
+    assert line.endswith("3 min 20 s, 1,234 images/s" if is_told else "3 min 20 s")
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100])

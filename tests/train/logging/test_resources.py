@@ -41,7 +41,9 @@ def test_the_sum_of_what_ranks_send_tells_what_each_has_sent(gpus: int) -> None:
     sent = [
         rank(number, *[gpu(index=float(at)) for at in range(gpus)], cpu_seconds=1.0 * number) for number in range(3)
     ]
-    columns: Sequence[list[float]] = [resources.place_among_ranks(row(one), rank=one.number, ranks=3) for one in sent]
+    columns: Sequence[list[float]] = [
+        resources.place_among_ranks(row(usage), rank=usage.number, ranks=3) for usage in sent
+    ]
     everyone = [sum(numbers) for numbers in zip(*columns, strict=True)]
     assert len(everyone) == 3 * resources.values_per_rank(gpus)
     assert str(resources.split_by_rank(everyone, hosts=["node00", "node01", "node02"], gpus=gpus)) == str(tuple(sent))
@@ -49,7 +51,7 @@ def test_the_sum_of_what_ranks_send_tells_what_each_has_sent(gpus: int) -> None:
 
 def test_what_one_rank_does_not_know_spoils_no_other() -> None:
     sent = [rank(0, gpu(), memory_bytes=math.nan), rank(1, gpu())]
-    columns = [resources.place_among_ranks(row(one), rank=one.number, ranks=2) for one in sent]
+    columns = [resources.place_among_ranks(row(usage), rank=usage.number, ranks=2) for usage in sent]
     first, second = resources.split_by_rank(
         [sum(pair) for pair in zip(*columns, strict=True)], hosts=["a", "b"], gpus=1
     )
@@ -196,10 +198,10 @@ def test_the_end_tells_what_it_came_to(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_run_of_few_looks_has_no_energy_by_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Measured(monkeypatch)
     used = UsageRecorder(measured, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0)
-    for seconds, told in ((99.0, False), (100.0, True)):  # by the looks, not by how often many ranks are told of
+    for seconds, is_told in ((99.0, False), (100.0, True)):  # by the looks, not by how often many ranks are told of
         measured.says(seconds)
         used.receive([*used.values_to_sum()[: resources.values_per_rank(1)]] * 64)
-        assert ("Wh per 1,000 images" in used.summary_rows(1000)["energy"]) is told
+        assert ("Wh per 1,000 images" in used.summary_rows(1000)["energy"]) is is_told
 
 
 def test_a_start_that_trains_on_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,8 +296,8 @@ def test_a_rank_tells_of_the_gpus_that_it_computes_on(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     with built(tmp_path) as trainer:
         assert compute_devices(trainer.runtime) == ()
-        found = compute_devices(replace(trainer.runtime, device=DEVICE, parallel=parallel))
-    assert [device.index for device in found] == list(range(number))
+        devices = compute_devices(replace(trainer.runtime, device=DEVICE, parallel=parallel))
+    assert [device.index for device in devices] == list(range(number))
 
 
 @pytest.mark.slow
@@ -334,25 +336,25 @@ def test_a_training_that_is_not_measured_says_nothing_of_it(tmp_path: Path) -> N
 
 
 def test_on_a_cpu_cores_and_the_largest_rank_are_told() -> None:
-    told = usage_rows([rank(0), rank(1, memory_peak_bytes=3.0 * GIB)], images=1000)
-    assert told == {
+    usage = usage_rows([rank(0), rank(1, memory_peak_bytes=3.0 * GIB)], images=1000)
+    assert usage == {
         "CPU use": "1.5 cores per rank on average",
         "memory": "up to 3.0 GiB per rank (rank 1 on node01)",
     }
 
 
 def test_use_memory_and_energy_of_gpus_are_told() -> None:
-    told = usage_rows(
+    usage = usage_rows(
         [rank(0, gpu()), rank(1, gpu(index=2.0, busy=1000.0, memory_peak_bytes=61.5 * GIB))], images=10_000
     )
-    assert told["GPU use"] == "75 % of the time on average, lowest 50 % (node00/0)"
-    assert told["GPU memory"] == "up to 61.5 GiB of 80.0 GiB (node01/2)"
-    assert told["energy"] == "1.667 Wh of the GPUs, 0.167 Wh per 1,000 images"
+    assert usage["GPU use"] == "75 % of the time on average, lowest 50 % (node00/0)"
+    assert usage["GPU memory"] == "up to 61.5 GiB of 80.0 GiB (node01/2)"
+    assert usage["energy"] == "1.667 Wh of the GPUs, 0.167 Wh per 1,000 images"
 
 
 def test_what_torch_has_taken_is_told_beside_what_the_gpu_has_given() -> None:
-    one = rank(0, gpu(), torch_allocated_bytes=1.5 * GIB, torch_reserved_bytes=2.0 * GIB)
-    assert usage_rows([one], images=1)["GPU memory"].endswith("(node00/0); torch's tensors up to 1.5 GiB")
+    first = rank(0, gpu(), torch_allocated_bytes=1.5 * GIB, torch_reserved_bytes=2.0 * GIB)
+    assert usage_rows([first], images=1)["GPU memory"].endswith("(node00/0); torch's tensors up to 1.5 GiB")
 
 
 def test_a_gpu_that_has_no_power_to_tell_leaves_the_energy_out() -> None:
@@ -364,7 +366,7 @@ def test_without_any_image_energy_is_told_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wh", "told"),
+    ("wh", "text"),
     [
         (0.83333, "0.8333 Wh"),
         (999.96, "1,000 Wh"),
@@ -374,51 +376,51 @@ def test_without_any_image_energy_is_told_alone() -> None:
         (98_765_000.0, "98,760 kWh"),
     ],
 )
-def test_energy_is_written_without_an_exponent(wh: float, told: str) -> None:
-    assert usage_rows([rank(0, gpu(energy_j=3600 * wh))], images=0)["energy"] == f"{told} of the GPUs"
+def test_energy_is_written_without_an_exponent(wh: float, text: str) -> None:
+    assert usage_rows([rank(0, gpu(energy_j=3600 * wh))], images=0)["energy"] == f"{text} of the GPUs"
 
 
-@pytest.mark.parametrize(("wh", "told"), [(0.11849, "0.118"), (999.7, "1,000"), (12_345.0, "12,300")])
-def test_energy_by_image_is_written_without_an_exponent(wh: float, told: str) -> None:
-    said = usage_rows([rank(0, gpu(energy_j=3600 * wh))], images=1000)["energy"]
-    assert said.endswith(f", {told} Wh per 1,000 images")
+@pytest.mark.parametrize(("wh", "text"), [(0.11849, "0.118"), (999.7, "1,000"), (12_345.0, "12,300")])
+def test_energy_by_image_is_written_without_an_exponent(wh: float, text: str) -> None:
+    usage = usage_rows([rank(0, gpu(energy_j=3600 * wh))], images=1000)["energy"]
+    assert usage.endswith(f", {text} Wh per 1,000 images")
 
 
 def test_energy_by_image_is_left_out_where_a_look_that_is_missing_would_count_for_much() -> None:
     short, long = [rank(0, gpu(), seconds=99.0)], [rank(0, gpu(), seconds=100.0)]
     assert "wh_per_1000_images" not in usage_totals(short, 1000, 5.0)
     assert usage_totals(long, 1000, 5.0)["wh_per_1000_images"] == 0.8333
-    told = usage_rows(short, 1000, 5.0)["energy"]
-    assert told == "0.8333 Wh of the GPUs (per image: only from 100 s of training on)"
+    usage = usage_rows(short, 1000, 5.0)["energy"]
+    assert usage == "0.8333 Wh of the GPUs (per image: only from 100 s of training on)"
 
 
 @pytest.mark.parametrize("key", resources.THROTTLE_FIXES)
 def test_a_clock_that_was_low_for_long_is_named_with_its_gpu_and_what_to_do(key: str) -> None:
-    told = usage_rows([rank(0, gpu(**{key: 0.4})), rank(1, gpu(**{key: 1.2}))], images=1)["throttled"]
-    assert told.startswith("node01/0: ")
-    assert "12 % of the time. fix: " in told
+    usage = usage_rows([rank(0, gpu(**{key: 0.4})), rank(1, gpu(**{key: 1.2}))], images=1)["throttled"]
+    assert usage.startswith("node01/0: ")
+    assert "12 % of the time. fix: " in usage
 
 
 def test_a_clock_that_was_low_for_a_moment_is_not_worth_a_word() -> None:
-    one = [rank(0, gpu(hot_s=0.4))]
-    assert "throttled" not in usage_rows(one, images=1)
-    assert usage_totals(one, images=1)["throttled"] == {"too hot": 0.04}
+    first = [rank(0, gpu(hot_s=0.4))]
+    assert "throttled" not in usage_rows(first, images=1)
+    assert usage_totals(first, images=1)["throttled"] == {"too hot": 0.04}
 
 
 def test_each_reason_has_a_line_of_its_own() -> None:
-    told = usage_rows([rank(0, gpu(hot_s=2.0, cap_s=3.0))], images=1)["throttled"]
-    assert [line.strip().split(" ")[0] for line in told.splitlines()] == ["node00/0:", "node00/0:"]
+    usage = usage_rows([rank(0, gpu(hot_s=2.0, cap_s=3.0))], images=1)["throttled"]
+    assert [line.strip().split(" ")[0] for line in usage.splitlines()] == ["node00/0:", "node00/0:"]
 
 
 def test_the_record_holds_the_same_as_numbers() -> None:
-    found = usage_totals([rank(0, gpu())], images=1000)
-    assert (found["gpu_utilisation_percent"], found["wh"], found["wh_per_1000_images"]) == (50.0, 0.8333, 0.8333)
-    assert (found["cpu_cores"], found["memory_peak_bytes"], found["seconds"]) == (1.5, 2 * GIB, 10.0)
+    usage = usage_totals([rank(0, gpu())], images=1000)
+    assert (usage["gpu_utilisation_percent"], usage["wh"], usage["wh_per_1000_images"]) == (50.0, 0.8333, 0.8333)
+    assert (usage["cpu_cores"], usage["memory_peak_bytes"], usage["seconds"]) == (1.5, 2 * GIB, 10.0)
 
 
 def test_the_report_draws_what_is_recorded() -> None:
-    ((_, _, told),) = resources.gpu_events([rank(0, gpu())])
-    assert {*GPU_METRICS} == {*told}
+    ((_, _, usage),) = resources.gpu_events([rank(0, gpu())])
+    assert {*GPU_METRICS} == {*usage}
 
 
 def test_where_nothing_was_measured_nothing_is_told() -> None:

@@ -81,12 +81,12 @@ def test_gradients_and_values_are_means_over_micro_batches_and_zero_where_nothin
 
 @pytest.mark.parametrize("settings", [[], ["train.clip_grad_norm=0.05", "optim.name=adamw"]], ids=["sgd", "clipped"])
 def test_the_mode_trains_what_fast_trains_but_for_rounding(tmp_path: Path, settings: list[str]) -> None:
-    found = []
+    results = []
     for mode in ("fast", "bitwise"):
         with built(tmp_path / mode, f"train.reproducible={mode}", *settings, "train.max_steps=2") as trainer:
             trainer.fit()
-            found.append(torch.cat([weight.flatten() for weight in trainer.state.network.state_dict().values()]))
-    assert torch.allclose(*found, atol=1e-5)
+            results.append(torch.cat([weight.flatten() for weight in trainer.state.network.state_dict().values()]))
+    assert torch.allclose(*results, atol=1e-5)
 
 
 def reference(leaves: list[list[Tensor]]) -> list[Tensor]:
@@ -114,8 +114,8 @@ def test_the_order_of_the_tree_matters() -> None:
 def test_every_rank_of_several_holds_the_same_bits(ranks: int, tmp_path: Path) -> None:
     together(tree_ranks.__file__, ranks, tmp_path / "ranks")
     for rank in range(ranks):
-        found = load_file(tmp_path / "ranks" / f"{rank}.safetensors")
-        assert all(torch.equal(found[str(place)], tensor) for place, tensor in enumerate(expected())), rank
+        tensors = load_file(tmp_path / "ranks" / f"{rank}.safetensors")
+        assert all(torch.equal(tensors[str(number)], tensor) for number, tensor in enumerate(expected())), rank
 
 
 def test_a_level_holds_one_sum_only() -> None:

@@ -32,19 +32,19 @@ def two(folder: Path, **changes: Any) -> list[RecordedRun]:
 
 
 def test_runs_that_differ_in_their_ranks_alone_are_alike(tmp_path: Path) -> None:
-    found = compare.find_differences(two(tmp_path, settings=["optim.lr=0.2", "train.epochs=9"]))
-    assert found.alike
-    assert not found.differs
+    differences = compare.find_differences(two(tmp_path, settings=["optim.lr=0.2", "train.epochs=9"]))
+    assert differences.alike
+    assert not differences.differs
 
 
 @pytest.mark.parametrize("work", ["train.ema_decay=0.99", "train.clip_grad_norm=1.0", "optim.args.foreach=true"])
 def test_what_a_step_does_besides_makes_runs_unlike(tmp_path: Path, work: str) -> None:
     runs = two(tmp_path, settings=[work])
     key, _, value = work.removesuffix(".foreach=true").partition("=")
-    found = compare.find_differences(runs)
-    assert list(found.differs) == ["step options"]
-    assert f"{key} {value or 'foreach=true'}" in found.differs["step options"][1]
-    assert "not recorded" not in str(found.differs)  # null is a value
+    differences = compare.find_differences(runs)
+    assert list(differences.differs) == ["step options"]
+    assert f"{key} {value or 'foreach=true'}" in differences.differs["step options"][1]
+    assert "not recorded" not in str(differences.differs)  # null is a value
 
 
 def reading_files(folder: Path, loader: str, *cache: str) -> RecordedRun:
@@ -66,9 +66,9 @@ def test_where_the_decoded_images_lie_is_no_difference(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "changes"), UNLIKE.items(), ids=UNLIKE.keys())
 def test_what_is_computed_otherwise_is_not_alike(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     runs = two(tmp_path, **changes)
-    found = compare.find_differences(runs)
-    assert (list(found.differs), found.alike) == ([name], False)
-    caution = compare.incomparable_caution(runs, found)
+    differences = compare.find_differences(runs)
+    assert (list(differences.differs), differences.alike) == ([name], False)
+    caution = compare.incomparable_caution(runs, differences)
     assert f"did not compute the same ({name})" in caution.text
     assert [line.partition(": ")[0] for line in caution.more] == [name]
 
@@ -91,8 +91,8 @@ def test_a_setting_that_an_older_version_did_not_know_is_at_its_default(tmp_path
 
 
 def test_a_batch_that_grows_with_the_ranks_is_weak_scaling(tmp_path: Path) -> None:
-    found = compare.find_differences(two(tmp_path, settings=["train.global_batch_size=512"]))
-    assert (found.weak, found.alike, list(found.differs)) == (True, True, ["global batch"])
+    differences = compare.find_differences(two(tmp_path, settings=["train.global_batch_size=512"]))
+    assert (differences.weak, differences.alike, list(differences.differs)) == (True, True, ["global batch"])
 
 
 def test_the_tables_list_what_differs_and_nothing_else(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_the_tables_list_what_differs_and_nothing_else(tmp_path: Path) -> None:
 def test_the_commit_the_image_and_the_hosts_are_among_what_may_differ(tmp_path: Path) -> None:
     runs = two(tmp_path)
     other = {"git": "abc", "image": {"digest": "sha256:1"}, "hosts": ["node02"], "launcher": "torchrun"}
-    found = json.loads((tmp_path / "two/run.json").read_text())
-    (tmp_path / "two/run.json").write_text(json.dumps(found | other))
+    recorded = json.loads((tmp_path / "two/run.json").read_text())
+    (tmp_path / "two/run.json").write_text(json.dumps(recorded | other))
     (table,) = compare.difference_tables([runs[0], read.load_run(tmp_path / "two")])
     assert table.rows[1] == ["two", "abc", "node02", "torchrun", "2", "sha256:1"]
 
@@ -113,42 +113,47 @@ def test_equal_counts_of_other_classes_are_other_data(tmp_path: Path) -> None:
     two(tmp_path)
     path = tmp_path / "two/confusion.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"classes": ["lung", "hand", "foot"]}))
-    found = compare.find_differences([read.load_run(tmp_path / name) for name in ("one", "two")])
-    assert (found.alike, found.differs) == (False, {"classes": ["cat, dog, <b>owl</b>", "lung, hand, foot"]})
+    differences = compare.find_differences([read.load_run(tmp_path / name) for name in ("one", "two")])
+    assert (differences.alike, differences.differs) == (
+        False,
+        {"classes": ["cat, dog, <b>owl</b>", "lung, hand, foot"]},
+    )
 
 
 @pytest.mark.parametrize(
-    ("said", "changes"),
+    ("text", "changes"),
     [
         ("micro batch: 64 (one), 32 (two)", {"training": {"micro_batch_size": 32}}),
         ("data.root: data (one), /x (two)", {"settings": ["data.name=folder", "data.root=/x"]}),
     ],
 )
 def test_what_bears_on_the_speed_of_runs_that_are_alike_is_named(
-    tmp_path: Path, said: str, changes: dict[str, Any]
+    tmp_path: Path, text: str, changes: dict[str, Any]
 ) -> None:
     runs = [
         read.load_run(make_run(tmp_path / "one", settings=changes.get("settings", [])[:1])),
         read.load_run(make_run(tmp_path / "two", **changes)),
     ]
-    found = compare.find_differences(runs)
-    assert found.alike
-    assert compare.speed_cautions(runs, found) == [f"Not the same {said}."]
+    differences = compare.find_differences(runs)
+    assert differences.alike
+    assert compare.speed_cautions(runs, differences) == [f"Not the same {text}."]
 
 
 def of_threads(folder: Path, *devices: str) -> list[RecordedRun]:
     """A run for each, on one more rank than the last."""
-    made = [make_run(folder / f"n{at}", ranks=at, training={"device": told}) for at, told in enumerate(devices, 1)]
+    made = [
+        make_run(folder / f"n{at}", ranks=at, training={"device": threads}) for at, threads in enumerate(devices, 1)
+    ]
     return [read.load_run(run) for run in made]
 
 
 def test_threads_that_follow_from_the_number_of_ranks_are_told_and_refuse_nothing(tmp_path: Path) -> None:
     runs = of_threads(tmp_path, "CPU, 2 threads per rank", "CPU, 1 thread per rank")
-    found = compare.find_differences(runs)
-    assert found.alike
-    (told,) = compare.speed_cautions(runs, found)
-    assert told.startswith("Not the same threads per rank: 2 (n1), 1 (n2).")
-    assert "OMP_NUM_THREADS=1" in told
+    differences = compare.find_differences(runs)
+    assert differences.alike
+    (cautions,) = compare.speed_cautions(runs, differences)
+    assert cautions.startswith("Not the same threads per rank: 2 (n1), 1 (n2).")
+    assert "OMP_NUM_THREADS=1" in cautions
 
 
 def test_as_many_threads_per_rank_are_not_mentioned(tmp_path: Path) -> None:
@@ -158,14 +163,14 @@ def test_as_many_threads_per_rank_are_not_mentioned(tmp_path: Path) -> None:
 
 def test_a_cpu_beside_a_gpu_is_another_device_and_its_threads_say_nothing(tmp_path: Path) -> None:
     runs = of_threads(tmp_path, "CPU, 2 threads per rank", "NVIDIA H100")
-    found = compare.find_differences(runs)
-    assert found.differs == {"device": ["CPU", "NVIDIA H100"]}
-    assert compare.speed_cautions(runs, found) == []
+    differences = compare.find_differences(runs)
+    assert differences.differs == {"device": ["CPU", "NVIDIA H100"]}
+    assert compare.speed_cautions(runs, differences) == []
 
 
 def test_one_worker_and_sixteen_are_named(tmp_path: Path) -> None:
     workers = ({"training": {"loader": loader}} for loader in ("1 worker", "16 workers"))
-    runs = [read.load_run(make_run(tmp_path / name, **one)) for name, one in zip("ab", workers, strict=True)]
+    runs = [read.load_run(make_run(tmp_path / name, **worker)) for name, worker in zip("ab", workers, strict=True)]
     assert compare.speed_cautions(runs, compare.find_differences(runs)) == [
         "Not the same input: 1 worker (a), 16 workers (b)."
     ]
@@ -173,10 +178,10 @@ def test_one_worker_and_sixteen_are_named(tmp_path: Path) -> None:
 
 def test_data_of_files_is_told_without_what_only_drawn_data_has(tmp_path: Path) -> None:
     run = read.load_run(make_run(tmp_path / "run", settings=["data.name=folder", "data.samples=10000"]))
-    told = compare.MUST_MATCH["data"](run)
-    assert "image_size" in told
-    assert "samples" not in told
-    assert "imbalance" not in told
+    compared = compare.MUST_MATCH["data"](run)
+    assert "image_size" in compared
+    assert "samples" not in compared
+    assert "imbalance" not in compared
 
 
 def test_a_setting_without_effect_is_no_difference(tmp_path: Path) -> None:
@@ -199,19 +204,19 @@ def test_a_setting_without_effect_beside_one_that_was_set_is_one(tmp_path: Path)
 
 
 def test_step_options_at_their_defaults_are_not_listed(tmp_path: Path) -> None:
-    found = compare.find_differences(two(tmp_path, settings=["train.ema_decay=0.99"]))
-    assert found.differs["step options"] == ["defaults", "train.ema_decay 0.99"]
+    differences = compare.find_differences(two(tmp_path, settings=["train.ema_decay=0.99"]))
+    assert differences.differs["step options"] == ["defaults", "train.ema_decay 0.99"]
 
 
 def test_speed_up_is_against_the_fewest_processes() -> None:
     points = [ScalingMeasurement(processes=4, images_per_s=300.0), ScalingMeasurement(processes=1, images_per_s=100.0)]
-    found = compare.compute_scaling(points)
-    assert [(one.processes, one.speed_up, one.efficiency) for one in found] == [(1, 1.0, 1.0), (4, 3.0, 0.75)]
+    scaling = compare.compute_scaling(points)
+    assert [(point.processes, point.speed_up, point.efficiency) for point in scaling] == [(1, 1.0, 1.0), (4, 3.0, 0.75)]
 
 
 def test_efficiency_counts_from_where_the_series_begins() -> None:
     points = [ScalingMeasurement(processes=4, images_per_s=400.0), ScalingMeasurement(processes=16, images_per_s=800.0)]
-    assert [one.efficiency for one in compare.compute_scaling(points)] == [1.0, 0.5]
+    assert [point.efficiency for point in compare.compute_scaling(points)] == [1.0, 0.5]
 
 
 def test_a_spread_becomes_one_of_speed_up() -> None:
@@ -219,7 +224,10 @@ def test_a_spread_becomes_one_of_speed_up() -> None:
         ScalingMeasurement(processes=1, images_per_s=100.0),
         ScalingMeasurement(processes=4, images_per_s=300.0, low=250, high=350),
     )
-    assert [(one.low, one.high) for one in compare.compute_scaling([base, four])] == [(1.0, 1.0), (2.5, 3.5)]
+    assert [(point.low, point.high) for point in compare.compute_scaling([base, four])] == [
+        (1.0, 1.0),
+        (2.5, 3.5),
+    ]
 
 
 def test_a_speed_up_that_was_measured_in_turns_counts_as_it_is() -> None:
@@ -227,7 +235,10 @@ def test_a_speed_up_that_was_measured_in_turns_counts_as_it_is() -> None:
         ScalingMeasurement(processes=1, images_per_s=100.0),
         ScalingMeasurement(processes=2, images_per_s=150.0, speed_up=1.6),
     ]
-    assert [(one.speed_up, one.efficiency) for one in compare.compute_scaling(points)] == [(1.0, 1.0), (1.6, 0.8)]
+    assert [(point.speed_up, point.efficiency) for point in compare.compute_scaling(points)] == [
+        (1.0, 1.0),
+        (1.6, 0.8),
+    ]
 
 
 def test_what_was_not_measured_is_left_out() -> None:
@@ -263,9 +274,9 @@ def runs(folder: Path, *speeds: float, **changes: Any) -> list[RecordedRun]:
     return made
 
 
-def section(found: list[RecordedRun], *, anyway: bool = False) -> Section:
+def section(recorded_runs: list[RecordedRun], *, anyway: bool = False) -> Section:
     """Which is there."""
-    shown = compare.scaling_section(found, compare.find_differences(found), anyway=anyway)
+    shown = compare.scaling_section(recorded_runs, compare.find_differences(recorded_runs), anyway=anyway)
     assert shown is not None
     return shown
 
@@ -296,18 +307,21 @@ def test_more_than_the_ideal_gets_no_verdict() -> None:
 
 def test_unlike_numbers_of_threads_get_no_verdict(tmp_path: Path) -> None:
     devices = [{"device": f"CPU, {threads} per rank"} for threads in ("2 threads", "1 thread")]
-    found = [
+    recorded_runs = [
         read.load_run(make_run(tmp_path / f"r{ranks}", ranks=ranks, training=device))
         for ranks, device in enumerate(devices, 1)
     ]
-    assert "Strong scaling: no verdict is given: not the same threads per rank." in str(section(found))
-    assert "of the ideal up to" not in str(section(found))
+    assert "Strong scaling: no verdict is given: not the same threads per rank." in str(section(recorded_runs))
+    assert "of the ideal up to" not in str(section(recorded_runs))
 
 
 def test_a_finished_run_that_is_started_again_keeps_its_ranks_and_its_speed(tmp_path: Path) -> None:
-    found = runs(tmp_path, 1000, 900)
-    go_on(found[1].folder, step=20, ranks=1)
-    assert [point.processes for point in compare.scaling_measurements([found[0], read.load_run(found[1].folder)])] == [
+    recorded_runs = runs(tmp_path, 1000, 900)
+    go_on(recorded_runs[1].folder, step=20, ranks=1)
+    assert [
+        point.processes
+        for point in compare.scaling_measurements([recorded_runs[0], read.load_run(recorded_runs[1].folder)])
+    ] == [
         1,
         2,
     ]
@@ -369,8 +383,8 @@ def test_several_runs_of_one_size_give_their_median_and_their_whole_spread(tmp_p
 
 @pytest.mark.parametrize("repeated", [False, True])
 def test_the_words_say_what_the_bars_are(tmp_path: Path, repeated: bool) -> None:
-    found = runs(tmp_path, 1000, 900, 0, events=[])  # the last one is left out
+    recorded_runs = runs(tmp_path, 1000, 900, 0, events=[])  # the last one is left out
     again = [read.load_run(make_run(tmp_path / "again", ranks=1, speed=950.0))] if repeated else []
-    said = str(section([*found, *again]).blocks[0])
-    assert ("Bars are the quartiles" in said) is not repeated
-    assert ("the lowest quartile of any of them to the highest" in said) is repeated
+    text = str(section([*recorded_runs, *again]).blocks[0])
+    assert ("Bars are the quartiles" in text) is not repeated
+    assert ("the lowest quartile of any of them to the highest" in text) is repeated

@@ -35,14 +35,14 @@ def shown(*blocks: Block, title: str = "a report") -> str:
 
 def tags(html: str) -> list[tuple[str, dict[str, str | None]]]:
     """What a browser makes of it."""
-    found: list[tuple[str, dict[str, str | None]]] = []
+    results: list[tuple[str, dict[str, str | None]]] = []
 
     class Reader(HTMLParser):
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            found.append((tag, dict(attrs)))
+            results.append((tag, dict(attrs)))
 
     Reader().feed(html)
-    return found
+    return results
 
 
 def test_text_of_strangers_is_only_text() -> None:

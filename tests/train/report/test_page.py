@@ -152,13 +152,13 @@ def test_a_path_keeps_its_letters_in_a_caution(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("loader", "told"), [("memory", "from memory"), ("4 workers", "by 4 workers"), ("not said", "not said")]
+    ("loader", "text"), [("memory", "from memory"), ("4 workers", "by 4 workers"), ("not said", "not said")]
 )
-def test_the_figures_of_a_run_are_told_in_plain_words(tmp_path: Path, loader: str, told: str) -> None:
+def test_the_figures_of_a_run_are_told_in_plain_words(tmp_path: Path, loader: str, text: str) -> None:
     folder = make_run(tmp_path / "run", training={"loader": loader})
     (folder / "checkpoints/step-00000020").mkdir(parents=True)
     rows = page._run_details(read.load_run(folder))
-    assert rows["images read"] == told
+    assert rows["images read"] == text
     assert rows["checkpoints"] == "1 written, 1 kept; training waited 15 ms for one (median), 15 ms at most"
     assert "recorded" in rows
 
@@ -169,12 +169,12 @@ def test_first_steps_are_said_to_be_that_in_the_overview_too(tmp_path: Path) -> 
 
 
 def test_unlike_runs_are_said_to_be_unlike_first_of_all(tmp_path: Path) -> None:
-    one, two = make_run(tmp_path / "one", ranks=1), make_run(tmp_path / "two", training={"precision": "bf16"})
-    document = report(one, two)
+    first, two = make_run(tmp_path / "one", ranks=1), make_run(tmp_path / "two", training={"precision": "bf16"})
+    document = report(first, two)
     assert "did not compute the same (precision)" in document.cautions()[0]
     assert "precision: fp32 (one), bf16 (two)" in str(document.blocks()[0])
     assert "scaling-efficiency" not in [picture.name for picture in document.pictures()]
-    assert "scaling-efficiency" in [picture.name for picture in report(one, two, anyway=True).pictures()]
+    assert "scaling-efficiency" in [picture.name for picture in report(first, two, anyway=True).pictures()]
 
 
 def test_several_runs_stand_in_one_table_of_gpus_and_of_classes(tmp_path: Path) -> None:
@@ -194,8 +194,8 @@ def test_the_best_run_comes_first(tmp_path: Path) -> None:
 
 def test_the_image_of_a_run_is_shown(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    found = json.loads((folder / "run.json").read_text()) | {"image": {"digest": "sha256:1"}}
-    (folder / "run.json").write_text(json.dumps(found))
+    recorded = json.loads((folder / "run.json").read_text()) | {"image": {"digest": "sha256:1"}}
+    (folder / "run.json").write_text(json.dumps(recorded))
     assert "'image: digest': 'sha256:1'" in str(report(folder).blocks())
 
 
@@ -213,13 +213,13 @@ def test_settings_that_had_no_effect_are_left_out_by_name(tmp_path: Path) -> Non
     assert "optim.momentum" in str(words)
 
 
-@pytest.mark.parametrize(("classes", "told"), [(5, False), (6, True)])
-def test_of_five_classes_nobody_is_told_the_best_five(tmp_path: Path, classes: int, told: bool) -> None:
+@pytest.mark.parametrize(("classes", "is_told"), [(5, False), (6, True)])
+def test_of_five_classes_nobody_is_told_the_best_five(tmp_path: Path, classes: int, is_told: bool) -> None:
     events = [event | {"top5_accuracy": 1.0} for event in history(100.0)]
     section = page.evaluations_section(
         read.load_run(make_run(tmp_path / "run", events=events, training={"classes": classes}))
     )
-    assert ("top-5" in str(section)) == told
+    assert ("top-5" in str(section)) == is_told
 
 
 def scored(folder: Path, accuracy: float, *settings: str, ended: dict[str, Any] | None = None) -> Path:
@@ -283,20 +283,20 @@ def test_folds_are_added_up_to_a_mean_and_one_matrix_over_all_images(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "text"),
     [(("1/3", "2/3"), "2 of 3 folds are here"), (("1/3", "2/4"), "do not add up"), (("1/3", "null"), "do not add up")],
 )
-def test_folds_that_are_not_all_folds_are_said_to_be_that(tmp_path: Path, parts: tuple[str, ...], said: str) -> None:
-    assert said in " ".join(report(*folds(tmp_path, *parts)).cautions())
+def test_folds_that_are_not_all_folds_are_said_to_be_that(tmp_path: Path, parts: tuple[str, ...], text: str) -> None:
+    assert text in " ".join(report(*folds(tmp_path, *parts)).cautions())
 
 
 def test_what_is_the_same_in_all_runs_stands_in_a_sentence(tmp_path: Path) -> None:
     ended = {"code": 0, "step": 20, "cause": "finished"}
     document = report(*(scored(tmp_path / name, 0.5, ended=ended) for name in "ab"))
-    said = (
+    line = (
         "In all runs global batch: 256; precision: fp32; ran on: 2 ranks on 1 node; how it ended: finished at step 20"
     )
-    assert said in str(document.blocks())
+    assert line in str(document.blocks())
     table = next(block for block in document.blocks() if isinstance(block, Table))
     assert [*table.head] == ["run", "best by its metric", "its 95 % interval", "images/s", "training"]
 

@@ -249,10 +249,10 @@ def test_the_picture_says_what_it_shows(tmp_path: Path) -> None:
     assert (first.name, first.alt, len(others)) == ("curves-loss", "Loss by epoch, run", 3)
 
 
-@pytest.mark.parametrize(("classes", "told"), [(5, False), (6, True)])
-def test_the_best_five_are_drawn_where_there_are_more(tmp_path: Path, classes: int, told: bool) -> None:
+@pytest.mark.parametrize(("classes", "is_told"), [(5, False), (6, True)])
+def test_the_best_five_are_drawn_where_there_are_more(tmp_path: Path, classes: int, is_told: bool) -> None:
     scores = plots.single_run_panels(read.load_run(make_run(tmp_path / "run", training={"classes": classes})))[1]
-    assert ("val top-5" in [series.name for series in scores.series]) == told
+    assert ("val top-5" in [series.name for series in scores.series]) == is_told
 
 
 def run_of(folder: Path, events: Sequence[dict[str, Any]]) -> RecordedRun:
@@ -356,8 +356,8 @@ def test_a_run_shows_its_matrix_as_a_picture(tmp_path: Path) -> None:
 
 def test_a_picture_that_is_not_there_is_not_explained(tmp_path: Path) -> None:
     many = tuple(tuple(int(row == column) for column in range(201)) for row in range(201))
-    found = ConfusionMatrix(step=1, classes=tuple(map(str, range(201))), matrix=many)
-    section = plots.confusion_section(replace(read.load_run(make_run(tmp_path / "run")), confusion=found))
+    confusion = ConfusionMatrix(step=1, classes=tuple(map(str, range(201))), matrix=many)
+    section = plots.confusion_section(replace(read.load_run(make_run(tmp_path / "run")), confusion=confusion))
     assert section is not None
     assert section.blocks[0] == Paragraph(text="The validation images after step 1.")
 
@@ -372,7 +372,7 @@ def first_was_best(folder: Path, *, kept: bool) -> RecordedRun:
     return read.load_run(folder)
 
 
-def said(section: Section | None) -> str:
+def text_of(section: Section | None) -> str:
     assert section is not None
     assert isinstance(section.blocks[0], Paragraph)
     return section.blocks[0].text
@@ -380,22 +380,24 @@ def said(section: Section | None) -> str:
 
 def test_the_matrix_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
     section = plots.confusion_section(first_was_best(tmp_path / "run", kept=True))
-    assert said(section).startswith("The validation images after step 10, the best evaluation (val accuracy 50.00%).")
+    assert text_of(section).startswith(
+        "The validation images after step 10, the best evaluation (val accuracy 50.00%)."
+    )
     assert "'100.0%'" in str(section)
     assert "run after step 10" in str(section)
 
 
 def test_a_matrix_of_the_last_evaluation_only_does_not_pass_for_the_best(tmp_path: Path) -> None:
-    text = said(plots.confusion_section(first_was_best(tmp_path / "run", kept=False)))
+    text = text_of(plots.confusion_section(first_was_best(tmp_path / "run", kept=False)))
     assert "after step 20, the last evaluation (val accuracy 25.00%), not the best (50.00%, after step 10)." in text
 
 
 def test_matrices_side_by_side_are_all_of_the_best_or_all_of_the_last_evaluation(tmp_path: Path) -> None:
-    one, two = (first_was_best(tmp_path / name, kept=True) for name in ("one", "two"))
-    assert "each run's best evaluation." in said(plots.confusion_comparison_section([one, two]))
+    first, two = (first_was_best(tmp_path / name, kept=True) for name in ("one", "two"))
+    assert "each run's best evaluation." in text_of(plots.confusion_comparison_section([first, two]))
     old = first_was_best(tmp_path / "old", kept=False)
-    assert "each run's last evaluation, which need not be its best." in said(
-        plots.confusion_comparison_section([one, old])
+    assert "each run's last evaluation, which need not be its best." in text_of(
+        plots.confusion_comparison_section([first, old])
     )
 
 

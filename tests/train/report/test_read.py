@@ -89,13 +89,13 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_runs_of_the_same_name_are_told_apart_and_none_is_taken_twice(tmp_path: Path) -> None:
-    typed = [str(make_run(tmp_path / place / "run")) for place in ("a", "b")]
+    typed = [str(make_run(tmp_path / name / "run")) for name in ("a", "b")]
     assert [run.name for run in read.load_runs([*typed, typed[0] + "/"])[0]] == typed
 
 
 def test_of_several_what_is_no_run_is_left_out_by_name(tmp_path: Path) -> None:
-    there = str(make_run(tmp_path / "there"))
-    runs, missing = read.load_runs([there, str(tmp_path / "gone")])
+    present = str(make_run(tmp_path / "there"))
+    runs, missing = read.load_runs([present, str(tmp_path / "gone")])
     assert ([run.name for run in runs], missing) == (
         ["there"],
         [f"{tmp_path / 'gone'} is not a run's folder: it does not exist"],
@@ -142,17 +142,17 @@ def changed_run(folder: Path, **changes: Any) -> RecordedRun:
 
 
 def test_speed_is_without_the_first_log_point(tmp_path: Path) -> None:
-    found = read.measured_throughput(changed_run(tmp_path))
-    assert found is not None
-    assert (found.images_per_s, found.low, found.high, found.warm_up) == (2000, 2000, 2000, False)
+    throughput = read.measured_throughput(changed_run(tmp_path))
+    assert throughput is not None
+    assert (throughput.images_per_s, throughput.low, throughput.high, throughput.warm_up) == (2000, 2000, 2000, False)
 
 
 def test_a_start_without_a_log_point_leaves_the_speed_to_the_one_before(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     go_on(folder, step=20, ranks=8)
-    found = read.measured_throughput(read.load_run(folder))
-    assert found is not None
-    assert (found.images_per_s, found.ranks, read.num_ranks(read.load_run(folder))) == (2000, 2, 2)
+    throughput = read.measured_throughput(read.load_run(folder))
+    assert throughput is not None
+    assert (throughput.images_per_s, throughput.ranks, read.num_ranks(read.load_run(folder))) == (2000, 2, 2)
 
 
 def test_a_start_that_trained_nothing_changes_neither_speed_nor_place(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_a_start_that_trained_nothing_changes_neither_speed_nor_place(tmp_path: 
 
 
 def test_a_single_log_point_is_said_to_hold_the_first_steps(tmp_path: Path) -> None:
-    found = read.measured_throughput(changed_run(tmp_path, events=history(1000)[:1]))
-    assert read.format_throughput(found) == "100 images/s (first steps only)"
+    throughput = read.measured_throughput(changed_run(tmp_path, events=history(1000)[:1]))
+    assert read.format_throughput(throughput) == "100 images/s (first steps only)"
 
 
 def test_a_run_without_a_log_point_has_no_speed(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_the_best_is_by_the_runs_own_metric(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ending", "said"),
+    ("ending", "text"),
     [
         ({"code": 0, "step": 20, "cause": "finished"}, "finished at step 20 of 20"),
         ({"code": 75, "step": 20, "cause": "SIGUSR1"}, "stopped at step 20 of 20 (exit code 75): SIGUSR1"),
@@ -208,8 +208,8 @@ def test_the_best_is_by_the_runs_own_metric(tmp_path: Path) -> None:
         (None, "unfinished, at step 20 of 20: it is running, or was killed"),
     ],
 )
-def test_how_it_ended_is_said(tmp_path: Path, ending: dict[str, Any] | None, said: str) -> None:
-    assert read.describe_status(changed_run(tmp_path, ending=ending)) == said
+def test_how_it_ended_is_said(tmp_path: Path, ending: dict[str, Any] | None, text: str) -> None:
+    assert read.describe_status(changed_run(tmp_path, ending=ending)) == text
 
 
 def test_a_run_that_was_killed_while_it_saved_says_so(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_run_that_was_killed_while_it_saved_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "text"),
     [
         (None, "null"),
         ({}, "none"),
@@ -228,15 +228,15 @@ def test_a_run_that_was_killed_while_it_saved_says_so(tmp_path: Path) -> None:
         ({"hub_token": "abc", "of": "https://me:abc@h"}, "hub_token=(not shown), of=https://(not shown)@h"),
     ],
 )
-def test_settings_are_for_people(value: object, said: str) -> None:
-    assert read.format_setting(value) == said
+def test_settings_are_for_people(value: object, text: str) -> None:
+    assert read.format_setting(value) == text
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(1.25, "1.2 s"), (59.99, "60.0 s"), (245, "4 min 05 s"), (11_220, "3 h 07 min")]
+    ("seconds", "text"), [(1.25, "1.2 s"), (59.99, "60.0 s"), (245, "4 min 05 s"), (11_220, "3 h 07 min")]
 )
-def test_durations_are_for_people(seconds: float, said: str) -> None:
-    assert read.format_duration(seconds) == said
+def test_durations_are_for_people(seconds: float, text: str) -> None:
+    assert read.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -250,11 +250,16 @@ def start(folder: Path) -> None:
     """Train in this process, or find that it was done."""
     config = load.load_config(None, [*TINY, f"run.output_dir={folder.parent}", f"run.name={folder.name}"])
     environ = Handover(hosts=("node01",), launcher="local").to_environ()
-    found = environment.remove_conflicting_variables(environ, download=False)
+    variables = environment.remove_conflicting_variables(environ, download=False)
     forget_accelerate()
     try:
         session.train_on_rank(
-            config, RankContext(world=ALONE, folder=folder), environ, variables=found, argv=["train"], started_at=0.0
+            config,
+            RankContext(world=ALONE, folder=folder),
+            environ,
+            variables=variables,
+            argv=["train"],
+            started_at=0.0,
         )
     finally:
         forget_accelerate()
@@ -275,8 +280,8 @@ def report(run: RecordedRun) -> Report:
 
 
 def test_every_value_that_runs_are_compared_by_is_recorded(run: RecordedRun) -> None:
-    told = {name: read(run) for name, read in compare.MUST_MATCH.items()}
-    assert reading.NOT_RECORDED not in str(told)
+    compared = {name: read(run) for name, read in compare.MUST_MATCH.items()}
+    assert reading.NOT_RECORDED not in str(compared)
     assert compare.find_differences([run, run]).alike
 
 
@@ -291,10 +296,10 @@ def test_the_curves_and_the_matrix_are_there(report: Report) -> None:
     assert [picture.name for picture in report.pictures()] == names
 
 
-def told(folder: Path) -> tuple[dict[str, str], str, str, str]:
+def described(folder: Path) -> tuple[dict[str, str], str, str, str]:
     """What the report and the card say of where it was trained, and how it ended."""
-    run, found = reading.load_run(folder), checkpoints.choose_checkpoint(str(folder))
-    about = model_card.collect_model_facts(checkpoints.load_config(found, None, ())[0], found)
+    run, checkpoint = reading.load_run(folder), checkpoints.choose_checkpoint(str(folder))
+    about = model_card.collect_model_facts(checkpoints.load_config(checkpoint, None, ())[0], checkpoint)
     values = {name: read(run) for name, read in compare.MUST_MATCH.items()}
     card = model_card.render_card(about, "model", ModelCode(imports=(), lines=()))
     return values, reading.describe_world(run), reading.describe_status(run), card
@@ -309,8 +314,8 @@ def test_a_start_of_a_finished_run_on_another_machine_changes_no_word_of_the_tra
     recorded["training"] |= {"device": "NVIDIA H100", "precision": "bf16"}
     recorded["world"]["world_size"] = recorded["starts"][0]["world_size"] = 8
     (folder / "run.json").write_text(json.dumps(recorded | {"versions": {"torch": "2.0"}}))
-    before = told(folder)
+    before = described(folder)
     start(folder)
-    assert told(folder) == before
+    assert described(folder) == before
     assert (before[0]["device"], before[1]) == ("NVIDIA H100", "8 ranks on 1 node")
     assert all(word in before[3] for word in ("NVIDIA H100", "bf16", "| torch | 2.0 |"))
