@@ -38,9 +38,9 @@ class Bench:
         """Until all was asked."""
         line, _ = self.server.accept()
         with self.server, line, line.makefile("rw") as talk:
-            for wanted in self.asked:
+            for request in self.asked:
                 self.heard.append(json.loads(talk.readline()))
-                print(json.dumps(wanted), file=talk, flush=True)
+                print(json.dumps(request), file=talk, flush=True)
             self.heard.append(json.loads(talk.readline()))
 
 
@@ -67,7 +67,7 @@ def test_first_it_says_who_it_is_and_what_it_trains(heard: list[dict[str, object
 
 
 def test_it_does_as_many_steps_as_were_asked_for_after_the_warm_up(heard: list[dict[str, object]]) -> None:
-    assert [told["last"] for told in heard[1:]] == [4 + 3, 4 + 3 + 2]
+    assert [answer["last"] for answer in heard[1:]] == [4 + 3, 4 + 3 + 2]
 
 
 def test_it_tells_each_step_only_where_that_was_on_cpu(heard: list[dict[str, object]]) -> None:
@@ -76,7 +76,7 @@ def test_it_tells_each_step_only_where_that_was_on_cpu(heard: list[dict[str, obj
 
 
 def test_it_counts_from_after_the_first_step_so_that_the_warm_up_shows(heard: list[dict[str, object]]) -> None:
-    assert [told["graphs"] for told in heard] == [1, 4 + 3, 4 + 3 + 2]
+    assert [answer["graphs"] for answer in heard] == [1, 4 + 3, 4 + 3 + 2]
 
 
 @pytest.fixture
@@ -99,5 +99,5 @@ def test_without_a_bench_it_trains_to_the_end_and_tells_what_it_was(tmp_path: Pa
 def test_compiling_is_told_by_what_a_cache_saves_and_what_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     spent = {"compile_fx_inner": "6.0", "_compile.compile_inner": "7.0", "backward._backward_impl": "3.0", "gc": "1.0"}
     monkeypatch.setattr(dynamo, "compile_times", lambda **_: (list(spent), list(spent.values())))
-    told = blocks.split_compile_time(12.0)
-    assert told == {"compile_code_s": 6.0, "compile_trace_s": 4.0, "compile_rest_s": 2.0}
+    seconds = blocks.split_compile_time(12.0)
+    assert seconds == {"compile_code_s": 6.0, "compile_trace_s": 4.0, "compile_rest_s": 2.0}

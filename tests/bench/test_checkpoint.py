@@ -85,7 +85,7 @@ def test_each_circumstance_has_folders_of_its_own(tmp_path: Path, monkeypatch: p
 
     @contextmanager
     def start_programs(options: BenchOptions, *programs: Program) -> Iterator[list[RunningProgram]]:
-        folders.extend(one.command[list(one.command).index("--folder") + 1] for one in programs)
+        folders.extend(program.command[list(program.command).index("--folder") + 1] for program in programs)
         block = {"seconds": 1.0, "save_s": 0.5, "copy_s": 0.1}
         yield [cast(RunningProgram, SimpleNamespace(steps=1, request=lambda **_: block)) for _ in programs]
 

@@ -15,19 +15,19 @@ from entrypoint import ExitCode, Failure, LaunchOptions
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[Measurement]:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Measurement]:
     """Two ranks over gloo, asked for by nobody, two sizes."""
     return list(comm.run(quick(tmp_path_factory.mktemp("comm"), arguments={"sizes": [1000, 100_000]})))
 
 
-def test_each_operation_has_its_two_numbers(found: list[Measurement]) -> None:
+def test_each_operation_has_its_two_numbers(measured: list[Measurement]) -> None:
     names = {f"{name} {letter}" for name in ("all-reduce", "broadcast", "gather") for letter in ("alpha", "beta")}
-    assert set(by_number(found)) == names
-    assert {row.facts["ranks"] for row in by_number(found).values()} == {2}
+    assert set(by_number(measured)) == names
+    assert {row.facts["ranks"] for row in by_number(measured).values()} == {2}
 
 
-def test_measured_points_and_their_fit_are_a_plot(found: list[Measurement]) -> None:
-    (series,) = (one for one in found if isinstance(one, Series))
+def test_measured_points_and_their_fit_are_a_plot(measured: list[Measurement]) -> None:
+    (series,) = (result for result in measured if isinstance(result, Series))
     assert [x for x, _ in series.lines["all-reduce"]] == [0.001, 0.1]
     assert all(y > 0 for _, y in series.lines["gather"])
     assert set(series.dashed) == {"all-reduce: fit", "broadcast: fit", "gather: fit"}
@@ -48,8 +48,8 @@ def test_ranks_that_end_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @given(st.floats(1e-6, 1e-2), st.floats(1e-12, 1e-6))
 def test_a_line_is_found_again(alpha: float, beta: float) -> None:
-    found = comm.fit_line([(size, alpha + beta * size) for size in comm.SIZES])
-    assert found == pytest.approx((alpha, beta), rel=1e-3, abs=1e-12)
+    measured = comm.fit_line([(size, alpha + beta * size) for size in comm.SIZES])
+    assert measured == pytest.approx((alpha, beta), rel=1e-3, abs=1e-12)
 
 
 @pytest.mark.parametrize(

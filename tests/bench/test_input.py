@@ -131,9 +131,9 @@ def test_a_row_names_the_images_and_who_ran_and_without_one_of_them_reaches_noth
 
 
 def test_every_peer_is_locked_with_its_hash() -> None:
-    wanted = {line for line in (processes.PEERS / "requirements.txt").read_text().split() if line.isalpha()}
+    packages = {line for line in (processes.PEERS / "requirements.txt").read_text().split() if line.isalpha()}
     locked = (processes.ROOT / "requirements-bench.lock").read_text().split("\n")
-    assert set(bench.LOCKED_PEERS) <= wanted
+    assert set(bench.LOCKED_PEERS) <= packages
     pinned = [number for number, line in enumerate(locked) if re.match(r"[a-z0-9-]+==", line)]
     assert {locked[number].partition("=")[0] for number in pinned} >= set(bench.LOCKED_PEERS)
     assert all("--hash=sha256:" in locked[number + 1] for number in pinned)
@@ -220,7 +220,7 @@ def test_the_libraries_that_are_installed_make_batches(tmp_path: Path, library: 
         assert running.step_seconds() > 0
 
 
-def row_five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ours: int, theirs: int) -> Row:
+def row_five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ours: int, peer: int) -> Row:
     """Row 5, where each step makes so many calls and each program 100 more."""
 
     def count_path_calls(
@@ -228,7 +228,7 @@ def row_five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ours: int, thei
     ) -> int:
         text = " ".join(words)
         steps = int(text.split("train.max_steps=")[1] if mark else text.split("--steps ")[1].split()[0])
-        return 100 + steps * (ours if mark else theirs)
+        return 100 + steps * (ours if mark else peer)
 
     monkeypatch.setattr(path_calls, "find_strace", lambda environ: "strace")
     monkeypatch.setattr(path_calls, "count_path_calls", count_path_calls)

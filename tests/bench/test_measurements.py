@@ -68,10 +68,10 @@ def test_a_figure_without_a_target_is_reported() -> None:
 
 @pytest.mark.parametrize("number", targets.TARGETS)
 def test_each_row_of_the_table_can_be_written_as_json(number: str) -> None:
-    told = json.loads(json.dumps(targets.measured(number, UNSURE, cores=2).as_json()))
-    assert told["row"] == number
-    assert told["value"] == 0.98
-    assert told["facts"] == {"cores": 2}
+    output = json.loads(json.dumps(targets.measured(number, UNSURE, cores=2).as_json()))
+    assert output["row"] == number
+    assert output["value"] == 0.98
+    assert output["facts"] == {"cores": 2}
 
 
 def test_a_series_can_be_written_as_json() -> None:
@@ -84,13 +84,13 @@ CURVE = Series(name="s", title="Speed", x="processes", y="images/s", lines={"a":
 
 
 def test_the_table_says_what_was_reached_and_what_was_not_measured() -> None:
-    told = measurements.format_markdown(
+    table = measurements.format_markdown(
         [targets.measured("7", exact(5.0)), targets.unmeasured("1", "needs a GPU")], MACHINE
     )
-    seven, one = told.splitlines()[4:6]
+    seven, first = table.splitlines()[4:6]
     assert "≥ 4" in seven
     assert "| yes" in seven
-    assert "not measured: needs a GPU" in one
+    assert "not measured: needs a GPU" in first
 
 
 def test_bounds_of_too_few_values_are_called_their_range() -> None:
@@ -102,8 +102,8 @@ def test_bounds_of_too_few_values_are_called_their_range() -> None:
 
 
 def test_columns_are_aligned() -> None:
-    told = measurements.format_table(["a", "long head"], [["a longer cell", "x"]])
-    assert len({len(line) for line in told.splitlines()}) == 1
+    table = measurements.format_table(["a", "long head"], [["a longer cell", "x"]])
+    assert len({len(line) for line in table.splitlines()}) == 1
 
 
 def test_a_bar_in_a_cell_does_not_break_the_table() -> None:
@@ -111,16 +111,16 @@ def test_a_bar_in_a_cell_does_not_break_the_table() -> None:
 
 
 def test_a_series_is_a_table_with_a_line_for_each_place() -> None:
-    told = measurements.format_markdown([CURVE], MACHINE).splitlines()
-    assert told[-2].replace(" ", "") == "|1|10||"
-    assert told[-1].replace(" ", "") == "|2||20|"
+    table = measurements.format_markdown([CURVE], MACHINE).splitlines()
+    assert table[-2].replace(" ", "") == "|1|10||"
+    assert table[-1].replace(" ", "") == "|2||20|"
 
 
 def test_json_holds_rows_series_and_the_machine() -> None:
-    found = measurements.as_json([targets.measured("7", exact(5.0)), CURVE], MACHINE)
-    assert [row["row"] for row in found["rows"]] == ["7"]
-    assert [series["name"] for series in found["series"]] == ["s"]
-    assert found["machine"] == MACHINE
+    output = measurements.as_json([targets.measured("7", exact(5.0)), CURVE], MACHINE)
+    assert [row["row"] for row in output["rows"]] == ["7"]
+    assert [series["name"] for series in output["series"]] == ["s"]
+    assert output["machine"] == MACHINE
 
 
 def test_a_bound_just_below_a_thousand_is_written_without_an_exponent() -> None:
@@ -128,11 +128,11 @@ def test_a_bound_just_below_a_thousand_is_written_without_an_exponent() -> None:
 
 
 def test_the_machine_is_named_with_its_cores_versions_and_the_day() -> None:
-    found = measurements.describe_machine("cpu", now=0.0)
-    assert "cores" in found["cpu"]
-    assert found["device"] == "cpu"
-    assert found["torch"] != "not installed"
-    assert found["date"] == "1970-01-01"
+    machine = measurements.describe_machine("cpu", now=0.0)
+    assert "cores" in machine["cpu"]
+    assert machine["device"] == "cpu"
+    assert machine["torch"] != "not installed"
+    assert machine["date"] == "1970-01-01"
 
 
 def test_a_processor_without_a_name_is_its_architecture(tmp_path: Path) -> None:

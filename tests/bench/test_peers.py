@@ -27,10 +27,10 @@ def test_a_peer_runs_alone_and_prints_one_json_line(name: str, tmp_path: Path) -
     script = str(PEERS / f"{name}.py")
     ended = python("-P", script, *TINY.split(), cwd=tmp_path, env=unmeasured() | {"OMP_NUM_THREADS": "1"})
     assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout.splitlines()[-1])
-    assert told["peer"] == name
-    assert len(told["step_s"]) == 2
-    assert told["images_per_s"] > 0
+    output = json.loads(ended.stdout.splitlines()[-1])
+    assert output["peer"] == name
+    assert len(output["step_s"]) == 2
+    assert output["images_per_s"] > 0
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, "workload"])
@@ -47,9 +47,9 @@ def test_the_peers_network_computes_what_ours_does(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setitem(sys.modules, "workload", workload)
     ours = wide_resnet(classes=10, shape=Shape(channels=3, size=(32, 32)), depth=2, width=1, dropout=0.0).eval()
-    theirs = workload.WideResNet(classes=10, depth=2, width=1, dropout=0.0).eval()
-    for mine, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
-        other.copy_(mine)
+    peer = workload.WideResNet(classes=10, depth=2, width=1, dropout=0.0).eval()
+    for own, other in zip(ours.state_dict().values(), peer.state_dict().values(), strict=True):
+        other.copy_(own)
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(ours(images), theirs(images))
+        torch.testing.assert_close(ours(images), peer(images))

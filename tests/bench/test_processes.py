@@ -72,9 +72,9 @@ def test_each_does_its_block_when_it_is_told_to(pair: list[RunningProgram], whic
 
 
 def test_ours_tells_how_long_each_step_took(pair: list[RunningProgram]) -> None:
-    told = pair[0].request(steps=4, stamps=True)
-    assert len(told["stamps"]) == 4
-    assert sum(told["stamps"]) <= told["seconds"]
+    times = pair[0].request(steps=4, stamps=True)
+    assert len(times["stamps"]) == 4
+    assert sum(times["stamps"]) <= times["seconds"]
 
 
 def test_the_time_of_a_block_is_told_by_step(tmp_path: Path) -> None:

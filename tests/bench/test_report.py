@@ -27,10 +27,10 @@ SCALING = Series(name="scaling-strong", title="Strong", x="processes", y="images
 OTHER = Series(name="comm", title="All-reduce", x="MB", y="ms", lines={"t": [(1, 2.0)], "ideal": [(1, 1.0)]})
 
 
-def written(folder: Path, *found: Measurement) -> BenchResults:
+def written(folder: Path, *results: Measurement) -> BenchResults:
     """By the bench's own code, and read back."""
     path = folder / "bench.json"
-    path.write_text(json.dumps(measurements.as_json(found, {"cpu": "x", "cores": 2})))
+    path.write_text(json.dumps(measurements.as_json(results, {"cpu": "x", "cores": 2})))
     return report.read_bench(path)
 
 
@@ -58,13 +58,13 @@ def test_a_series_over_processes_becomes_speed_up(tmp_path: Path) -> None:
 
 def test_the_bars_of_a_speed_up_are_explained_where_there_are_any(tmp_path: Path) -> None:
     without = replace(SCALING, lines={name: line for name, line in LINES.items() if name not in ("low", "high")})
-    for series, said in ((SCALING, 1), (OTHER, 0), (without, 0)):
+    for series, count in ((SCALING, 1), (OTHER, 0), (without, 0)):
         words = [
             block.text
             for block in report.bench_section(written(tmp_path, series)).blocks
             if isinstance(block, Paragraph)
         ]
-        assert sum("Bars on speed-up" in text for text in words) == said
+        assert sum("Bars on speed-up" in text for text in words) == count
 
 
 def test_a_row_is_reached_where_the_bench_says_so(tmp_path: Path) -> None:

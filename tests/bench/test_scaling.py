@@ -36,12 +36,12 @@ def measure(folder: Path) -> list[Measurement]:
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Row]:
     """By what they say was measured."""
     replaced(monkeypatch, linear)
-    return {one.target.what: one for one in measure(tmp_path) if isinstance(one, Row)}
+    return {result.target.what: result for result in measure(tmp_path) if isinstance(result, Row)}
 
 
 def test_speed_up_and_efficiency_are_against_one_process(rows: dict[str, Row]) -> None:
-    told = {what: round(row.estimate.value, 6) for what, row in rows.items() if row.estimate}
-    assert told == {
+    values = {what: round(row.estimate.value, 6) for what, row in rows.items() if row.estimate}
+    assert values == {
         "1 process": 100.0,
         "strong scaling, 2 processes: speed-up, efficiency 100%": 2.0,
         "strong scaling, 4 processes: speed-up, efficiency 50%": 2.0,
@@ -62,7 +62,7 @@ def test_every_row_says_what_a_process_computed(rows: dict[str, Row]) -> None:
 
 def test_the_series_hold_what_reports_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replaced(monkeypatch, linear)
-    strong, weak = (one for one in measure(tmp_path) if isinstance(one, Series))
+    strong, weak = (result for result in measure(tmp_path) if isinstance(result, Series))
     assert (strong.name, weak.name) == ("scaling-strong", "scaling-weak")
     assert [x for x, _ in strong.lines["images_per_s"]] == [1, 2, 4]
     assert {"low", "high", "ms a step", "speed-up", "efficiency"} < set(weak.lines)
@@ -73,9 +73,9 @@ def test_a_number_of_processes_that_fails_is_left_out_with_its_reason(
 ) -> None:
     replaced(monkeypatch, lambda words: None if "--procs-per-node 4" in words else linear(words))
     all_found = measure(tmp_path)
-    missing = [(one.missing, one.failed) for one in all_found if isinstance(one, Row) and one.missing]
+    missing = [(result.missing, result.failed) for result in all_found if isinstance(result, Row) and result.missing]
     assert missing == [("out of GPU memory", True), ("out of GPU memory", True)]
-    assert [len(one.lines["low"]) for one in all_found if isinstance(one, Series)] == [2, 2]
+    assert [len(result.lines["low"]) for result in all_found if isinstance(result, Series)] == [2, 2]
 
 
 def test_a_user_s_training_keeps_its_global_batch_or_lets_it_grow(tmp_path: Path) -> None:

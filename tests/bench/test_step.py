@@ -92,8 +92,8 @@ def value(row: Row) -> float:
 
 
 def test_our_speed_is_told_as_a_share_of_the_bare_loops(measured: Measured) -> None:
-    found = measured("3", 1.0, 2.0, 4.0, 2.0)
-    assert (value(found["3a"]), value(found["3b"])) == (2.0, 0.5)
+    rows = measured("3", 1.0, 2.0, 4.0, 2.0)
+    assert (value(rows["3a"]), value(rows["3b"])) == (2.0, 0.5)
 
 
 def test_a_row_keeps_the_absolute_figures_of_both_sides(measured: Measured) -> None:
@@ -103,9 +103,9 @@ def test_a_row_keeps_the_absolute_figures_of_both_sides(measured: Measured) -> N
 
 
 def test_the_loops_own_time_is_what_it_takes_over_the_bare_one(measured: Measured) -> None:
-    found = measured("4", 130e-6, 100e-6, 300e-6)
-    assert value(found["4a"]) == pytest.approx(30.0)
-    assert value(found["4b"]) == pytest.approx(0.15)
+    rows = measured("4", 130e-6, 100e-6, 300e-6)
+    assert value(rows["4a"]) == pytest.approx(30.0)
+    assert value(rows["4b"]) == pytest.approx(0.15)
 
 
 def test_an_accelerate_that_is_no_slower_than_the_bare_loop_is_not_divided_by(measured: Measured) -> None:
@@ -123,10 +123,10 @@ def test_the_step_before_the_first_epoch_is_no_boundary() -> None:
 
 
 def test_a_second_start_is_compared_with_the_first(measured: Measured) -> None:
-    found = measured("10", 10.0, 1.0, pairs=1)
-    assert (value(found["10a"]), value(found["10b"])) == (0.1, 0.0)
+    rows = measured("10", 10.0, 1.0, pairs=1)
+    assert (value(rows["10a"]), value(rows["10b"])) == (0.1, 0.0)
     both = {"cold_s": 100.0, "warm_s": 10.0, "cold_compile_s": 10.0, "warm_compile_s": 1.0}
-    assert found["10a"].facts == both
+    assert rows["10a"].facts == both
 
 
 def test_two_processes_take_pairs_enough_for_a_lower_bound(measured: Measured) -> None:
@@ -142,9 +142,9 @@ def test_the_share_of_the_devices_rate_counts_the_networks_own_products() -> Non
 
 
 def test_on_a_gpu_both_rows_of_the_reference_workload_are_measured(measured: Measured) -> None:
-    found = measured("1", 1.0, 3.0, 0.1, device="cuda")
-    assert value(found["1"]) == 3.0
-    assert found["2"].estimate is not None
+    rows = measured("1", 1.0, 3.0, 0.1, device="cuda")
+    assert value(rows["1"]) == 3.0
+    assert rows["2"].estimate is not None
 
 
 def test_beside_the_recipe_a_block_is_an_epoch_or_more(measured: Measured) -> None:
@@ -154,16 +154,16 @@ def test_beside_the_recipe_a_block_is_an_epoch_or_more(measured: Measured) -> No
 
 @pytest.mark.parametrize(("numbers", "device"), [("1", "cpu"), ("4,13", "cuda")])
 def test_what_the_device_cannot_show_says_why(measured: Measured, numbers: str, device: str) -> None:
-    found = measured(numbers, device=device)
-    assert found
-    assert all(row.estimate is None and row.missing for row in found.values())
+    rows = measured(numbers, device=device)
+    assert rows
+    assert all(row.estimate is None and row.missing for row in rows.values())
 
 
 def test_a_row_that_goes_wrong_is_told_and_the_next_ones_are_measured(measured: Measured) -> None:
-    found = measured("3,6", 1.0, 1.0, BROKEN, 1.0, 1.0)
-    assert (found["3a"].failed, found["3b"].failed) == (False, True)
-    assert found["3b"].missing == "a side has ended; first; last words"
-    assert value(found["6"]) == 1.0
+    rows = measured("3,6", 1.0, 1.0, BROKEN, 1.0, 1.0)
+    assert (rows["3a"].failed, rows["3b"].failed) == (False, True)
+    assert rows["3b"].missing == "a side has ended; first; last words"
+    assert value(rows["6"]) == 1.0
 
 
 def test_unknown_rows_are_refused() -> None:

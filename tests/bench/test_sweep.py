@@ -27,7 +27,7 @@ def measure(folder: Path) -> list[Measurement]:
 
 def last(all_found: list[Measurement]) -> Row:
     """The recommended one."""
-    return next(one for one in all_found if isinstance(one, Row) and one.number == "recommended")
+    return next(result for result in all_found if isinstance(result, Row) and result.number == "recommended")
 
 
 def test_the_fastest_is_recommended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +64,10 @@ def test_each_setting_has_a_row_with_its_memory_and_a_point_in_both_plots(
 ) -> None:
     replaced(monkeypatch, lambda words: 1.0)
     all_found = measure(tmp_path)
-    whats = [one.target.what for one in all_found if isinstance(one, Row) and one.number == "sweep"]
+    whats = [result.target.what for result in all_found if isinstance(result, Row) and result.number == "sweep"]
     assert whats[0] == "train.micro_batch_size=8 train.precision=fp32, 1 CPU a process: 1.00 GB"
     assert len(whats) == 4
-    plots = {one.name: one.lines for one in all_found if isinstance(one, Series)}
+    plots = {result.name: result.lines for result in all_found if isinstance(result, Series)}
     assert plots["sweep"]["fp32, 2, 1 CPUs"] == [(8, 64.0), (16, 64.0)]  # the stand-in's batch
     assert plots["sweep-memory"]["fp32, auto, 1 CPUs"] == [(8, 1.0), (16, 1.0)]
 
@@ -77,14 +77,14 @@ def test_a_setting_that_runs_out_of_memory_is_told_and_not_recommended(
 ) -> None:
     replaced(monkeypatch, lambda words: None if "micro_batch_size=16" in words else 1.0)
     all_found = measure(tmp_path)
-    missing = [one for one in all_found if isinstance(one, Row) and one.missing == "out of GPU memory"]
+    missing = [result for result in all_found if isinstance(result, Row) and result.missing == "out of GPU memory"]
     assert len(missing) == 2
     assert "micro_batch_size=8 " in last(all_found).target.what
 
 
 def test_where_nothing_runs_nothing_is_recommended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replaced(monkeypatch, lambda words: None)
-    assert {one.missing for one in measure(tmp_path) if isinstance(one, Row)} == {"out of GPU memory"}
+    assert {result.missing for result in measure(tmp_path) if isinstance(result, Row)} == {"out of GPU memory"}
 
 
 def test_by_default_the_grid_divides_the_global_batch_and_fits_the_machine(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def test_blocks_are_pairs_only_where_they_took_turns(in_turns: bool, value: floa
         ((1.0, 1.0, 4.0), (1.0, 4.0, 2.0)),
     )
     ours, base = (Speed(training=timed, seconds=seconds, images=8, in_turns=in_turns) for seconds in both)
-    found = ours.relative_to(base)
-    assert (found.value, found.low) == (value, low)
+    ratio = ours.relative_to(base)
+    assert (ratio.value, ratio.low) == (value, low)
 
 
 def test_without_an_error_of_its_own_the_first_line_is_told() -> None:
@@ -63,8 +63,8 @@ def test_without_an_error_of_its_own_the_first_line_is_told() -> None:
 
 
 def test_a_pinned_side_runs_on_its_cpus_alone() -> None:
-    one = min(os.sched_getaffinity(0))
+    cpu = min(os.sched_getaffinity(0))
     say = "import json, os, sys; print(json.dumps([sorted(os.sched_getaffinity(0)), sys.argv[1:]]))"
-    side = training.pin_to_cpus(Program(name="s", command=[sys.executable, "-c", say, "word"], environ={}), [one])
-    told = subprocess.run(side.command, capture_output=True, timeout=60, check=True).stdout
-    assert json.loads(told) == [[one], ["word"]]
+    side = training.pin_to_cpus(Program(name="s", command=[sys.executable, "-c", say, "word"], environ={}), [cpu])
+    printed = subprocess.run(side.command, capture_output=True, timeout=60, check=True).stdout
+    assert json.loads(printed) == [[cpu], ["word"]]

@@ -10,8 +10,8 @@ from bench import ranks, worker
 
 
 def test_it_takes_the_settings_of_a_training_and_where_the_bench_is() -> None:
-    found = worker.build_parser().parse_args(["--pace", "1:x", "--warm-up", "3", "optim.lr=1", "run.name=x"])
-    assert (found.pace, found.warm_up, found.overrides) == ("1:x", 3, ["optim.lr=1", "run.name=x"])
+    arguments = worker.build_parser().parse_args(["--pace", "1:x", "--warm-up", "3", "optim.lr=1", "run.name=x"])
+    assert (arguments.pace, arguments.warm_up, arguments.overrides) == ("1:x", 3, ["optim.lr=1", "run.name=x"])
 
 
 def test_without_a_bench_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,12 +97,12 @@ def test_curves_of_the_same_day_stay(tmp_path: Path) -> None:
     with_curve = bench_json(SEVEN) | {"series": [{"name": "scaling-strong", "lines": {}}]}
     for results in (with_curve, bench_json(SEVEN)):
         path = page.write_measurements(results, tmp_path)
-    assert [one["name"] for one in json.loads(path.read_text())["series"]] == ["scaling-strong"]
+    assert [series["name"] for series in json.loads(path.read_text())["series"]] == ["scaling-strong"]
 
 
 def test_values_that_mean_nothing_are_refused(tmp_path: Path) -> None:
-    found = measurements.as_json([SEVEN], measurements.describe_machine("cpu", now=0.0, quick=True))
-    (tmp_path / "bench.json").write_text(json.dumps(found))
+    output = measurements.as_json([SEVEN], measurements.describe_machine("cpu", now=0.0, quick=True))
+    (tmp_path / "bench.json").write_text(json.dumps(output))
     script = Path(page.__file__)
     ended = python(str(script), str(tmp_path / "bench.json"))
     assert ended.returncode == 64
@@ -113,8 +113,8 @@ def test_values_that_mean_nothing_are_refused(tmp_path: Path) -> None:
 def test_figures_beside_a_row_all_stay_in_its_place_by_their_size(tmp_path: Path) -> None:
     names = ("14 strong, 16", "14", "14 strong, 2", "15 ours")
     beside = [reported_row(name, "w", exact(1.0)) for name in names]
-    found = [name for name in lines(written(tmp_path, bench_json(*beside)), "cpu") if name in names]
-    assert found == ["14", "14 strong, 2", "14 strong, 16", "15 ours"]
+    order = [name for name in lines(written(tmp_path, bench_json(*beside)), "cpu") if name in names]
+    assert order == ["14", "14 strong, 2", "14 strong, 16", "15 ours"]
 
 
 def test_a_row_that_is_measured_no_more_is_left_out(tmp_path: Path) -> None:

@@ -91,10 +91,10 @@ def test_photos_that_are_cut_at_random_are_the_same_on_a_gpu_and_a_cpu(tmp_path:
 @pytest.mark.parametrize("reproducible", ["fast", "bitwise"])
 def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(tmp_path: Path, reproducible: str) -> None:
     settings = (f"train.reproducible={reproducible}", "train.micro_batch_size=16", "train.precision=bf16")
-    whole = train(tmp_path, *settings, name="whole")
+    uninterrupted = train(tmp_path, *settings, name="whole")
     train(tmp_path, *settings, "train.max_steps=7", name="stopped")
     stopped = train(tmp_path, *settings, name="stopped")
-    assert bits(stopped) == bits(whole)
+    assert bits(stopped) == bits(uninterrupted)
 
 
 def test_a_run_is_evaluated_on_a_gpu_as_on_a_cpu(tmp_path: Path) -> None:

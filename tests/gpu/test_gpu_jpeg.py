@@ -78,10 +78,10 @@ def test_its_pixels_are_near_those_of_a_cpu(tmp_path: Path, kind: str) -> None:
 
 def test_an_image_has_the_same_pixels_in_any_batch(tmp_path: Path) -> None:
     source, samples = source_of(tmp_path, [jpeg(number) for number in range(40)]), np.arange(40)
-    whole = decoder([]).decode(read_encoded(source, samples, draws(40)))
+    all_images = decoder([]).decode(read_encoded(source, samples, draws(40)))
     for part in np.array_split(samples, 7):
         of_part = CropDraws(draws(40).numbers[:, part], draws(40).arguments)
-        assert torch.equal(decoder([]).decode(read_encoded(source, part, of_part)), whole[part])
+        assert torch.equal(decoder([]).decode(read_encoded(source, part, of_part)), all_images[part])
 
 
 def test_damaged_bytes_do_no_harm(tmp_path: Path) -> None:
@@ -109,10 +109,10 @@ def test_damaged_bytes_do_no_harm(tmp_path: Path) -> None:
 
 def test_a_training_learns_and_is_continued_with_the_same_bits(tmp_path: Path) -> None:
     write_photos(tmp_path)
-    whole = train(tmp_path, *DECODE, name="whole")
-    assert sum(losses(whole)[-4:]) < sum(losses(whole)[:4])
+    uninterrupted = train(tmp_path, *DECODE, name="whole")
+    assert sum(losses(uninterrupted)[-4:]) < sum(losses(uninterrupted)[:4])
     train(tmp_path, *DECODE, "train.max_steps=7", name="stopped")
-    assert bits(train(tmp_path, *DECODE, name="stopped")) == bits(whole)
+    assert bits(train(tmp_path, *DECODE, name="stopped")) == bits(uninterrupted)
 
 
 def test_shards_are_decoded_as_their_files_are(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""The largest micro batch that fits: found by trials, the same on all ranks, and the training is the same with it."""
+"""The largest micro batch that fits is found by trials, the same on all ranks, and the training is the same with it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import fit_ranks
 import pytest
@@ -16,11 +17,16 @@ from ranks import together
 
 from entrypoint import ExitCode, Failure
 from train import batch_size
-from train.batch_size import MicroBatchCache, divisors, find_largest
+from train.batch_size import GpuMemory, MicroBatchCache, divisors, find_largest
 from train.trainer import Trainer
 
 AUTO = ("train.micro_batch_size=auto", "train.max_steps=2")
 HELD = 120_000  # bytes: 8 of these samples fit, 16 do not
+SIGNS = (
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("CUDA error: out of memory"),
+)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, room: int) -> Pretended:
@@ -33,7 +39,7 @@ def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer.state.network.parameters()])
 
 
-def found(folder: Path, memory: Pretended, notes: MicroBatchCache) -> int:
+def size_for(folder: Path, memory: Pretended, notes: MicroBatchCache) -> int:
     """What a job with this memory and these notes takes."""
     real = batch_size.find_micro_batch
     with pytest.MonkeyPatch.context() as patched:
@@ -49,8 +55,8 @@ def found(folder: Path, memory: Pretended, notes: MicroBatchCache) -> int:
 @given(number=st.integers(1, 5000), limit=st.integers(0, 5000), first=st.integers(1, 6000))
 def test_the_search_finds_the_largest_in_few_trials(number: int, limit: int, first: int) -> None:
     sizes, tried = divisors(number), []
-    found = find_largest(sizes, lambda size: tried.append(size) or size <= limit, first)  # type: ignore[func-returns-value]
-    assert found == max((size for size in sizes if size <= limit), default=None)
+    largest = find_largest(sizes, lambda size: tried.append(size) or size <= limit, first)  # type: ignore[func-returns-value]
+    assert largest == max((size for size in sizes if size <= limit), default=None)
     assert len(tried) == len(set(tried)) <= 2 * len(sizes).bit_length() + 12
 
 
@@ -82,23 +88,23 @@ def test_what_was_tried_leaves_no_trace_in_the_training(tmp_path: Path, monkeypa
 
 def test_a_size_that_is_known_is_tried_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = MicroBatchCache(folder=tmp_path / "caches", record={})
-    assert found(tmp_path / "first", pretend(monkeypatch, HELD), notes) == 8
+    assert size_for(tmp_path / "first", pretend(monkeypatch, HELD), notes) == 8
     again = pretend(monkeypatch, HELD)
-    assert (found(tmp_path / "second", again, notes), again.tried) == (8, 1)
+    assert (size_for(tmp_path / "second", again, notes), again.tried) == (8, 1)
 
 
 def test_a_size_that_fits_no_longer_is_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = MicroBatchCache(folder=tmp_path / "caches", record={})
-    found(tmp_path / "first", pretend(monkeypatch, HELD), notes)
-    assert found(tmp_path / "second", pretend(monkeypatch, HELD // 2), notes) == 2
+    size_for(tmp_path / "first", pretend(monkeypatch, HELD), notes)
+    assert size_for(tmp_path / "second", pretend(monkeypatch, HELD // 2), notes) == 2
 
 
 def test_a_size_that_was_found_on_a_busy_device_is_not_kept_for_an_idle_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes = MicroBatchCache(folder=tmp_path / "caches", record={})
-    busy = found(tmp_path / "busy", pretend(monkeypatch, HELD // 2), notes)
-    assert found(tmp_path / "idle", pretend(monkeypatch, HELD), notes) > busy
+    busy = size_for(tmp_path / "busy", pretend(monkeypatch, HELD // 2), notes)
+    assert size_for(tmp_path / "idle", pretend(monkeypatch, HELD), notes) > busy
 
 
 def test_a_run_goes_on_with_what_its_own_record_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,5 +142,40 @@ def test_the_cpu_and_a_number_of_the_user_s_are_left_alone(tmp_path: Path, monke
 
 def test_ranks_agree_on_what_the_one_with_the_least_memory_holds(tmp_path: Path) -> None:
     together(fit_ranks.__file__, 2, tmp_path / "ranks", "1000000", "120000")
-    told = [json.loads((tmp_path / "ranks" / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert told == [[8, 8], [8, 8]]
+    recorded = [json.loads((tmp_path / "ranks" / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert recorded == [[8, 8], [8, 8]]
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def test_the_cpu_has_none_that_could_be_tried() -> None:
+    assert batch_size.get_device_memory(torch.device("cpu")) is None
+    assert batch_size.get_device_memory(torch.device("cuda", 0)) == GpuMemory(torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("error", SIGNS, ids=["torch", "cudnn", "driver"])
+def test_a_lack_of_memory_is_an_answer(error: RuntimeError) -> None:
+    assert not batch_size.fits_in_memory(lambda: fail(error))
+    assert batch_size.fits_in_memory(lambda: None)
+
+
+def test_another_error_is_none() -> None:
+    with pytest.raises(RuntimeError, match="shape"):
+        batch_size.fits_in_memory(lambda: fail(RuntimeError("shape mismatch")))
+
+
+def test_what_torch_asked_the_driver_for_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = GpuMemory(torch.device("cuda", 0))
+    stand_ins: dict[str, Any] = {
+        "empty_cache": lambda: None,
+        "reset_peak_memory_stats": lambda device: None,
+        "memory_reserved": lambda device: 100,
+        "max_memory_reserved": lambda device: 350,
+        "mem_get_info": lambda device: (700, 1000),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    assert (memory.free(), memory.taken(lambda: None)) == (700, 250)
+    assert memory.taken(lambda: fail(SIGNS[0])) is None

@@ -46,12 +46,12 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
 
 
 def test_first_weights_do_not_depend_on_what_happened_before(tmp_path: Path) -> None:
-    found = []
+    results = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         with built(tmp_path / str(seed)) as trainer:
-            found.append(weights_of(trainer))
-    assert torch.equal(*found)
+            results.append(weights_of(trainer))
+    assert torch.equal(*results)
 
 
 def test_a_fresh_run_begins_with_the_weights_it_is_given(tmp_path: Path) -> None:

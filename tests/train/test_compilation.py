@@ -118,17 +118,17 @@ def test_a_compiler_gives_a_sign_of_life_while_it_uses_the_cpu(
     monkeypatch.setattr(compilation, "BUSY_CHECK_S", 0.001)
     monkeypatch.setattr(compilation, "REPORT_EVERY_S", 0.0)
     heartbeat, cpu_seconds, said_three = Beats(), itertools.count(0.0, seconds_per_check), threading.Barrier(2)
-    said: list[str] = []
+    messages: list[str] = []
 
     def say(text: str) -> None:
-        said.append(text)
-        if len(said) == 3:
+        messages.append(text)
+        if len(messages) == 3:
             said_three.wait(60)
 
     with compilation.signs_of_life(heartbeat, say, lambda: next(cpu_seconds)):
         said_three.wait(60)
     assert (heartbeat.count > 0) is beats
-    assert "still compiling" in said[0]
+    assert "still compiling" in messages[0]
 
 
 class Marked(nn.Linear):
@@ -265,9 +265,9 @@ def test_a_signal_while_torch_compiles_is_a_stop_and_no_fault_of_the_model(
 @pytest.mark.parametrize(("mode", "kept"), [("default", "/there"), ("false", None)])
 def test_who_says_where_code_is_kept_is_heard(mode: str, kept: str | None, tmp_path: Path) -> None:
     config = load.load_config(None, [f"train.compile={mode}"])
-    said = {worker.COMPILED_CODE_VARIABLE: "/there"} if kept else {}
-    worker.keep_compiled_code(said, config)
-    assert said.get(worker.COMPILED_CODE_VARIABLE) == kept
+    variables = {worker.COMPILED_CODE_VARIABLE: "/there"} if kept else {}
+    worker.keep_compiled_code(variables, config)
+    assert variables.get(worker.COMPILED_CODE_VARIABLE) == kept
     if kept:
         own = {"XDG_CACHE_HOME": str(tmp_path)}
         worker.keep_compiled_code(own, config)
@@ -280,7 +280,7 @@ def test_compiled_code_is_kept_and_found_by_the_next_start(tmp_path: Path) -> No
         pytest.skip("machine: the command g++ is not there")
     tiny = ("model.args.width=1", "model.args.blocks=0", "model.args.norm=none", "data.samples=40", "data.image_size=8")
     short = ("train.max_steps=2", "train.global_batch_size=8", "data.val_fraction=0", "train.compile=default")
-    found = []
+    results = []
     for name in ("cold", "warm"):
         # Headers that are compiled ahead pay off with more kernels than two. The place: torch has set one, here.
         quick = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_CACHE_DIR": ""}
@@ -288,7 +288,7 @@ def test_compiled_code_is_kept_and_found_by_the_next_start(tmp_path: Path) -> No
         run = ("-m", "train", "--device", "cpu", *tiny, *short, f"run.name={name}")
         done = python(*run, cwd=tmp_path, environ=environ)
         assert done.returncode == 0, done.stderr
-        found.append(json.loads((tmp_path / f"runs/{name}/run.json").read_text())["training"]["compiled"])
-    assert [code["graphs"] for code in found] == [1, 1]
-    assert [code["kept"] for code in found] == [0, found[0]["pieces"]]
-    assert found[1]["place"] == str(tmp_path / "caches/train-image/compiled")
+        results.append(json.loads((tmp_path / f"runs/{name}/run.json").read_text())["training"]["compiled"])
+    assert [code["graphs"] for code in results] == [1, 1]
+    assert [code["kept"] for code in results] == [0, results[0]["pieces"]]
+    assert results[1]["place"] == str(tmp_path / "caches/train-image/compiled")

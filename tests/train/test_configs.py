@@ -1,4 +1,4 @@
-"""The configurations that we ship: each trains for a few steps through the command `train`, alone and as two ranks."""
+"""The configurations that we ship: each trains for a few steps through the command `train`, recipes are checked."""
 
 from __future__ import annotations
 
@@ -11,28 +11,37 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from images import write_image
+from images import write_classes, write_image
+from jobs import built
 from made_up import pixels, write_mnist
 from processes import python, unmeasured
 from runs import Run
 
+from train import __main__ as front
 from train.config import load
 from train.config.batches import compute_batch_sizes
 from train.logging.metrics_logger import METRICS_FILE, read_events
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MEASURED = ("quickstart",)  # by coverage; the others run the same lines
+
 # A step of bf16 may take a busy CPU longer than the 30 s after which a silent rank counts as hanging.
 SHORT = ("train.max_steps=2", "log.every_steps=1", "launch.timeouts.step=600")
+
 # Batches that a CPU computes in seconds.
 SMALL = ("train.global_batch_size=4", "train.micro_batch_size=2")
+IMBALANCED = CONFIGS / "imbalanced.yaml"
+RECIPES = sorted((CONFIGS / "recipes").glob("*.yaml"))
+
+# Few images, and a precision that a CPU has.
+FEW_IMAGES = ("train.global_batch_size=8", "train.micro_batch_size=4", "train.max_steps=2", "train.precision=fp32")
 
 
 def folders(root: Path, classes: int, each: int, size: int) -> None:
     """ROOT/train and ROOT/test, `each` images in every class of the first."""
     for side, count in (("train", each), ("test", 1)):
-        for place in range(classes * count):
-            write_image(root / side / f"class-{place % classes}" / f"{place}.png", place % 250, (size, size))
+        for number in range(classes * count):
+            write_image(root / side / f"class-{number % classes}" / f"{number}.png", number % 250, (size, size))
 
 
 def arrays(root: Path, classes: int) -> tuple[str, ...]:
@@ -79,9 +88,9 @@ NEEDS: dict[str, Callable[[Path], tuple[str, ...]]] = {
 def test_every_shipped_configuration_fits_the_four_gpus_of_the_job_scripts_or_says_how(name: str) -> None:
     text = (CONFIGS / f"{name}.yaml").read_text()
     train = load.load_config(str(CONFIGS / f"{name}.yaml"), []).train
-    said = re.search(r"for 4: train\.micro_batch_size=(\d+)", text)
+    match = re.search(r"for 4: train\.micro_batch_size=(\d+)", text)
     assert (
-        compute_batch_sizes(train.global_batch_size, int(said[1]) if said else train.micro_batch_size, 4).accumulation
+        compute_batch_sizes(train.global_batch_size, int(match[1]) if match else train.micro_batch_size, 4).accumulation
         >= 1
     )
 
@@ -112,3 +121,60 @@ def test_every_shipped_configuration_trains(name: str, ranks: int, tmp_path: Pat
     losses = [event["loss"] for event in read_events(run.folder / METRICS_FILE) if "loss" in event]
     assert run.logged() == [1, 2]
     assert all(map(math.isfinite, losses))
+
+
+def macro_f1(folder: Path, seed: int, weights: str) -> float:
+    """On the validation images, at the end of the whole run."""
+    settings = (f"run.seed={seed}", f"optim.class_weights={weights}", "log.tensorboard=false")
+    with built(folder, *settings, config=IMBALANCED) as trainer:
+        trainer.fit()
+        assert trainer.state.result is not None
+        value = trainer.state.result.value("macro_f1")
+        assert value is not None
+        return value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_weights_raise_macro_f1_where_one_sample_in_a_hundred_is_rare(seed: int, tmp_path: Path) -> None:
+    balanced, none = (macro_f1(tmp_path / kind, seed, kind) for kind in ("balanced", "none"))
+    assert balanced >= none + 0.1
+
+
+def write_images(name: str, root: Path) -> tuple[str, ...]:
+    """Two classes in the place of ImageNet's. CIFAR-10 is checked without its files."""
+    if name.startswith("cifar10"):
+        return ()
+    for split, count in (("train", 8), ("val", 2)):
+        write_classes(root / split, ant=count, bee=count)
+    return (f"data.root={root}",)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_train_check_accepts_every_recipe(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = (*write_images(path.stem, tmp_path / "images"), *FEW_IMAGES)
+    assert front.run_command(["check", "--config", str(path), "--device", "cpu", *settings], {}) == 0
+    plan = capsys.readouterr().out
+    assert "WARNING" not in plan
+    assert "steps          " in plan
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_divides_among_one_two_and_four_gpus(path: Path) -> None:
+    train = load.load_config(str(path), []).train
+    for world_size in (1, 2, 4):
+        assert compute_batch_sizes(train.global_batch_size, train.micro_batch_size, world_size).accumulation >= 1
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_has_a_table_in_the_docs_that_says_of_each_option_whether_it_is_equal(path: Path) -> None:
+    page = (CONFIGS.parent / "docs" / "evidence" / "recipes.md").read_text()
+    section = page.partition(f"(../../configs/recipes/{path.name})")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+) \|$", section, re.MULTILINE)[2:]
+    assert len(rows) >= 10
+    for row in rows:
+        *_, equal = (cell.strip() for cell in row.replace(r"\|", "/").split("|"))
+        assert re.match(r"(yes|no)\b", equal), row

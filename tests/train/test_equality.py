@@ -49,21 +49,21 @@ STILL = ["optim.lr=1e-12", "optim.weight_decay=0", "train.max_steps=1", "eval.ba
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("equality")
     (folder / "ten.yaml").write_text(TEN_STEPS)
     return folder
 
 
 @pytest.fixture(scope="module")
-def train(place: Path) -> Train:
+def train(shared_folder: Path) -> Train:
     """Train for ten steps on so many ranks; what was trained before in the same way is taken from there."""
 
     def run(ranks: int, *settings: str, name: str | None = None) -> Run:
         name = name or "-".join([str(ranks), *settings])
-        if not (place / "runs" / name).exists():
-            again(place, ranks, *settings, name=name)
-        return Run(folder=place / "runs" / name)
+        if not (shared_folder / "runs" / name).exists():
+            again(shared_folder, ranks, *settings, name=name)
+        return Run(folder=shared_folder / "runs" / name)
 
     return run
 
@@ -73,42 +73,42 @@ def command(ranks: int, *settings: str, name: str) -> list[str]:
     return ["-m", "train", "--config", "ten.yaml", *world, f"run.name={name}", *settings]
 
 
-def again(place: Path, ranks: int, *settings: str, name: str) -> Run:
-    ended = python(*command(ranks, *settings, name=name), cwd=place, env=unmeasured())
+def again(shared_folder: Path, ranks: int, *settings: str, name: str) -> Run:
+    ended = python(*command(ranks, *settings, name=name), cwd=shared_folder, env=unmeasured())
     assert ended.returncode == 0, ended.stderr
-    return Run(folder=place / "runs" / name)
+    return Run(folder=shared_folder / "runs" / name)
 
 
-def at_once(place: Path, ranks: int, table: Mapping[str, Sequence[str]]) -> None:
+def at_once(shared_folder: Path, ranks: int, table: Mapping[str, Sequence[str]]) -> None:
     """Everything in the table, one after the other in the same processes: PLACE/NAME/RANKS gets the run."""
-    (place / "grid.json").write_text(json.dumps(table))
+    (shared_folder / "grid.json").write_text(json.dumps(table))
     script = str(Path(__file__).parents[1] / "support" / "grid.py")
     launch = ["-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", str(ranks), "--"]
-    ended = python(*launch, sys.executable, script, str(place), cwd=place, env=unmeasured())
+    ended = python(*launch, sys.executable, script, str(shared_folder), cwd=shared_folder, env=unmeasured())
     assert ended.returncode == 0, ended.stderr[-2000:] + ended.stdout[-2000:]
 
 
-def whole_and_halved(place: Path, ranks: int) -> None:
+def whole_and_halved(shared_folder: Path, ranks: int) -> None:
     """PLACE/still/RANKS, PLACE/whole-NAME/RANKS, and PLACE/halved-NAME/RANKS that new processes end from step 10 on."""
     names = [name for name, on in PAIRS if on == ranks]
-    at_once(place, ranks, {"still": STILL} | {f"whole-{name}": WHOLE[name] for name in names})
+    at_once(shared_folder, ranks, {"still": STILL} | {f"whole-{name}": WHOLE[name] for name in names})
     for name in names:
-        halved = Run(folder=place / f"halved-{name}" / str(ranks))
-        shutil.copytree(place / f"whole-{name}" / str(ranks), halved.folder)
+        halved = Run(folder=shared_folder / f"halved-{name}" / str(ranks))
+        shutil.copytree(shared_folder / f"whole-{name}" / str(ranks), halved.folder)
         forget_after(halved, 10)
     if names:
-        at_once(place, ranks, {f"halved-{name}": WHOLE[name] for name in names})
+        at_once(shared_folder, ranks, {f"halved-{name}": WHOLE[name] for name in names})
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
     """A run of `whole_and_halved` by its name and ranks; all of so many ranks are trained when the first is wanted."""
-    place = tmp_path_factory.mktemp("grid")
+    shared_folder = tmp_path_factory.mktemp("grid")
 
     def run(name: str, ranks: int) -> Run:
-        if not (place / "still" / str(ranks)).exists():
-            whole_and_halved(place, ranks)
-        return Run(folder=place / name / str(ranks))
+        if not (shared_folder / "still" / str(ranks)).exists():
+            whole_and_halved(shared_folder, ranks)
+        return Run(folder=shared_folder / name / str(ranks))
 
     return run
 
@@ -121,24 +121,24 @@ def forget_after(run: Run, step: int) -> None:
 
 
 def assert_close(run: Run, other: Run) -> None:
-    ours, theirs = run.weights(10), other.weights(10)
+    ours, others = run.weights(10), other.weights(10)
     for name, weight in ours.items():
-        assert (abs(weight - theirs[name]) <= 1e-6 + 1e-5 * abs(theirs[name])).all(), name
+        assert (abs(weight - others[name]) <= 1e-6 + 1e-5 * abs(others[name])).all(), name
 
 
 def assert_same_bits(run: Run, other: Run) -> None:
     for group in ("model", "optimizer"):
-        ours, theirs = (
+        ours, others = (
             load_file(r.folder / "checkpoints" / "step-00000020" / f"{group}.safetensors") for r in (run, other)
         )
-        assert ours.keys() == theirs.keys()
-        assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+        assert ours.keys() == others.keys()
+        assert not [name for name in ours if not torch.equal(ours[name], others[name])]
 
 
 def assert_same_weights(run: Run, other: Run) -> None:
-    ours, theirs = run.weights(10), other.weights(10)
-    assert ours.keys() == theirs.keys()
-    assert not [name for name in ours if not (ours[name] == theirs[name]).all()]
+    ours, others = run.weights(10), other.weights(10)
+    assert ours.keys() == others.keys()
+    assert not [name for name in ours if not (ours[name] == others[name]).all()]
 
 
 def events(run: Run, name: str) -> list[dict[str, float]]:
@@ -165,11 +165,11 @@ def test_images_read_by_workers_teach_the_same(train: Train) -> None:
 
 @pytest.mark.slow
 def test_fifty_variables_at_once_change_no_bit_and_each_is_shown(
-    train: Train, place: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**REMOVED, **ACTING}.items():
         monkeypatch.setenv(name, value)
-    strange = again(place, 2, name="strange")
+    strange = again(shared_folder, 2, name="strange")
     assert_same_weights(strange, train(2))
     assert strange.record["variables"]["removed"].keys() == REMOVED.keys()
     assert strange.record["variables"]["acting"].keys() >= ACTING.keys()
@@ -181,33 +181,33 @@ def test_fifty_variables_at_once_change_no_bit_and_each_is_shown(
     "name", ["ACCELERATE_TORCH_DEVICE", "TORCH_DISTRIBUTED_USE_TORCHCOMMS", "ONEDNN_DEFAULT_FPMATH_MODE"]
 )
 def test_a_dangerous_variable_alone_changes_no_bit(
-    train: Train, place: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    train: Train, shared_folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, REMOVED[name])
-    assert_same_weights(again(place, 1, name=name), train(1))
+    assert_same_weights(again(shared_folder, 1, name=name), train(1))
 
 
 @pytest.mark.slow
 def test_a_variable_that_chooses_kernels_is_shown_and_changes_last_bits_only(
-    train: Train, place: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    plain = again(place, 1, name="plain")
+    plain = again(shared_folder, 1, name="plain")
     assert_close(plain, train(1))
     assert plain.record["variables"]["acting"]["ATEN_CPU_CAPABILITY"] == "default"
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_variable_that_contradicts_the_config_is_refused_by_every_rank_before_anything_is_written(
-    place: Path, rank: int
+    shared_folder: Path, rank: int
 ) -> None:
     contract = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     environ = {**contract, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29777", "ACCELERATE_MIXED_PRECISION": "bf16"}
     line = ("-m", "train", "--config", "ten.yaml", "--device", "cpu", "run.name=refused")
-    ended = python(*line, cwd=place, environ=environ)
+    ended = python(*line, cwd=shared_folder, environ=environ)
     assert ended.returncode == 64
     assert "ERROR[64] ACCELERATE_MIXED_PRECISION and the config contradict each other" in ended.stderr
-    assert not (place / "runs" / "refused").exists()
+    assert not (shared_folder / "runs" / "refused").exists()
 
 
 def test_ten_steps_change_the_weights(train: Train) -> None:
@@ -231,21 +231,21 @@ def test_whatever_is_trained_a_resumed_run_ends_with_the_bits_of_an_uninterrupte
     monkeypatch.setattr(compilation, "BACKEND", "eager")
     settings = ("optim.schedule=constant", "optim.warmup_epochs=0", "train.ema_decay=0.9", *settings)
     trained(tmp_path / "halved", *settings, *before, "train.max_steps=3")
-    halved, whole = (trained(tmp_path / name, *settings).checkpointer.newest for name in ("halved", "whole"))
+    halved, uninterrupted = (trained(tmp_path / name, *settings).checkpointer.newest for name in ("halved", "whole"))
     torch._dynamo.reset()
     assert halved is not None
-    assert whole is not None
+    assert uninterrupted is not None
     for group in ("model", "optimizer", "ema"):
-        assert (halved / f"{group}.safetensors").read_bytes() == (whole / f"{group}.safetensors").read_bytes()
+        assert (halved / f"{group}.safetensors").read_bytes() == (uninterrupted / f"{group}.safetensors").read_bytes()
 
 
 @pytest.mark.slow
 @pytest.mark.together("equality")
 @pytest.mark.parametrize(("name", "ranks"), PAIRS)
 def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(grid: Grid, name: str, ranks: int) -> None:
-    halved, whole = (grid(f"{part}-{name}", ranks) for part in ("halved", "whole"))
-    assert_same_bits(halved, whole)
-    assert len(losses := [event["loss"] for event in events(whole, "eval")]) == 2
+    halved, uninterrupted = (grid(f"{part}-{name}", ranks) for part in ("halved", "whole"))
+    assert_same_bits(halved, uninterrupted)
+    assert len(losses := [event["loss"] for event in events(uninterrupted, "eval")]) == 2
     assert [event["loss"] for event in events(halved, "eval")] == losses
 
 
@@ -253,20 +253,22 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(grid: Grid, na
 @pytest.mark.together("equality")
 @pytest.mark.parametrize(("name", "ranks"), PAIRS)
 def test_a_resumed_run_does_only_the_steps_after_its_checkpoint_again(grid: Grid, name: str, ranks: int) -> None:
-    halved, whole = (
+    halved, uninterrupted = (
         {event["step"]: event["time"] for event in events(grid(f"{part}-{name}", ranks), "train")}
         for part in ("halved", "whole")
     )
-    assert [step for step, time in whole.items() if halved[step] != time] == list(range(11, 21))
+    assert [step for step, time in uninterrupted.items() if halved[step] != time] == list(range(11, 21))
 
 
-def test_a_run_stopped_by_a_signal_ends_with_the_bits_of_an_uninterrupted_one(train: Train, place: Path) -> None:
+def test_a_run_stopped_by_a_signal_ends_with_the_bits_of_an_uninterrupted_one(
+    train: Train, shared_folder: Path
+) -> None:
     settings = (*LONG, "optim.lr=0.01", "train.global_batch_size=48", "train.micro_batch_size=1")
-    stopped = Run(folder=place / "runs" / "stopped")
-    with start_python(*command(2, *settings, name="stopped"), cwd=place) as process:
+    stopped = Run(folder=shared_folder / "runs" / "stopped")
+    with start_python(*command(2, *settings, name="stopped"), cwd=shared_folder) as process:
         wait_until(lambda: len(stopped.logged()) >= 3, "three steps")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 75, process.communicate()[0]
     assert stopped.ending is not None
     assert stopped.ending.step == stopped.committed() < 20  # type: ignore[operator]
-    assert_same_bits(again(place, 2, *settings, name="stopped"), train(2, *settings, name="not-stopped"))
+    assert_same_bits(again(shared_folder, 2, *settings, name="stopped"), train(2, *settings, name="not-stopped"))

@@ -1,23 +1,27 @@
-"""One process at a time holds a lock, a dead one holds nobody up, and a living one is waited for."""
+"""One process at a time holds a lock or a run; a dead one holds nobody up, and a living one is waited for."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from processes import TIMEOUT_S, start_python, wait_until
+from processes import TIMEOUT_S, python, start_python, wait_until
+from runs import ENDLESS, Run
 from shut import NOBODY, ONLY_ROOT, being, of_everybody
 
 from train import file_lock
 from train.file_lock import LockHolder, WaitOutcome
+from train.run import lock
 
 HOLD = """
 import pathlib, sys, time
@@ -26,6 +30,8 @@ file_lock.acquire_lock(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
 """
+COMMAND = ("-m", "train", "--config", "config.yaml", "log.every_steps=1")
+QUICK = {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -269,13 +275,13 @@ def test_processes_on_one_machine_take_turns(path: Path) -> None:
 def test_the_holder_is_told_once_when_another_took_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_lock, "HEARTBEAT_S", 0.001)
     held = file_lock.acquire_lock(path)
-    told: list[int] = []
+    messages: list[int] = []
     assert held is not None
-    with held.held(lambda: told.append(1)):
+    with held.held(lambda: messages.append(1)):
         assert file_lock.is_still_held(path, 1)
         left_by(path, file_lock.this_process_as_holder(), number=2)
-        wait_until(lambda: bool(told), "told")
-    assert (told, file_lock.is_still_held(path, 1)) == ([1], False)
+        wait_until(lambda: bool(messages), "told")
+    assert (messages, file_lock.is_still_held(path, 1)) == ([1], False)
 
 
 def test_a_lock_whose_folder_is_gone_is_held_by_nobody(path: Path) -> None:
@@ -342,3 +348,93 @@ def test_a_huge_number_is_given_back_at_once(path: Path) -> None:
     assert held is not None
     held.release()
     assert list(path.parent.iterdir()) == []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A start in its folder, at work."""
+
+    run: Run
+    process: subprocess.Popen[str]
+
+    def trains(self, before: int) -> bool:
+        """Whether it has done steps, after so many starts before it."""
+        return len(self.run.record.get("starts", [])) > before and max(self.run.logged(), default=0) > 1
+
+    def files(self) -> dict[str, int]:
+        """What stands in errors/ and checkpoints/, and when it was last changed."""
+        paths = (path for name in ("errors", "checkpoints") for path in self.run.folder.glob(f"{name}/**/*"))
+        return {str(path): path.stat().st_mtime_ns for path in paths}
+
+
+def begin(folder: Path, **environ: str) -> Begun:
+    run = Run(folder=folder / "runs" / "run")
+    before = len(run.record.get("starts", []))
+    (folder / "config.yaml").write_text(ENDLESS)
+    begun = Begun(run=run, process=start_python(*COMMAND, environ=QUICK | environ, cwd=folder))
+    wait_until(lambda: begun.trains(before) or begun.process.poll() is not None, "steps", TIMEOUT_S)
+    return begun
+
+
+def second(folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return python(*COMMAND, environ=QUICK | environ, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def first(folder: Path) -> Iterator[Begun]:
+    begun = begin(folder)
+    with begun.process:
+        yield begun
+        begun.process.kill()
+
+
+def test_a_second_start_is_sent_away_by_name_and_the_first_goes_on(first: Begun, folder: Path) -> None:
+    before = first.files()
+    done = second(folder)
+    assert done.returncode == 73, done.stderr
+    assert f"process {first.process.pid} on " in done.stderr
+    step = max(first.run.logged())
+    wait_until(lambda: max(first.run.logged()) > step, "another step")
+    assert first.files() == before
+
+
+def test_a_second_job_is_sent_away_too_and_leaves_nothing_for_the_first_ones_script(first: Begun, folder: Path) -> None:
+    before = first.files()
+    assert second(folder, SLURM_JOB_ID="8", SLURM_RESTART_COUNT="3", CUDA_VISIBLE_DEVICES="0").returncode in (73, 78)
+    assert first.files() == before
+
+
+@pytest.mark.parametrize("words", [("check",), ("where",)])
+def test_who_only_looks_needs_no_lock(first: Begun, folder: Path, words: tuple[str, ...]) -> None:
+    assert python("-m", "train", *words, "--config", "config.yaml", cwd=folder).returncode == 0
+
+
+def test_after_kill_9_the_next_start_goes_on_at_once_and_one_that_lost_its_folder_saves_nothing(
+    first: Begun, folder: Path
+) -> None:
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait(TIMEOUT_S)
+    again = begin(folder)
+    with again.process:
+        number, holder = file_lock.read_current_lock(again.run.folder / lock.LOCK_NAME)
+        assert holder is not None
+        assert holder.pid == again.process.pid
+        before = again.files()
+        _take_over(again.run.folder, number + 1, holder)
+        printed, _ = again.process.communicate(timeout=TIMEOUT_S)
+    assert again.process.returncode == 73, printed
+    assert "which has ended without giving the run's folder back" in printed
+    assert "lost the run's folder" in printed
+    assert "process 1 on node07" in printed
+    assert again.files() == before
+
+
+def _take_over(run_folder: Path, number: int, holder: file_lock.LockHolder) -> None:
+    """As a start on another machine does that saw no sign of life."""
+    recorded: Mapping[str, object] = {"host": "node07", "pid": 1, "began": "1", "machine": "another boot", "token": "x"}
+    (run_folder / f"{lock.LOCK_NAME}.{number}").write_text(json.dumps(recorded | {"since": holder.since}))

@@ -42,8 +42,8 @@ def measured_again(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> dict
     forget_accelerate()
     capsys.readouterr()
     evaluate.evaluate_on_rank(config, chosen, ALONE, {}, as_json=True, split="test")
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    output: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return output
 
 
 @pytest.fixture
@@ -210,6 +210,6 @@ def test_any_number_of_ranks_measures_the_same(tmp_path: Path) -> None:
     assert f"{saved['accuracy']:.2%}" in next(line for line in ended.stdout.splitlines() if line.startswith("test "))
     line = ("eval", "runs/run", "--split", "test", "--json", "--procs-per-node", "1")
     again = python("-m", "train", *line, cwd=tmp_path)
-    found = json.loads(again.stdout)
-    assert (found["accuracy"], found["samples"]) == (saved["accuracy"], 192)
-    assert found["loss"] == pytest.approx(saved["loss"], rel=1e-6)
+    output = json.loads(again.stdout)
+    assert (output["accuracy"], output["samples"]) == (saved["accuracy"], 192)
+    assert output["loss"] == pytest.approx(saved["loss"], rel=1e-6)

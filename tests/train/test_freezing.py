@@ -60,41 +60,43 @@ def test_after_its_epochs_the_backbone_is_trained_too(tmp_path: Path, settings: 
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("freezing")
     (folder / "ten.yaml").write_text(TEN_STEPS)
     return folder
 
 
-def run(place: Path, ranks: int, name: str, *settings: str) -> Path:
+def run(shared_folder: Path, ranks: int, name: str, *settings: str) -> Path:
     """The folder of the run with this name after one more start."""
     command = ["-m", "train", "--config", "ten.yaml", "--device", "cpu", "--procs-per-node", str(ranks)]
     ended = python(
-        *command, f"run.name={name}", *keep_last_overrides([*THAWED, *settings]), cwd=place, env=unmeasured()
+        *command, f"run.name={name}", *keep_last_overrides([*THAWED, *settings]), cwd=shared_folder, env=unmeasured()
     )
     assert ended.returncode == 0, ended.stderr
-    return place / "runs" / name
+    return shared_folder / "runs" / name
 
 
 @pytest.fixture(scope="module")
-def whole(place: Path) -> Path:
+def uninterrupted(shared_folder: Path) -> Path:
     """An uninterrupted run on two ranks."""
-    return run(place, 2, "whole")
+    return run(shared_folder, 2, "whole")
 
 
-def test_two_ranks_learn_what_one_learns(place: Path) -> None:
+def test_two_ranks_learn_what_one_learns(shared_folder: Path) -> None:
     """Two steps with all layers. Later steps differ more, also without model.freeze: at an edge of ReLU or a pool."""
     group = ("model.args.norm=group", "train.max_steps=6")
-    alone, both = (run(place, ranks, f"on-{ranks}", *group) for ranks in (1, 2))
+    alone, both = (run(shared_folder, ranks, f"on-{ranks}", *group) for ranks in (1, 2))
     for name, tensor in weights_of(alone, 6).items():
         torch.testing.assert_close(weights_of(both, 6)[name], tensor, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("stopped_at", [3, pytest.param(4, marks=pytest.mark.slow), 6])
-def test_a_run_that_resumes_before_or_after_has_the_same_bits(place: Path, whole: Path, stopped_at: int) -> None:
-    run(place, 2, f"halved-{stopped_at}", f"train.max_steps={stopped_at}")
-    halved = run(place, 2, f"halved-{stopped_at}")
-    assert changed(weights_of(whole, 10), weights_of(halved, 10)) == set()
+def test_a_run_that_resumes_before_or_after_has_the_same_bits(
+    shared_folder: Path, uninterrupted: Path, stopped_at: int
+) -> None:
+    run(shared_folder, 2, f"halved-{stopped_at}", f"train.max_steps={stopped_at}")
+    halved = run(shared_folder, 2, f"halved-{stopped_at}")
+    assert changed(weights_of(uninterrupted, 10), weights_of(halved, 10)) == set()
 
 
 def test_what_the_user_froze_stays_frozen() -> None:

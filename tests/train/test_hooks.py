@@ -22,7 +22,7 @@ from train.hooks import RecompilationWarning, StepProfiler
 from train.trainer import Trainer
 
 
-def said(folder: Path, *settings: str) -> str:
+def printed_by_training(folder: Path, *settings: str) -> str:
     """What a tiny training says: eight steps."""
     out = io.StringIO()
     with built(folder, *settings, out=out) as trainer:
@@ -40,7 +40,7 @@ def timeline(folder: Path) -> Sequence[dict[str, Any]]:
 
 
 def test_the_first_and_the_last_step_are_recorded_and_no_other(tmp_path: Path) -> None:
-    text = said(tmp_path, "profile.steps=[3,5]", "train.micro_batch_size=16")
+    text = printed_by_training(tmp_path, "profile.steps=[3,5]", "train.micro_batch_size=16")
     steps = [event for event in timeline(tmp_path) if event["name"].startswith("Optimizer.step#")]
     assert len(steps) == 3
     assert names(tmp_path) == ["rank-0000-steps-3-5.json.gz", "rank-0000-steps-3-5.txt"]
@@ -48,7 +48,7 @@ def test_the_first_and_the_last_step_are_recorded_and_no_other(tmp_path: Path) -
 
 
 def test_the_console_shows_the_costliest_and_where_the_rest_is(tmp_path: Path) -> None:
-    lines = said(tmp_path, "profile.steps=[3,5]").splitlines()
+    lines = printed_by_training(tmp_path, "profile.steps=[3,5]").splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("operation "))
     assert lines[at + 11].startswith(f"table     {tmp_path}/profile/rank-0000-steps-3-5.txt")
     assert lines[at + 12].startswith(f"timeline  {tmp_path}/profile/rank-0000-steps-3-5.json.gz")
@@ -60,14 +60,14 @@ def test_a_training_has_the_same_bits_with_it(tmp_path: Path) -> None:
     weights = set()
     for name, settings in {"with": ("profile.steps=[2,6]",), "without": ()}.items():
         trained(tmp_path / name, *settings)
-        found = store.newest_checkpoint(tmp_path / name / "checkpoints")
-        assert found is not None
-        weights.add(found.contents.files["model.safetensors"].sha256)
+        checkpoint = store.newest_checkpoint(tmp_path / name / "checkpoints")
+        assert checkpoint is not None
+        weights.add(checkpoint.contents.files["model.safetensors"].sha256)
     assert len(weights) == 1
 
 
 def test_a_run_that_ends_among_these_steps_writes_what_it_has(tmp_path: Path) -> None:
-    said(tmp_path, "profile.steps=[7,20]")
+    printed_by_training(tmp_path, "profile.steps=[7,20]")
     assert names(tmp_path) == ["rank-0000-steps-7-8.json.gz", "rank-0000-steps-7-8.txt"]
 
 
@@ -75,9 +75,11 @@ def test_a_run_that_ends_among_them_commits_its_checkpoint_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[list[str]] = []
-    there = tmp_path / "checkpoints"
-    monkeypatch.setattr(profiler, "write_timeline", lambda *given: kept.append([one.name for one in there.iterdir()]))
-    said(tmp_path, "profile.steps=[7,20]")
+    folder = tmp_path / "checkpoints"
+    monkeypatch.setattr(
+        profiler, "write_timeline", lambda *given: kept.append([path.name for path in folder.iterdir()])
+    )
+    printed_by_training(tmp_path, "profile.steps=[7,20]")
     assert [names for names in kept if "step-00000008" in names] == kept != []
 
 
@@ -87,37 +89,37 @@ def test_a_run_that_fails_among_them_writes_what_it_has(tmp_path: Path, monkeypa
 
     after(4, fail, monkeypatch)
     with pytest.raises(Failure, match="enough"):
-        said(tmp_path, "profile.steps=[3,20]")
+        printed_by_training(tmp_path, "profile.steps=[3,20]")
     assert names(tmp_path) == ["rank-0000-steps-3-4.json.gz", "rank-0000-steps-3-4.txt"]
 
 
 def test_a_resumed_run_records_the_rest_of_the_steps(tmp_path: Path) -> None:
-    said(tmp_path, "train.max_steps=4")
-    said(tmp_path, "profile.steps=[3,6]")
+    printed_by_training(tmp_path, "train.max_steps=4")
+    printed_by_training(tmp_path, "profile.steps=[3,6]")
     assert names(tmp_path) == ["rank-0000-steps-5-6.json.gz", "rank-0000-steps-5-6.txt"]
 
 
 def test_a_resumed_run_beyond_them_says_nothing(tmp_path: Path) -> None:
-    said(tmp_path, "train.max_steps=4")
-    assert "profile" not in said(tmp_path, "profile.steps=[2,4]")
+    printed_by_training(tmp_path, "train.max_steps=4")
+    assert "profile" not in printed_by_training(tmp_path, "profile.steps=[2,4]")
     assert not (tmp_path / hooks.PROFILE_FOLDER).exists()
 
 
 def test_steps_that_the_run_does_not_have_are_said(tmp_path: Path) -> None:
-    text = said(tmp_path, "profile.steps=[10,20]")
+    text = printed_by_training(tmp_path, "profile.steps=[10,20]")
     assert text.count("profile.steps [10, 20]: nothing is recorded, the run has 8 steps") == 1
 
 
 def test_a_profile_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / hooks.PROFILE_FOLDER).write_text("in the way")
-    text = said(tmp_path, "profile.steps=[3,5]")
+    text = printed_by_training(tmp_path, "profile.steps=[3,5]")
     assert text.count("warning: the profile is incomplete, training goes on: FileExistsError") == 1
     assert "epoch 2/2" in text
 
 
 def test_a_timeline_that_was_cut_off_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "export_chrome_trace", lambda self, path: Path(path).write_text('{"traceEvents": ['))
-    assert "was not written whole" in said(tmp_path, "profile.steps=[3,5]")
+    assert "was not written whole" in printed_by_training(tmp_path, "profile.steps=[3,5]")
     assert names(tmp_path) == ["rank-0000-steps-3-5.txt"]
 
 

@@ -78,10 +78,12 @@ def test_a_package_that_cannot_be_loaded_is_one_refusal(monkeypatch: pytest.Monk
 
 def test_a_file_that_cannot_be_written_is_said_and_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "profile").write_text("in the way")
-    told: list[str] = []
-    with line_profiling.timed(load.load_config(None), tmp_path, told.append):
+    messages: list[str] = []
+    with line_profiling.timed(load.load_config(None), tmp_path, messages.append):
         pass
-    assert [line.startswith("warning: ") and "rank-0000-lines.txt was not written" in line for line in told] == [True]
+    assert [line.startswith("warning: ") and "rank-0000-lines.txt was not written" in line for line in messages] == [
+        True
+    ]
 
 
 def test_an_error_inside_passes_and_its_lines_are_kept(tmp_path: Path) -> None:

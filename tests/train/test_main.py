@@ -78,14 +78,14 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
 }
 
 
-@pytest.mark.parametrize(("argv", "code", "said"), BAD_LINES.values(), ids=BAD_LINES.keys())
+@pytest.mark.parametrize(("argv", "code", "text"), BAD_LINES.values(), ids=BAD_LINES.keys())
 def test_a_bad_command_line_ends_with_its_code_a_fix_and_nothing_written(
-    argv: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    argv: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert front.run_command(argv, {"LOCAL_RANK": "0"} if "--local-rank=1" in argv else {}) == code
     shown = capsys.readouterr().err
     assert shown.startswith(f"ERROR[{code}]")
-    assert said in shown
+    assert text in shown
     assert "\n  fix: " in shown
     assert "Traceback" not in shown
     assert list(tmp_path.iterdir()) == []

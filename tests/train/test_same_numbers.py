@@ -1,10 +1,11 @@
-"""The table of what may be trained, on 1, 2 and 4 ranks: the same weights after ten steps, in real process groups."""
+"""The same weights after ten steps on 1, 2 and 4 ranks, in real process groups; with bitwise the same bits."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from processes import python, unmeasured
 from runs import Run
 
 from train.config import schema
+from train.logging.metrics_logger import METRICS_FILE, read_events
 
 WORLDS = (1, 2, 4)
 ONE_BATCH = "train.micro_batch_size=48"
 SMOOTH = "model.name=smooth:make"
+
 # Adam and its like divide by what may be a rounding error where a gradient is nothing: eps keeps that out.
 CALM = ["optim.lr=0.002", "optim.args.eps=1e-3"]
 SCHEDULES = {kind: [f"optim.schedule={kind}", "optim.warmup_epochs=0.2"] for kind in schema.SCHEDULES}
@@ -32,24 +35,40 @@ OPTIONS = {
     "scaled-rate": ["optim.lr_scaling=sqrt", "optim.base_batch_size=12"],
 }
 ROWS = SCHEDULES | OPTIMIZERS | OPTIONS
+
 # Each row as one batch on one rank, and cut into micro batches of 4 and of 12.
 CUTS = {"whole": [ONE_BATCH], "by-4": ["train.micro_batch_size=4"], "by-12": ["train.micro_batch_size=12"]}
 
-
 # What `make test` has time for: each of these acts on the gradient or on the weights in a way of its own.
 QUICK = ("cosine", "adamw", "balanced", "clipped", "averaged", "own-loss")
+EIGHT = ["train.reproducible=bitwise", "train.global_batch_size=64", "train.micro_batch_size=8"]
+EIGHT += ["data.image_size=8", "eval.batch_size=25"]
+CALM_STEPS = ["optim.lr=0.002", "train.clip_grad_norm=0.05", "train.ema_decay=0.9"]
+BITWISE_ROWS = {
+    "sgd": ["model.args.width=8"],
+    "adamw": ["optim.name=adamw", *CALM_STEPS, "model.args.dropout=0.1"],
+    "batchnorm": ["model.args.norm=batch", "train.ema_decay=0.9", "train.precision=bf16"],
+    "mixed": ["data.augment=[random_resized_crop, rand_augment, color_jitter, random_erasing, mixup, cutmix]"],
+    "fast": ["train.reproducible=fast", "train.micro_batch_size=16"],
+}
+STOPS = {4: 3, 2: 6, 1: 10}  # the steps at which the run of each world ends, and the next goes on
 
 
-def train_all(place: Path, rows: Iterable[str], worlds: Iterable[int]) -> Path:
+def train_table(folder: Path, ranks: int, table: Mapping[str, Sequence[str]]) -> None:
+    """Trains FOLDER/ROW/RANKS for every row of `table`."""
+    script = str(Path(__file__).parents[1] / "support" / "grid.py")
+    (folder / "grid.json").write_text(json.dumps(table))
+    launch = ["-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", str(ranks), "--"]
+    ended = python(*launch, sys.executable, script, str(folder), cwd=folder, env=unmeasured(), timeout=600)
+    assert ended.returncode == 0, ended.stderr[-2000:] + ended.stdout[-2000:]
+
+
+def train_all(folder: Path, rows: Iterable[str], worlds: Iterable[int]) -> Path:
     """Trains FOLDER/ROW-CUT/WORLD_SIZE for each row; the whole batch on one rank only."""
-    script = Path(__file__).parents[1] / "support" / "grid.py"
     for ranks in worlds:
-        table = {f"{r}-{c}": [SMOOTH, *ROWS[r], *CUTS[c]] for r in rows for c in CUTS if ranks == 1 or c != "whole"}
-        (place / "grid.json").write_text(json.dumps(table))
-        launch = ["-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", str(ranks), "--"]
-        ended = python(*launch, sys.executable, str(script), str(place), cwd=place, env=unmeasured(), timeout=600)
-        assert ended.returncode == 0, ended.stderr[-2000:] + ended.stdout[-2000:]
-    return place
+        cuts = [cut for cut in CUTS if ranks == 1 or cut != "whole"]
+        train_table(folder, ranks, {f"{row}-{cut}": [SMOOTH, *ROWS[row], *CUTS[cut]] for row in rows for cut in cuts})
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +91,8 @@ def weights(folder: Path, row: str) -> dict[str, Any]:
 def agree(folder: Path, row: str, ranks: int, cut: str) -> bool:
     """Whether the row's weights are those of one batch on one rank."""
     expected = weights(folder / f"{row}-whole" / "1", row)
-    found = weights(folder / f"{row}-{cut}" / str(ranks), row)
-    return all((abs(found[name] - weight) <= 1e-6 + 1e-5 * abs(weight)).all() for name, weight in expected.items())
+    learned = weights(folder / f"{row}-{cut}" / str(ranks), row)
+    return all((abs(learned[name] - weight) <= 1e-6 + 1e-5 * abs(weight)).all() for name, weight in expected.items())
 
 
 @pytest.mark.parametrize("cut", ["by-4", "by-12"])
@@ -99,6 +118,79 @@ def test_any_number_of_ranks_learns_what_one_batch_on_one_rank_teaches(
 @pytest.mark.parametrize("row", ROWS)
 def test_each_row_teaches_something_of_its_own(trained: Path, row: str) -> None:
     learned = {name: weights(trained / f"{name}-whole" / "1", name) for name in ROWS}
-    mine = learned.pop(row)
-    same = [name for name, theirs in learned.items() if all((mine[key] == theirs[key]).all() for key in mine)]
+    own = learned.pop(row)
+    same = [name for name, other in learned.items() if all((own[key] == other[key]).all() for key in own)]
     assert same == []
+
+
+@pytest.fixture(scope="module")
+def trained_bitwise(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FOLDER/ROW/WORLD_SIZE for every row; all worlds of `resumed` are one run."""
+    folder = tmp_path_factory.mktemp("bits")
+    (folder / "resumed" / "4").mkdir(parents=True)
+    for ranks in (2, 1):
+        (folder / "resumed" / str(ranks)).symlink_to("4")
+    rows = {row: [*EIGHT, *settings] for row, settings in BITWISE_ROWS.items()}
+    for ranks, last in STOPS.items():
+        resumed = [*EIGHT, *BITWISE_ROWS["adamw"], f"train.max_steps={last}"]
+        train_table(folder, ranks, rows | {"resumed": resumed})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained_bitwise_quickly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """AdamW with dropout, clipping and EMA on one rank and on two."""
+    folder = tmp_path_factory.mktemp("few")
+    for ranks in (1, 2):
+        train_table(folder, ranks, {"adamw": [*EIGHT, *BITWISE_ROWS["adamw"]]})
+    return folder
+
+
+def bits(folder: Path) -> dict[str, str]:
+    """sha256 of every tensor file after ten steps."""
+    files = sorted((folder / "checkpoints" / "step-00000010").glob("*.safetensors"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def record(folder: Path) -> list[tuple[object, ...]]:
+    """What every line of training and evaluation says, but for times."""
+    events = read_events(folder / METRICS_FILE)
+    losses = [event for event in events if event["event"] in ("train", "eval")]
+    return [(event["step"], event["loss"], event["accuracy"]) for event in losses]
+
+
+def test_two_ranks_end_with_the_bits_of_one(trained_bitwise_quickly: Path) -> None:
+    alone = bits(trained_bitwise_quickly / "adamw" / "1")
+    assert "model.safetensors" in alone
+    assert bits(trained_bitwise_quickly / "adamw" / "2") == alone
+
+
+@pytest.mark.slow
+@pytest.mark.together("same bits")
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("row", [row for row in BITWISE_ROWS if row != "fast"])
+def test_several_ranks_end_with_the_bits_of_one(trained_bitwise: Path, row: str, ranks: int) -> None:
+    alone = bits(trained_bitwise / row / "1")
+    assert "model.safetensors" in alone
+    assert bits(trained_bitwise / row / str(ranks)) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.together("same bits")
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("row", [row for row in BITWISE_ROWS if row != "fast"])
+def test_their_record_tells_the_same_numbers(trained_bitwise: Path, row: str, ranks: int) -> None:
+    assert record(trained_bitwise / row / str(ranks)) == record(trained_bitwise / row / "1")
+
+
+@pytest.mark.slow
+@pytest.mark.together("same bits")
+def test_a_run_that_went_from_four_ranks_to_two_to_one_ends_with_the_same_bits(trained_bitwise: Path) -> None:
+    assert bits(trained_bitwise / "resumed" / "4") == bits(trained_bitwise / "adamw" / "1")
+
+
+@pytest.mark.slow
+@pytest.mark.together("same bits")
+def test_the_fast_mode_rounds_otherwise_on_four_ranks(trained_bitwise: Path) -> None:
+    weights = [Run(folder=trained_bitwise / "fast" / ranks).weights(10) for ranks in ("1", "4")]
+    assert any((weights[0][name] != weights[1][name]).any() for name in weights[0])

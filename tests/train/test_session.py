@@ -31,12 +31,12 @@ from train.trainer import Trainer
 
 def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
     forget_accelerate()
-    place = (f"run.output_dir={folder.parent}", f"run.name={folder.name}")
-    config = load.load_config(None, keep_last_overrides([*TINY, *place, *settings]))
+    run_settings = (f"run.output_dir={folder.parent}", f"run.name={folder.name}")
+    config = load.load_config(None, keep_last_overrides([*TINY, *run_settings, *settings]))
     context = RankContext(world=ALONE, folder=folder)
     try:
-        found = environment.remove_conflicting_variables(environ := dict(environ or {}), download=False)
-        return session.train_on_rank(config, context, environ, variables=found, argv=["train"], started_at=0.0)
+        variables = environment.remove_conflicting_variables(environ := dict(environ or {}), download=False)
+        return session.train_on_rank(config, context, environ, variables=variables, argv=["train"], started_at=0.0)
     finally:
         forget_accelerate()
 
@@ -48,23 +48,23 @@ def lines(text: str) -> dict[str, str]:
 
 def test_the_banner_says_what_is_about_to_happen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "run")
-    said = lines(capsys.readouterr().out)
-    assert said["world"] == "1 rank on 1 node"
-    assert said["precision"] == "fp32"
-    assert said["global batch"] == "16 = 8 micro x 2 accumulation x 1 rank"
-    assert said["data"].startswith("synthetic: 64 training and 16 validation images, 2 classes")
-    assert said["steps"] == "4 per epoch, 8 in all"
-    assert said["learning rate"] == "0.01 after 4 steps of warmup, then cosine to 0"
-    assert said["output"] == str(tmp_path / "run")
-    assert "parameters" in said["model"]
+    printed = lines(capsys.readouterr().out)
+    assert printed["world"] == "1 rank on 1 node"
+    assert printed["precision"] == "fp32"
+    assert printed["global batch"] == "16 = 8 micro x 2 accumulation x 1 rank"
+    assert printed["data"].startswith("synthetic: 64 training and 16 validation images, 2 classes")
+    assert printed["steps"] == "4 per epoch, 8 in all"
+    assert printed["learning rate"] == "0.01 after 4 steps of warmup, then cosine to 0"
+    assert printed["output"] == str(tmp_path / "run")
+    assert "parameters" in printed["model"]
 
 
 def test_the_banner_says_the_rate_that_auto_stands_for_and_the_record_has_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path / "run", "optim.lr=auto")
-    said = lines(capsys.readouterr().out)["learning rate"]
-    assert said == "0.00625 (optim.lr: auto) after 4 steps of warmup, then cosine to 0"
+    printed = lines(capsys.readouterr().out)["learning rate"]
+    assert printed == "0.00625 (optim.lr: auto) after 4 steps of warmup, then cosine to 0"
     assert load.load_config(str(tmp_path / "run/config.yaml"), []).optim.lr == 0.00625
 
 
@@ -95,8 +95,8 @@ def test_the_banner_says_how_often_balanced_sampling_draws_an_image(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path / "run", "data.sampling=balanced", "data.imbalance=7")
-    said = lines(capsys.readouterr().out)["sampling"]
-    assert said == (
+    printed = lines(capsys.readouterr().out)["sampling"]
+    assert printed == (
         "balanced: an epoch draws each class 32 times, "
         "an image of outline-1 4 times and an image of outline-0 0.57 times"
     )
@@ -105,10 +105,10 @@ def test_the_banner_says_how_often_balanced_sampling_draws_an_image(
 def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path / "run") == ExitCode.OK
     text = capsys.readouterr().out
-    said = lines(text)
-    assert "of 16 validation images" in said["accuracy"]
-    assert said["training"].startswith("8 steps in ")
-    assert said["checkpoint"].endswith("step-00000008")
+    printed_lines = lines(text)
+    assert "of 16 validation images" in printed_lines["accuracy"]
+    assert printed_lines["training"].startswith("8 steps in ")
+    assert printed_lines["checkpoint"].endswith("step-00000008")
     folder = tmp_path / "run"
     assert text.splitlines()[-3:] == [
         f"report:        train report {folder}",
@@ -173,9 +173,9 @@ def test_the_end_says_which_evaluation_was_the_best_where_the_last_was_not(
     monkeypatch.setattr(results, "is_better", lambda metric, new, old: old is None)  # the first one stays the best
     run(tmp_path / "run")
     best = json.loads((tmp_path / "run/best.json").read_text())
-    place = tmp_path / "run/checkpoints/step-00000004"
-    assert lines(capsys.readouterr().out)["best"] == f"{best['accuracy']:.2%} at step 4 (epoch 1): {place}"
-    assert place.is_dir()
+    folder = tmp_path / "run/checkpoints/step-00000004"
+    assert lines(capsys.readouterr().out)["best"] == f"{best['accuracy']:.2%} at step 4 (epoch 1): {folder}"
+    assert folder.is_dir()
 
 
 @pytest.mark.parametrize("setting", ["train.max_steps=4", "data.val_fraction=0"])
@@ -193,9 +193,9 @@ def test_a_run_finished_past_what_is_asked_for_stays_as_it_is(
     kept = (tmp_path / "run/config.yaml").read_text()
     capsys.readouterr()
     assert run(tmp_path / "run", "train.epochs=1", environ=Handover(terminal=True).to_environ()) == ExitCode.OK
-    said = capsys.readouterr()
-    assert said.err.startswith("this run was finished before (step 8)\n")
-    assert ("step 8/" in said.out + said.err, "epoch 2/1" in said.err) == (False, False)
+    printed = capsys.readouterr()
+    assert printed.err.startswith("this run was finished before (step 8)\n")
+    assert ("step 8/" in printed.out + printed.err, "epoch 2/1" in printed.err) == (False, False)
     assert (tmp_path / "run/config.yaml").read_text() == kept
 
 
@@ -236,24 +236,29 @@ def test_a_variable_that_contradicts_the_config_ends_the_run_before_anything_is_
 
 def test_a_run_leaves_its_record(tmp_path: Path) -> None:
     run(tmp_path / "run", environ=Handover(hosts=("node01", "node02"), launcher="local").to_environ())
-    found = record.read_run(tmp_path / "run")
-    assert found is not None
-    assert (found["hosts"], found["launcher"]) == (["node01", "node02"], "local")
+    recorded = record.read_run(tmp_path / "run")
+    assert recorded is not None
+    assert (recorded["hosts"], recorded["launcher"]) == (["node01", "node02"], "local")
     came_to = {"precision": "fp32", "micro_batch_size": 8, "training_images": 64, "loader": "memory"}
-    assert came_to.items() <= found["training"].items()
-    assert found["training"]["device"] == f"CPU, {pluralize(torch.get_num_threads(), 'thread')} per rank"
+    assert came_to.items() <= recorded["training"].items()
+    assert recorded["training"]["device"] == f"CPU, {pluralize(torch.get_num_threads(), 'thread')} per rank"
     assert load.load_config(str(tmp_path / "run" / "config.yaml")).train.epochs == 2
     assert RunErrors.in_run(tmp_path / "run").read_exit() == ExitRecord(code=0, step=8, cause="finished")
 
 
 def moved(folder: Path) -> dict[str, Any]:
     """The record of a run, as if all of it had been trained on eight GPUs."""
-    found = record.read_run(folder) or {}
-    found["training"] |= {"device": "NVIDIA H100", "precision": "bf16", "fit": {"micro": 512, "key": "of 8"}}
-    found["world"] |= {"world_size": 8, "local_world_size": 8}
-    told = found | {"versions": {"torch": "2.0"}, "git": "abc", "image": {"digest": "sha256:0"}, "hosts": ["node01"]}
-    files.write_json(folder / record.RUN_FILE, told)
-    return told
+    recorded = record.read_run(folder) or {}
+    recorded["training"] |= {"device": "NVIDIA H100", "precision": "bf16", "fit": {"micro": 512, "key": "of 8"}}
+    recorded["world"] |= {"world_size": 8, "local_world_size": 8}
+    changed = recorded | {
+        "versions": {"torch": "2.0"},
+        "git": "abc",
+        "image": {"digest": "sha256:0"},
+        "hosts": ["node01"],
+    }
+    files.write_json(folder / record.RUN_FILE, changed)
+    return changed
 
 
 def unlike(folder: Path, before: dict[str, Any]) -> set[str]:
@@ -355,5 +360,5 @@ def test_a_requeued_job_that_began_anew_goes_on_with_what_it_has_begun(tmp_path:
     settings, job = ("checkpoint.resume=never", "train.max_steps=2"), {"SLURM_JOB_ID": "7"}
     run(tmp_path / "run", *settings, environ=job)
     run(tmp_path / "run", *settings, "train.max_steps=4", environ={**job, "SLURM_RESTART_COUNT": "1"})
-    found = record.read_run(tmp_path / "run") or {}
-    assert [start["step"] for start in found["starts"]] == [0, 2]
+    recorded = record.read_run(tmp_path / "run") or {}
+    assert [start["step"] for start in recorded["starts"]] == [0, 2]

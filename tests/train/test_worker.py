@@ -33,9 +33,11 @@ def peer() -> Failure:
 
 
 def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
-    place = (f"run.output_dir={folder.parent}", f"run.name={folder.name}")
+    run_settings = (f"run.output_dir={folder.parent}", f"run.name={folder.name}")
     return worker.run(
-        keep_last_overrides([*TINY, *place, *settings]), dict(CONTRACT if environ is None else environ), StopSignals()
+        keep_last_overrides([*TINY, *run_settings, *settings]),
+        dict(CONTRACT if environ is None else environ),
+        StopSignals(),
     )
 
 
@@ -73,13 +75,13 @@ def test_a_whole_run_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None:
     assert not HEAVY & set(loaded)
 
 
-@pytest.mark.parametrize(("settings", "told"), [(("profile.steps=[1,2]",), "99"), ((), None)])
+@pytest.mark.parametrize(("settings", "text"), [(("profile.steps=[1,2]",), "99"), ((), None)])
 def test_the_profilers_own_words_are_kept_from_the_console_where_it_is_used(
-    settings: tuple[str, ...], told: str | None
+    settings: tuple[str, ...], text: str | None
 ) -> None:
     environ: dict[str, str] = {}
     worker.silence_profiler(environ, load.load_config(None, settings))
-    assert environ.get("KINETO_LOG_LEVEL") == told
+    assert environ.get("KINETO_LOG_LEVEL") == text
 
 
 def error_of_torch_without_memory() -> RuntimeError:
@@ -112,10 +114,10 @@ def test_a_known_error_ends_with_its_code_and_one_block(
 ) -> None:
     raising(monkeypatch, error)
     assert run(tmp_path / "run") == code
-    said = capsys.readouterr().err
-    assert said.startswith(f"ERROR[{code}] ")
-    assert words in said
-    assert "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"ERROR[{code}] ")
+    assert words in printed
+    assert "Traceback" not in printed
 
 
 def test_only_our_own_bug_shows_a_traceback(
@@ -248,9 +250,9 @@ def test_a_signal_before_the_first_step_ends_with_75_and_saves_nothing(tmp_path:
     with start_python("-m", "train.worker", *endless, environ=CONTRACT, cwd=tmp_path) as process:
         wait_until(lambda: listens(process.pid, number), "a handler")
         process.send_signal(number)
-        said, _ = process.communicate(timeout=60)
-    assert process.returncode == ExitCode.STOPPED, said
-    assert f"stopped by {number.name}" in said
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.STOPPED, printed
+    assert f"stopped by {number.name}" in printed
     assert (
         RunErrors.in_run(tmp_path / "run").read_exit() or ExitRecord(code=0, step=0, cause="")
     ).code == ExitCode.STOPPED
@@ -260,8 +262,8 @@ def test_a_signal_before_the_first_step_ends_with_75_and_saves_nothing(tmp_path:
 def test_a_signal_that_an_import_swallowed_stops_the_run_all_the_same(tmp_path: Path) -> None:
     signals = StopSignals()
     signals.handle(signal.SIGTERM)
-    place = (f"run.output_dir={tmp_path}", "run.name=run")
-    assert worker.run([*TINY, *place], dict(CONTRACT), signals) == ExitCode.STOPPED
+    run_settings = (f"run.output_dir={tmp_path}", "run.name=run")
+    assert worker.run([*TINY, *run_settings], dict(CONTRACT), signals) == ExitCode.STOPPED
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -369,5 +371,5 @@ def test_a_measurement_that_is_stopped_promises_no_save(
     monkeypatch.setattr(evaluate, "evaluate_on_rank", lambda *arguments, **options: signals.handle(signal.SIGINT))
     code = worker.run(["--evaluate", str(checkpoint_path), "--scratch", str(tmp_path)], dict(CONTRACT), signals)
     assert code == ExitCode.STOPPED
-    said = capsys.readouterr().err
-    assert said == "stopped by SIGINT before the evaluation was over\n  next: start the same command again\n"
+    printed = capsys.readouterr().err
+    assert printed == "stopped by SIGINT before the evaluation was over\n  next: start the same command again\n"

@@ -86,8 +86,8 @@ def test_a_part_whose_peer_ends_is_a_row_that_failed_and_the_next_part_is_measur
 
     monkeypatch.setattr(scaling, "run", run)
     assert bench.handle(["scaling,comm", "--json", "--device", "cpu"], {}) == ExitCode.PEER
-    found = json.loads(capsys.readouterr().out)["rows"]
-    assert [(row["row"], row.get("missing")) for row in found] == [
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["row"], row.get("missing")) for row in rows] == [
         ("7", None),
         ("scaling", "gone; its log; last words"),
         ("3a", None),

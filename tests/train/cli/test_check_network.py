@@ -239,24 +239,24 @@ TWELVE_BY_NAME = f"optim.class_weights={{{', '.join(f'{number}: {number}' for nu
 
 
 @pytest.mark.parametrize(
-    ("weights", "said"),
+    ("weights", "text"),
     [
         (TWELVE_IN_A_LIST, "1: 1, 10: 2, 11: 3, 12: 4, 2: 5, 3: 6, 4: 7, 5: 8, 6: 9, 7: 10, 8: 11, 9: 12"),
         (TWELVE_BY_NAME, "1: 1, 10: 10, 11: 11, 12: 12, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7, 8: 8, 9: 9"),
     ],
     ids=["list", "names"],
 )
-def test_check_and_start_show_each_class_beside_its_weight(weights: str, said: str, tmp_path: Path) -> None:
+def test_check_and_start_show_each_class_beside_its_weight(weights: str, text: str, tmp_path: Path) -> None:
     for image in range(48):
         write_image(tmp_path / f"twelve/{image // 4 + 1}/{image % 4}.png", image)
     settings = ("data.name=folder", f"data.root={tmp_path}/twelve", "data.classes=12", "data.val_fraction=0", weights)
     shown = described(*settings)
-    assert f"class weights  {said}\n" in shown
+    assert f"class weights  {text}\n" in shown
     assert "note: the classes are sorted as text: 1, 10, 11, 12, 2 and 7 more." in shown
     with built(tmp_path / "run", *settings) as trainer:
-        assert f"class weights  {said}" in trainer.class_table
+        assert f"class weights  {text}" in trainer.class_table
         assert any(note.startswith("the classes are sorted as text") for note in trainer.notes)
-        numbers = [float(pair.partition(": ")[2]) for pair in said.split(", ")]
+        numbers = [float(pair.partition(": ")[2]) for pair in text.split(", ")]
         assert isinstance(trainer.task, Classification)
         assert trainer.task.class_weights is not None
         assert trainer.task.class_weights.tolist() == pytest.approx([number / 6.5 for number in numbers])

@@ -64,8 +64,8 @@ def test_the_picture_goes_into_the_runs_folder_and_its_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_classes(tmp_path / "pets", cat=20, dog=20)
-    place = ("data.name=folder", f"data.root={tmp_path / 'pets'}", "data.image_size=8", "data.classes=2")
-    words = ["data", "show", *place, "run.name=mine", "train.global_batch_size=10"]
+    data_settings = ("data.name=folder", f"data.root={tmp_path / 'pets'}", "data.image_size=8", "data.classes=2")
+    words = ["data", "show", *data_settings, "run.name=mine", "train.global_batch_size=10"]
     assert front.run_command(words, {}) == 0
     assert "mine-samples.png: 32 training images" in capsys.readouterr().out
     (tmp_path / "runs" / "mine").mkdir(parents=True)

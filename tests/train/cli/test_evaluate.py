@@ -68,9 +68,9 @@ def test_eval_says_what_was_passed_over(launched: dict[str, Any], checkpoint: Pa
     shutil.copytree(checkpoint, checkpoint.with_name("step-00000008"))  # its manifest belongs to step 7
     front.run_command(["eval", "run", "data.image_size=48"], {"TMPDIR": "."})
     assert launched["command"][4] == str(checkpoint)
-    said = "\n".join(launched["plan"].warnings)
-    assert "skipped a damaged checkpoint: step-00000008" in said
-    assert "data.image_size: 32 -> 48" in said
+    warnings = "\n".join(launched["plan"].warnings)
+    assert "skipped a damaged checkpoint: step-00000008" in warnings
+    assert "data.image_size: 32 -> 48" in warnings
 
 
 @pytest.mark.parametrize("line", [["eval", "run", "--all"], ["eval", "--all", "run"], ["--all", "eval", "run"]])
@@ -133,10 +133,10 @@ def test_eval_takes_the_local_rank_of_an_old_launcher(launched: dict[str, Any], 
 def test_the_help_of_eval_is_its_own_with_an_example_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         front.run_command(["eval", "--help"], {})
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert left.value.code == 0
-    assert said.startswith("usage: train eval RUN [--all | --split NAME] [--json]")
-    examples = [line.partition("  train eval ")[2] for line in said.splitlines() if line.startswith("  train eval ")]
+    assert printed.startswith("usage: train eval RUN [--all | --split NAME] [--json]")
+    examples = [line.partition("  train eval ")[2] for line in printed.splitlines() if line.startswith("  train eval ")]
     assert all(
         any(word in line for line in examples) for word in ("step-", "--all", "data.root=", "--json", "--device")
     )

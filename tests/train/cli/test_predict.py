@@ -1,4 +1,4 @@
-"""`train predict` from a shell: lines on stdout, what is broken on stderr, and one error before anything else."""
+"""`train predict` from a shell: which image files its words mean, lines on stdout, and what is broken on stderr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from jobs import forget_accelerate, trained
 from PIL import Image
 from processes import Started, python, unmeasured
 
+from entrypoint import Failure
 from train import __main__ as front
+from train.cli import predict as predict_command
 
 CPU = {"ENTRYPOINT_DEVICE": "cpu"}
 
@@ -82,8 +84,8 @@ def test_a_model_that_learned_from_arrays_answers_with_a_warning(
 ) -> None:
     write_image(Path("a.png"))
     assert predict(of_arrays / name, "a.png", "a.png") == 0
-    said = capsys.readouterr()
-    assert (said.out.count("a.png"), said.err.count("WARNING: the training's data were arrays")) == (2, 1)
+    printed = capsys.readouterr()
+    assert (printed.out.count("a.png"), printed.err.count("WARNING: the training's data were arrays")) == (2, 1)
 
 
 def test_a_model_that_learned_from_files_answers_without_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,9 +97,9 @@ def test_a_model_that_learned_from_files_answers_without_one(run: Path, capsys: 
 def test_json_is_one_object_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(Path("a.png"))
     assert predict(run, "a.png", "a.png", "--json", "--top", "2") == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [len(one["top"]) for one in found] == [2, 2]
-    assert found[0]["class"] == found[0]["top"][0]["class"]
+    predictions = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [len(line["top"]) for line in predictions] == [2, 2]
+    assert predictions[0]["class"] == predictions[0]["top"][0]["class"]
 
 
 def table(path: str) -> list[dict[str, str]]:
@@ -112,8 +114,8 @@ def test_a_table_holds_what_the_lines_say(run: Path, capsys: pytest.CaptureFixtu
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     forget_accelerate()
     assert predict(run, "a, b.png", "=c.png", "--csv", "out.csv") == 0
-    said, rows = capsys.readouterr(), table("out.csv")
-    assert (said.out, "2 rows in out.csv" in said.err) == ("", True)
+    printed, rows = capsys.readouterr(), table("out.csv")
+    assert (printed.out, "2 rows in out.csv" in printed.err) == ("", True)
     assert [row["path"] for row in rows] == ["a, b.png", "./=c.png"]
     assert [row["prediction"] for row in rows] == [line["class"] for line in lines]
     assert [float(row["confidence"]) for row in rows] == pytest.approx(
@@ -142,12 +144,12 @@ def test_broken_images_are_not_in_the_table_and_are_named(run: Path, capsys: pyt
 def test_of_a_run_the_best_checkpoint_answers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(Path("a.png"))
     best = run / json.loads((run / "best.json").read_text())["checkpoint"]
-    said = []
-    for place in (run, best):
+    messages = []
+    for path in (run, best):
         forget_accelerate()
-        assert predict(place, "a.png", "--json") == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] != ""
+        assert predict(path, "a.png", "--json") == 0
+        messages.append(capsys.readouterr().out)
+    assert messages[0] == messages[1] != ""
 
 
 def test_an_exported_model_answers_as_its_run_does(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,7 +283,7 @@ def test_a_run_after_its_images_is_refused_with_the_words_in_order(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "text"),
     [
         (["gone.png"], 66, "gone.png does not exist"),
         ([], 64, "no image to look at"),
@@ -291,12 +293,12 @@ def test_a_run_after_its_images_is_refused_with_the_words_in_order(
     ],
 )
 def test_a_wrong_command_line_is_refused_before_anything_else(
-    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+    run: Path, words: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_image(Path("a.png"))
     assert predict(run, *words) == code
     out, err = capsys.readouterr()
-    assert (out, said in err) == ("", True)
+    assert (out, text in err) == ("", True)
 
 
 @pytest.mark.slow
@@ -347,3 +349,71 @@ def test_asked_to_stop_it_leaves_whole_lines_and_says_that_some_are_missing(run:
     lines = (first + out).splitlines(keepends=True)
     assert 0 < len(lines) < 20000
     assert all(re.fullmatch(r"a\.png\toutline-\d\t[\d.]+\n", line) for line in lines)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for name in ("b.png", "a.JPG", "deep/er/c.png"):
+        write_image(tmp_path / "photos" / name)
+    (tmp_path / "photos" / "notes.txt").write_text("no image")
+    return tmp_path / "photos"
+
+
+def names(*words: Path) -> list[str]:
+    return [path.name for path in predict_command.find_images([str(word) for word in words])]
+
+
+def test_a_folder_is_all_images_in_it_and_below(photos: Path) -> None:
+    assert names(photos) == ["a.JPG", "b.png", "c.png"]
+
+
+def test_hidden_images_are_taken_where_they_are_named(photos: Path) -> None:
+    copy, strange = (write_image(photos / name) for name in (".checkpoints/b.png", "._b.png"))
+    assert names(photos) == ["a.JPG", "b.png", "c.png"]
+    assert names(copy.parent, strange) == ["b.png", "._b.png"]
+
+
+def test_a_file_is_taken_whatever_its_name_in_the_order_of_the_words(photos: Path) -> None:
+    assert names(photos / "notes.txt", photos / "b.png", photos / "b.png") == ["notes.txt", "b.png", "b.png"]
+
+
+def test_a_name_with_bytes_that_are_no_text_is_found(tmp_path: Path) -> None:
+    write_image(tmp_path / "x.png").rename(os.fsdecode(os.fsencode(tmp_path) + b"/odd\xff.png"))
+    assert [os.fsencode(path.name) for path in predict_command.find_images([str(tmp_path)])] == [b"odd\xff.png"]
+
+
+def test_no_word_is_a_wrong_use() -> None:
+    with pytest.raises(Failure, match="no image to look at") as caught:
+        predict_command.find_images([])
+    assert caught.value.code == 64
+
+
+def nothing(folder: Path) -> None: ...
+
+
+def empty(folder: Path) -> None: folder.mkdir()  # fmt: skip
+
+
+def without_images(folder: Path) -> None: (empty(folder), (folder / "a.txt").write_text("a"))  # fmt: skip
+
+
+def dead_link(folder: Path) -> None: folder.symlink_to("gone")  # fmt: skip
+
+
+def circle(folder: Path) -> None: (empty(folder), (folder / "again").symlink_to(folder))  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [nothing, empty, without_images, dead_link, circle])
+def test_what_leads_to_no_image_is_missing(make: object, tmp_path: Path) -> None:
+    make(tmp_path / "place")  # type: ignore[operator]
+    with pytest.raises(Failure) as caught:
+        predict_command.find_images([str(tmp_path / "place")])
+    assert caught.value.code == 66
+    assert "place" in str(caught.value)
+
+
+def test_settings_are_told_from_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data.root=x").touch()
+    words = ["a.png", "data.root=x", "data.root=y", "a=b.png"]
+    assert predict_command.split_images_and_settings(words) == (["a.png", "data.root=x", "a=b.png"], ["data.root=y"])

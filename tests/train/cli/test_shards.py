@@ -33,9 +33,9 @@ def photos(tmp_path: Path) -> Path:
 def test_a_folder_of_class_folders_is_packed_and_the_answer_says_how_to_train_on_it(
     photos: Path, tmp_path: Path
 ) -> None:
-    said = run("pack", str(photos), output=tmp_path / "out")
-    assert "2 classes, images: 8 for training, 2 for validation" in said
-    assert f"train data.name=shards data.root={tmp_path / 'out'}" in said
+    printed = run("pack", str(photos), output=tmp_path / "out")
+    assert "2 classes, images: 8 for training, 2 for validation" in printed
+    assert f"train data.name=shards data.root={tmp_path / 'out'}" in printed
 
 
 def test_a_table_is_packed(photos: Path, tmp_path: Path) -> None:

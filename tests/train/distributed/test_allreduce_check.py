@@ -18,9 +18,14 @@ def test_two_ranks_leave_what_they_measured(tmp_path: Path) -> None:
         *run, sys.executable, "-m", "train.distributed.allreduce_check", "--result", str(tmp_path / "result.json")
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "result.json").read_text())
-    assert (found["backend"], found["ranks"], found["device"], found["interface"]) == ("gloo", 2, "cpu", "lo")
-    assert found["bytes_per_s"] > 0
+    recorded = json.loads((tmp_path / "result.json").read_text())
+    assert (recorded["backend"], recorded["ranks"], recorded["device"], recorded["interface"]) == (
+        "gloo",
+        2,
+        "cpu",
+        "lo",
+    )
+    assert recorded["bytes_per_s"] > 0
 
 
 def test_the_wait_for_others_ends_before_the_alarm_however_long_torch_takes_to_load() -> None:

@@ -88,9 +88,9 @@ def checked() -> tuple[str, dict[str, Any]]:
 
 
 def test_one_rank_exchanges_with_itself() -> None:
-    backend, found = checked()
-    assert (backend, found["ranks"], found["bytes_per_s"]) == ("gloo", 1, 0.0)
-    assert found["seconds"] > 0
+    backend, checks = checked()
+    assert (backend, checks["ranks"], checks["bytes_per_s"]) == ("gloo", 1, 0.0)
+    assert checks["seconds"] > 0
     assert not dist.is_initialized()
 
 

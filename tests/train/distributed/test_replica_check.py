@@ -25,8 +25,8 @@ def compared(folder: Path, count: int, *wrong: int) -> list[dict[str, Any] | Non
     return [json.loads((folder / "ranks" / f"{rank}.json").read_text()) for rank in range(count)]
 
 
-def codes(said: list[dict[str, Any] | None]) -> list[int | None]:
-    return [one["code"] if one else None for one in said]
+def codes(reports: list[dict[str, Any] | None]) -> list[int | None]:
+    return [report["code"] if report else None for report in reports]
 
 
 def test_equal_replicas_with_batch_statistics_of_their_own_go_on(tmp_path: Path) -> None:
@@ -34,17 +34,17 @@ def test_equal_replicas_with_batch_statistics_of_their_own_go_on(tmp_path: Path)
 
 
 def test_of_three_the_one_that_differs_is_named_and_only_it_blames_its_node(tmp_path: Path) -> None:
-    said = compared(tmp_path, 3, 1)
-    assert codes(said) == [69, 78, 69]
-    assert all(one and one["found"].startswith("rank 1 (") and "step 7" in one["what"] for one in said)
+    reports = compared(tmp_path, 3, 1)
+    assert codes(reports) == [69, 78, 69]
+    assert all(report and report["found"].startswith("rank 1 (") and "step 7" in report["what"] for report in reports)
 
 
 def test_of_two_nobody_can_tell_and_both_are_named(tmp_path: Path) -> None:
-    said = compared(tmp_path, 2, 1)
-    assert codes(said) == [78, 78]
-    assert said[0]
-    assert "rank 0" in said[0]["found"]
-    assert "no majority can tell" in said[0]["found"]
+    reports = compared(tmp_path, 2, 1)
+    assert codes(reports) == [78, 78]
+    assert reports[0]
+    assert "rank 0" in reports[0]["found"]
+    assert "no majority can tell" in reports[0]["found"]
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_ranks_of_different_kinds_are_told_that_they_round_differently() -> None
 def test_any_one_bit_changes_the_digest(kind: torch.dtype, every: int) -> None:
     values = torch.arange(40).to(kind)
     bits, before = values.view(torch.uint8), hash_tensors([values]).item()
-    for place in range(0, len(bits) * 8, every):
-        bits[place // 8] ^= 1 << place % 8
+    for number in range(0, len(bits) * 8, every):
+        bits[number // 8] ^= 1 << number % 8
         assert hash_tensors([values]).item() != before
-        bits[place // 8] ^= 1 << place % 8
+        bits[number // 8] ^= 1 << number % 8
     assert hash_tensors([values]).item() == before
 
 

@@ -1,11 +1,14 @@
-"""A rank's device, precision and Accelerator come from the config and the World, and from nothing else."""
+"""A rank's device, precision and Accelerator come from the config and the World, and several nodes keep one folder."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from entrypoint.hang import MAX_STEP_TIMEOUT_S, PEER_ANSWER_TIMEOUT_S, START_SLA
 from train.config import environment, load
 from train.config.schema import Timeouts
 from train.distributed import runtime
+from train.distributed.runtime import Runtime
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 PAIR = World(
@@ -74,18 +78,18 @@ def test_the_environment_does_not_change_what_accelerate_does(monkeypatch: pytes
         monkeypatch.setenv(name, value)
     environment.remove_conflicting_variables(os.environ, download=False)
     accelerator = runtime.start(load.load_config(None), ALONE, os.environ).accelerator
-    found = (accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.num_processes)
+    in_effect = (accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.num_processes)
     forget_accelerate()
-    assert found == ("no", 1, 1)
+    assert in_effect == ("no", 1, 1)
 
 
 def test_ddp_is_told_what_to_send_and_in_which_portions() -> None:
     forget_accelerate()
     config = load.load_config(None, ["train.gradient_exchange=bf16", "train.bucket_cap_mb=7"])
-    told = runtime.start(config, ALONE, {}).accelerator.ddp_handler
+    handler = runtime.start(config, ALONE, {}).accelerator.ddp_handler
     forget_accelerate()
-    assert told is not None
-    assert (told.comm_hook.value, told.bucket_cap_mb, told.gradient_as_bucket_view) == ("bf16", 7, True)
+    assert handler is not None
+    assert (handler.comm_hook.value, handler.bucket_cap_mb, handler.gradient_as_bucket_view) == ("bf16", 7, True)
 
 
 def test_one_rank_trains_without_a_process_group(alone: runtime.Runtime) -> None:
@@ -128,9 +132,9 @@ def compared(folder: Path, changed: str) -> str:
     [pytest.param(DIFFERENT[i], id=i, marks=() if i == "a-running-mean" else pytest.mark.slow) for i in DIFFERENT],
 )
 def test_a_rank_that_begins_with_other_weights_is_named(changed: str, tmp_path: Path) -> None:
-    said = compared(tmp_path, changed)
-    assert said.startswith(f"{ExitCode.NODE.value} rank 1 on ")
-    assert "differ from rank 0" in said
+    reports = compared(tmp_path, changed)
+    assert reports.startswith(f"{ExitCode.NODE.value} rank 1 on ")
+    assert "differ from rank 0" in reports
 
 
 def test_ranks_that_begin_alike_go_on(tmp_path: Path) -> None:
@@ -187,3 +191,53 @@ def test_a_weight_that_one_rank_leaves_out_ends_both_with_its_name(after: int, t
     ended = python(*command, cwd=tmp_path)
     assert ended.returncode == ExitCode.USAGE, ended.stderr
     assert "no gradient for drop.weight, drop.bias" in ended.stderr
+
+
+@dataclass
+class Second:
+    """A stand-in for what the second of two ranks sees; the first one's folder is `first`."""
+
+    first: Path
+    cpu_group: object = "a group"
+    is_main: bool = False
+
+    def run_on_rank_zero(self, action: Callable[[], Any]) -> Any:
+        return runtime._write_marker(self.first)
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [("node01", True), ("node02", value[1])]
+
+
+def refuse(first: Path, second: Path) -> None:
+    runtime.refuse_unshared_folder(cast(Runtime, Second(first)), second)
+
+
+def test_one_folder_is_accepted(tmp_path: Path) -> None:
+    refuse(tmp_path, tmp_path)
+
+
+def test_a_folder_of_each_nodes_own_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "VISIBILITY_TIMEOUT_S", 0.0)
+    with pytest.raises(Failure, match="not the same one on all nodes") as caught:
+        refuse(tmp_path / "a", tmp_path / "b")
+    assert caught.value.code == ExitCode.OUTPUT
+    assert caught.value.found == f"what node01 writes in {tmp_path / 'b'} is not there on node02"
+
+
+def test_a_stale_handle_of_nfs_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale, stat = [OSError(errno.ESTALE, "Stale file handle")], os.stat
+
+    def first_stale(path: Any, **options: Any) -> os.stat_result:
+        if stale and "seen-" in str(path):
+            raise stale.pop()
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", first_stale)
+    refuse(tmp_path, tmp_path)
+    assert not stale
+
+
+def test_one_rank_asks_nothing(tmp_path: Path) -> None:
+    alone = Second(tmp_path, cpu_group=None)
+    runtime.refuse_unshared_folder(cast(Runtime, alone), tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -52,13 +52,13 @@ def decide(way: Callable[[], Make], *wishes: Vote) -> list[Vote]:
     """What ranks come to, each a thread."""
     make = way()
 
-    def one(rank: int) -> Vote:
+    def vote_of(rank: int) -> Vote:
         agreement = StopVote(make(rank, len(wishes)), lambda: wishes[rank])
         agreement.propose()
         return agreement.result()
 
     with ThreadPoolExecutor(len(wishes)) as pool:
-        return list(pool.map(one, range(len(wishes))))
+        return list(pool.map(vote_of, range(len(wishes))))
 
 
 class _Direct:
@@ -103,19 +103,19 @@ def test_ranks_of_any_speed_take_the_same_decision_at_the_same_step(way: Callabl
     make, ranks, steps = way(), 3, 300
     order = torch.randint(0, 3, (ranks, steps), generator=torch.Generator().manual_seed(1)).tolist()
 
-    def one(rank: int) -> list[Vote]:
+    def votes_of(rank: int) -> list[Vote]:
         wishes = iter(SAVE if step % 7 == rank else QUIET for step in range(steps))
-        agreement, found = StopVote(make(rank, ranks), lambda: next(wishes)), []
+        agreement, decisions = StopVote(make(rank, ranks), lambda: next(wishes)), []
         for step in range(steps):
             agreement.propose()
             for _ in range(order[rank][step]):
                 threading.Event().wait(1e-4)
-            found.append(agreement.result())
-        return found
+            decisions.append(agreement.result())
+        return decisions
 
     with ThreadPoolExecutor(ranks) as pool:
-        found = list(pool.map(one, range(ranks)))
-    assert found == [[SAVE if step % 7 < ranks else QUIET for step in range(steps)]] * ranks
+        decisions = list(pool.map(votes_of, range(ranks)))
+    assert decisions == [[SAVE if step % 7 < ranks else QUIET for step in range(steps)]] * ranks
 
 
 def test_a_rank_alone_decides_at_once() -> None:
@@ -143,10 +143,10 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
 
 def test_what_a_rank_has_written_before_it_ended_counts() -> None:
     memory = torch.zeros(NUM_SLOTS * WORD_BYTES * 2, dtype=torch.uint8)
-    mine, other = (SharedMemoryVoteExchange(memory, rank, [os.getpid(), 2**22 + 1]) for rank in (0, 1))
-    mine.send(QUIET)
+    own, other = (SharedMemoryVoteExchange(memory, rank, [os.getpid(), 2**22 + 1]) for rank in (0, 1))
+    own.send(QUIET)
     other.send(STOP)
-    assert mine.read() == STOP
+    assert own.read() == STOP
 
 
 def one_of(nodes: tuple[int, ...]) -> VoteExchange | None:

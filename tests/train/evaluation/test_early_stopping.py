@@ -20,10 +20,10 @@ def measured(accuracy: float) -> EvaluationResult:
     return EvaluationResult.from_json({"accuracy": accuracy, "loss": 1.0, "samples": 100})
 
 
-def held(*accuracies: float, wanted: EvalConfig = TARGET) -> int:
+def held(*accuracies: float, config: EvalConfig = TARGET) -> int:
     times = 0
     for accuracy in accuracies:
-        times = early_stopping.count_target_streak(wanted, times, measured(accuracy))
+        times = early_stopping.count_target_streak(config, times, measured(accuracy))
     return times
 
 
@@ -177,17 +177,17 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize(("wanted", "validation_images", "classes", "said"), UNFIT.values(), ids=UNFIT.keys())
+@pytest.mark.parametrize(("config", "validation_images", "classes", "text"), UNFIT.values(), ids=UNFIT.keys())
 def test_what_cannot_be_measured_is_refused(
-    wanted: EvalConfig, validation_images: int, classes: int, said: str
+    config: EvalConfig, validation_images: int, classes: int, text: str
 ) -> None:
-    with pytest.raises(Failure, match=said) as caught:
-        early_stopping.refuse_unusable_metric(wanted, validation_images=validation_images, classes=classes)
+    with pytest.raises(Failure, match=text) as caught:
+        early_stopping.refuse_unusable_metric(config, validation_images=validation_images, classes=classes)
     assert caught.value.code == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(
-    "wanted", [EvalConfig(), EvalConfig(metric="loss", target=0.3), EvalConfig(metric="top5_accuracy", target=0.9)]
+    "config", [EvalConfig(), EvalConfig(metric="loss", target=0.3), EvalConfig(metric="top5_accuracy", target=0.9)]
 )
-def test_what_can_be_measured_is_not(wanted: EvalConfig) -> None:
-    early_stopping.refuse_unusable_metric(wanted, validation_images=1, classes=6)
+def test_what_can_be_measured_is_not(config: EvalConfig) -> None:
+    early_stopping.refuse_unusable_metric(config, validation_images=1, classes=6)

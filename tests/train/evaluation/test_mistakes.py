@@ -38,9 +38,9 @@ def test_of_many_classes_the_ten_with_the_lowest_recall_are_shown() -> None:
     labels = list(range(40)) * 5
     wrong = set(range(20, 30))
     predictions = [0 if label in wrong else label for label in labels]
-    found = hardest_images(np.array(labels), np.equal(labels, predictions), np.ones(200))
-    assert len(found) == 30
-    assert {labels[row] for row in found} == wrong
+    mistakes = hardest_images(np.array(labels), np.equal(labels, predictions), np.ones(200))
+    assert len(mistakes) == 30
+    assert {labels[row] for row in mistakes} == wrong
 
 
 CLASSES = ("dark", "striped")
@@ -79,27 +79,34 @@ def test_each_label_shows_where_it_is_missed_or_given_without_reason() -> None:
 
 
 def test_of_many_labels_the_ten_with_the_lowest_average_precision_are_shown() -> None:
-    found = label_results([[1, 0] * 20] * 4, [[0.0] * 40] * 4)
+    mistakes = label_results([[1, 0] * 20] * 4, [[0.0] * 40] * 4)
     precision = [0.9] * 40
     precision[5:15] = [0.1] * 10
-    shown = found.worst_of_each_label([*precision[:39], None])
+    shown = mistakes.worst_of_each_label([*precision[:39], None])
     assert [*shown] == list(range(5, 15))
     assert {len(rows) for rows in shown.values()} == {3}
 
 
 def test_each_label_has_its_counts() -> None:
-    found = LABELS.find_mistakes(measured(0.5, None)).labels
-    assert found[0] == LabelScore(name="dark", images=2, predicted=2, correct=1, average_precision=0.5, threshold=0.5)
-    assert (found[1].images, found[1].predicted, found[1].correct, found[1].average_precision) == (2, 2, 2, None)
+    mistakes = LABELS.find_mistakes(measured(0.5, None)).labels
+    assert mistakes[0] == LabelScore(
+        name="dark", images=2, predicted=2, correct=1, average_precision=0.5, threshold=0.5
+    )
+    assert (mistakes[1].images, mistakes[1].predicted, mistakes[1].correct, mistakes[1].average_precision) == (
+        2,
+        2,
+        2,
+        None,
+    )
 
 
 def test_the_largest_error_in_either_direction_comes_first() -> None:
-    found = find_number_mistakes("age", np.array([1.0, 2, 3, 4]), np.array([1.5, 0, 9, np.nan]))
-    assert found.selections[0].rows == [2, 1, 0]
-    assert found.selections[0].cells[:2] == [["3", "9", "+6"], ["2", "0", "-2"]]
-    assert found.numbers is not None
-    assert (found.numbers.true, found.numbers.predicted) == ((1, 2, 3), (1.5, 0, 9))
-    assert (found.numbers.name, found.numbers.images, found.numbers.mean_error) == ("age", 3, 1.5)
+    mistakes = find_number_mistakes("age", np.array([1.0, 2, 3, 4]), np.array([1.5, 0, 9, np.nan]))
+    assert mistakes.selections[0].rows == [2, 1, 0]
+    assert mistakes.selections[0].cells[:2] == [["3", "9", "+6"], ["2", "0", "-2"]]
+    assert mistakes.numbers is not None
+    assert (mistakes.numbers.true, mistakes.numbers.predicted) == ((1, 2, 3), (1.5, 0, 9))
+    assert (mistakes.numbers.name, mistakes.numbers.images, mistakes.numbers.mean_error) == ("age", 3, 1.5)
 
 
 def test_of_many_images_a_diagram_draws_2000_at_even_distances() -> None:

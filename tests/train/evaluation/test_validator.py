@@ -149,8 +149,10 @@ def test_every_score_is_there() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 20])
 def test_each_sample_is_on_one_rank_in_the_same_batches(size: int | Literal["auto"], ranks: int) -> None:
     alone = rank_batches(600, size, ALONE)
-    found = [rank_batches(600, size, replace(ALONE, rank=rank, world_size=ranks)) for rank in range(ranks)]
-    assert sorted(block.tolist() for mine in found for block in mine) == [block.tolist() for block in alone]
+    batches_of_ranks = [rank_batches(600, size, replace(ALONE, rank=rank, world_size=ranks)) for rank in range(ranks)]
+    assert sorted(block.tolist() for blocks in batches_of_ranks for block in blocks) == [
+        block.tolist() for block in alone
+    ]
     assert max(len(block) for block in alone) <= (AUTO_BATCH_SIZE if size == "auto" else size)
 
 

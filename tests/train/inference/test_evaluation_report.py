@@ -70,9 +70,9 @@ def test_nothing_is_said_of_images_that_were_all_read() -> None:
 
 
 def test_programs_read_one_object_with_everything() -> None:
-    found = json.loads(VERDICT.as_json())
-    assert (found["accuracy"], found["recall"], found["weights"]) == (0.7, [0.95, 0.2, None], "ema")
-    assert found["confusion"] == VERDICT.confusion
-    assert (found["measured"], found["all"]) == (VERDICT.measured, False)
-    assert (found["standing"], found["notes"]) == ("the best", [*VERDICT.notes])
-    assert found["classes"] == ["cat", "dog", "emu"]
+    output = json.loads(VERDICT.as_json())
+    assert (output["accuracy"], output["recall"], output["weights"]) == (0.7, [0.95, 0.2, None], "ema")
+    assert output["confusion"] == VERDICT.confusion
+    assert (output["measured"], output["all"]) == (VERDICT.measured, False)
+    assert (output["standing"], output["notes"]) == ("the best", [*VERDICT.notes])
+    assert output["classes"] == ["cat", "dog", "emu"]

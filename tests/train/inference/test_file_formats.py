@@ -140,16 +140,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("network", REFUSED)
 def test_a_network_that_a_format_cannot_hold_is_refused_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], network: str, there: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], network: str, exists: bool
 ) -> None:
     (tmp_path / "own_network.py").write_text(OWN)
     monkeypatch.delitem(sys.modules, "own_network", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    if there:
+    if exists:
         (tmp_path / "model").mkdir()
     name = f"model.name=own_network:{network}"
     with pytest.raises(Failure) as caught:
@@ -159,10 +159,10 @@ def test_a_network_that_a_format_cannot_hold_is_refused_and_nothing_is_left(
     assert all(words in text for words in REFUSED[network]), text
     assert "\n" not in str(caught.value.found)
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".py" and path.name != "__pycache__") == [
-        *(["model"] if there else []),
+        *(["model"] if exists else []),
         "run",
     ]
-    assert not there or list((tmp_path / "model").iterdir()) == []
+    assert not exists or list((tmp_path / "model").iterdir()) == []
     assert capfd.readouterr() == ("", "")
 
 

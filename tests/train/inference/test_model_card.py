@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,28 +12,29 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard, ModelCardData
+from jobs import trained
 from PIL import ExifTags, Image
 
 from train.config.schema import DataConfig, ModelConfig, OptimConfig, RunConfig, RunSection, TrainConfig
 from train.data.preprocessing import Preprocessing
 from train.data.shape import Shape
 from train.evaluation.results import EvaluationResult, FinalScore
-from train.inference import file_formats, inputs, model_card
+from train.inference import checkpoints, evaluate, file_formats, inputs, model_card
 from train.inference.inputs import InputSpec
 from train.inference.model_card import ModelFacts
 from train.inference.model_code import ModelCode
 from train.tasks import TargetScale
 
 RESULT = {"accuracy": 0.875, "loss": 0.5, "samples": 16, "macro_f1": 0.8125, "recall": [0.75, None]}
-TOLD: dict[str, Any] = {
-    "state": {"evaluated": 40, "result": RESULT},
-    "data": {"classes": ["cat", "dog"], "training": 1600, "held_out": 400},
-    "world_size": 4,
-}
 RECORDED = {
     "training": {"precision": "bf16", "steps_per_epoch": 16, "device": "NVIDIA H100"},
     "versions": {"torch": "2.15.0", "train-image": "0.1.0"},
     "git": "0123abc",
+}
+STATE: dict[str, Any] = {
+    "state": {"evaluated": 40, "result": RESULT},
+    "data": {"classes": ["cat", "dog"], "training": 1600, "held_out": 400},
+    "world_size": 4,
 }
 ABOUT = ModelFacts(
     config=RunConfig(run=RunSection(name="cats"), train=TrainConfig(global_batch_size=100)),
@@ -41,10 +43,9 @@ ABOUT = ModelFacts(
     step=40,
     tensors={"weight": torch.zeros(5, 5)},
     averaged=True,
-    state=TOLD,
+    state=STATE,
     recorded=RECORDED,
 )
-
 CODE = ModelCode(
     imports=("import runpy",), lines=("network = runpy.run_path('out/model.py')['make_model']()",), file=""
 )
@@ -61,7 +62,7 @@ def rows(about: ModelFacts) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "text"),
     [
         ("network", "small\\_cnn"),
         ("takes", "8 x 8 x 3, bytes 0 to 255, given as (byte - 127.5) / 63.75"),
@@ -83,15 +84,15 @@ def rows(about: ModelFacts) -> dict[str, str]:
         ("git", "0123abc"),
     ],
 )
-def test_the_card_tells(name: str, said: str) -> None:
-    assert rows(ABOUT)[name] == said
+def test_the_card_tells(name: str, text: str) -> None:
+    assert rows(ABOUT)[name] == text
 
 
-@pytest.mark.parametrize(("scaling", "said"), [("none", "0.1"), ("linear", "0.8"), ("sqrt", "0.282843")])
-def test_the_learning_rate_is_the_highest_that_it_was_trained_with(scaling: Any, said: str) -> None:
+@pytest.mark.parametrize(("scaling", "text"), [("none", "0.1"), ("linear", "0.8"), ("sqrt", "0.282843")])
+def test_the_learning_rate_is_the_highest_that_it_was_trained_with(scaling: Any, text: str) -> None:
     optim = OptimConfig(name="sgd", lr=0.1, lr_scaling=scaling, base_batch_size=256)
     scaled = replace(ABOUT.config, optim=optim, train=TrainConfig(global_batch_size=2048))
-    assert rows(replace(ABOUT, config=scaled))["optimizer"] == f"sgd, learning rate {said}, {optim.schedule}"
+    assert rows(replace(ABOUT, config=scaled))["optimizer"] == f"sgd, learning rate {text}, {optim.schedule}"
 
 
 def head(about: ModelFacts) -> ModelCardData:
@@ -311,8 +312,8 @@ def test_the_lines_read_a_photo_as_the_evaluation_does(
     read = read_by_the_card(spec)
     for photo in photos:
         ours = inputs.read_image(photo, spec.shape, spec.preprocessing)
-        theirs = np.asarray(read(photo)).reshape(ours.shape)
-        assert np.array_equal(theirs, ours), f"{photo.name}: {np.abs(theirs.astype(int) - ours).max()} of 255"
+        others = np.asarray(read(photo)).reshape(ours.shape)
+        assert np.array_equal(others, ours), f"{photo.name}: {np.abs(others.astype(int) - ours).max()} of 255"
 
 
 def test_images_that_were_no_files_are_decoded_at_full_size(photos: list[Path]) -> None:
@@ -321,3 +322,40 @@ def test_images_that_were_no_files_are_decoded_at_full_size(photos: list[Path]) 
     for photo in photos:
         ours = inputs.read_image(photo, spec.shape, spec.preprocessing, draft=False)
         assert np.array_equal(np.asarray(read(photo)), ours)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints at each of eight steps, evaluated after steps 4 and 8; its last start's record is made up."""
+    folder = tmp_path_factory.mktemp("run")
+    trained(folder, "checkpoint.every_steps=1", "checkpoint.keep=9")
+    (folder / "run.json").write_text('{"starts": [], "training": {"precision": "fp32"}, "versions": 5}')
+    return folder
+
+
+def about(run: Path, step: int) -> ModelFacts:
+    checkpoint = checkpoints.choose_checkpoint(str(run / "checkpoints" / f"step-{step:08d}"))
+    config, _ = checkpoints.load_config(checkpoint, None, ())
+    return model_card.collect_model_facts(config, checkpoint)
+
+
+def test_scores_are_those_of_the_weights_themselves(run: Path) -> None:
+    assert isinstance(about(run, 8).result, EvaluationResult)
+    assert about(run, 6).result is None  # what was measured at step 4 is of other weights
+
+
+def test_the_tensors_are_those_that_an_evaluation_measures(run: Path) -> None:
+    facts, measured = (
+        about(run, 8),
+        evaluate.load_weights(checkpoints.choose_checkpoint(str(run / "checkpoints" / "step-00000008"))),
+    )
+    assert facts.tensors.keys() == measured.tensors.keys()
+    assert all(torch.equal(tensor, measured.tensors[name]) for name, tensor in facts.tensors.items())
+
+
+def test_the_runs_record_is_read_where_the_checkpoint_lies_in_its_run(run: Path, tmp_path: Path) -> None:
+    assert model_card.submapping(about(run, 8).recorded, "training") == {"precision": "fp32"}
+    assert model_card.submapping(about(run, 8).recorded, "versions") == {}  # not what it should be
+    alone = shutil.copytree(run / "checkpoints" / "step-00000008", tmp_path / "elsewhere" / "step-00000008")
+    config, _ = checkpoints.load_config(checkpoint := checkpoints.choose_checkpoint(str(alone)), None, ())
+    assert model_card.collect_model_facts(config, checkpoint).recorded == {}

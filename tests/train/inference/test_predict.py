@@ -1,8 +1,10 @@
-"""What a network says of image files is what the evaluation counted."""
+"""What a network says of image files is what the evaluation counted, and one image is one line."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,11 @@ from train.config import load
 from train.data import augment, registry
 from train.inference import checkpoints, evaluate, export, inputs, predict
 from train.inference.predict import InferenceModel
+from train.tasks.base import Prediction
+from train.tasks.classification import Classification
+
+LOGITS = torch.tensor([[3.0, 1.0]]).log()  # three times as likely
+ODD = ["two words", "Größe", "a\nb", "a\tb", "a\r\nb", "\x1b[31mred", "\u2028", "\x85", "\u202egnp.exe", "back\\slash"]
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +43,10 @@ def _own_accelerate() -> Iterator[None]:
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two classes of noise, dark and light, 40 images each."""
     root, draw = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    for place, name in enumerate(("dark", "light")):
+    for brightness, name in enumerate(("dark", "light")):
         (root / name).mkdir()
         for number in range(40):
-            values = draw.integers(0, 180, (10, 12, 3)) + 40 * place
+            values = draw.integers(0, 180, (10, 12, 3)) + 40 * brightness
             Image.fromarray(values.astype(np.uint8)).save(root / name / f"{number}.png")
     return root
 
@@ -54,9 +61,9 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ready(run: Path, images: int = 80, *settings: str) -> InferenceModel:
-    found = checkpoints.choose_checkpoint(str(run))
-    config, _ = checkpoints.load_config(found, None, settings)
-    return predict.prepare_from_checkpoint(config, found, {"ENTRYPOINT_DEVICE": "cpu"}, images)
+    checkpoint = checkpoints.choose_checkpoint(str(run))
+    config, _ = checkpoints.load_config(checkpoint, None, settings)
+    return predict.prepare_from_checkpoint(config, checkpoint, {"ENTRYPOINT_DEVICE": "cpu"}, images)
 
 
 def validation_files(photos: Path) -> tuple[list[Path], list[str]]:
@@ -113,8 +120,8 @@ def test_files_are_read_as_the_pictures_that_a_data_set_opened(
 
 
 def chosen_result(run: Path) -> dict[str, float]:
-    found: dict[str, float] = store.read_state(checkpoints.choose_checkpoint(str(run)))["state"]["result"]
-    return found
+    result: dict[str, float] = store.read_state(checkpoints.choose_checkpoint(str(run)))["state"]["result"]
+    return result
 
 
 def test_the_average_of_the_weights_is_what_answers(run: Path) -> None:
@@ -125,32 +132,34 @@ def test_the_average_of_the_weights_is_what_answers(run: Path) -> None:
 
 
 def test_answers_come_in_the_order_of_the_files_and_broken_ones_are_named(run: Path, photos: Path) -> None:
-    good, broken, said = photos / "dark" / "0.png", photos.parent / "broken\n.png", list[str]()
+    good, broken, messages = photos / "dark" / "0.png", photos.parent / "broken\n.png", list[str]()
     broken.write_bytes(b"no image")
-    found = predict.predict_images(ready(run), [broken, good, broken, good], 1, said.append)
-    assert [one.path for one in [next(found), next(found)]] == [good, good]
+    predictions = predict.predict_images(ready(run), [broken, good, broken, good], 1, messages.append)
+    assert [prediction.path for prediction in [next(predictions), next(predictions)]] == [good, good]
     with pytest.raises(Failure, match="2 of 4 images") as caught:
-        next(found)
+        next(predictions)
     assert caught.value.code == 65
-    assert [text.splitlines() for text in said] == [[f"{photos.parent}/broken\\n.png: no image that Pillow knows"]] * 2
+    assert [text.splitlines() for text in messages] == [
+        [f"{photos.parent}/broken\\n.png: no image that Pillow knows"]
+    ] * 2
 
 
 @pytest.mark.parametrize(
-    ("failed", "count", "told"),
+    ("failed", "count", "text"),
     [
         (1, 1, "1 of 1 image has no answer: it is named above"),
         (1, 3, "1 of 3 images has no answer: it is named above"),
         (2, 3, "2 of 3 images have no answer: they are named above"),
     ],
 )
-def test_one_image_without_an_answer_is_told_of_as_one(failed: int, count: int, told: str) -> None:
-    assert predict._incomplete_failure(failed, count).what == told
+def test_one_image_without_an_answer_is_told_of_as_one(failed: int, count: int, text: str) -> None:
+    assert predict._incomplete_failure(failed, count).what == text
 
 
 def test_top_gives_classes_by_falling_probability_that_add_up(run: Path, photos: Path) -> None:
-    (one,) = predict.predict_images(ready(run), [photos / "light" / "1.png"], 5, print)
-    probabilities = [each["probability"] for each in one.values["top"]]
-    assert {each["class"] for each in one.values["top"]} == {"dark", "light"}
+    (prediction_of_one,) = predict.predict_images(ready(run), [photos / "light" / "1.png"], 5, print)
+    probabilities = [each["probability"] for each in prediction_of_one.values["top"]]
+    assert {each["class"] for each in prediction_of_one.values["top"]} == {"dark", "light"}
     assert probabilities[0] >= probabilities[1]
     assert math.fsum(probabilities) == pytest.approx(1)
 
@@ -180,8 +189,10 @@ def test_scores_that_are_no_numbers_are_no_answer(
 def test_of_equal_scores_the_first_class_answers_and_a_ruled_out_one_has_nothing(
     run: Path, photos: Path, scores: tuple[float, float]
 ) -> None:
-    (one,) = predict.predict_images(replace(ready(run), network=Says(*scores)), [photos / "dark" / "0.png"], 1, print)
-    assert [each["class"] for each in one.values["top"]] == ["dark"]
+    (prediction_of_one,) = predict.predict_images(
+        replace(ready(run), network=Says(*scores)), [photos / "dark" / "0.png"], 1, print
+    )
+    assert [each["class"] for each in prediction_of_one.values["top"]] == ["dark"]
 
 
 def test_a_model_of_clips_is_refused(tmp_path: Path) -> None:
@@ -193,8 +204,8 @@ def test_a_model_of_clips_is_refused(tmp_path: Path) -> None:
 
 def test_a_handed_on_model_of_clips_is_refused_too(tmp_path: Path) -> None:
     trained(tmp_path / "run", "data.frames=3", "model.name=cnn3d", "train.max_steps=2")
-    found = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    export.export_model(checkpoints.load_config(found, None, ())[0], found, tmp_path / "model")
+    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    export.export_model(checkpoints.load_config(checkpoint, None, ())[0], checkpoint, tmp_path / "model")
     with pytest.raises(Failure, match="does not take image files"):
         predict.prepare_from_export(tmp_path / "model", "cpu", 1)
 
@@ -233,9 +244,49 @@ def test_a_factory_that_calls_its_classes_otherwise_today_renames_no_score(
     trained(tmp_path / "run", "data.name=naming:make")
     sys.modules["naming"].CLASSES.reverse()
     forget_accelerate()
-    found = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
     assert ready(tmp_path / "run", 80, "data.name=naming:make").spec.classes == ("dark", "light")
-    export.export_model(checkpoints.load_config(found, None, ["data.name=naming:make"])[0], found, tmp_path / "model")
+    export.export_model(
+        checkpoints.load_config(checkpoint, None, ["data.name=naming:make"])[0], checkpoint, tmp_path / "model"
+    )
     assert export.load_exported(tmp_path / "model").classes == ("dark", "light")
     assert "dark, light" in (tmp_path / "model" / export.CARD_FILE).read_text()
     sys.modules.pop("naming")
+
+
+def prediction(name: str, path: str = "a.png") -> Prediction:
+    (predicted,) = Classification(classes=(name, "other")).predict(LOGITS, [Path(path)], None, top=2)
+    assert predicted is not None
+    return predicted
+
+
+def test_a_line_is_path_class_and_probability_with_tabs_between() -> None:
+    assert prediction("cat").as_text() == "a.png\tcat\t0.7500\tother\t0.2500"
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_no_name_breaks_a_line_or_a_column(name: str) -> None:
+    text = prediction(name, name).as_text()
+    assert (len(text.splitlines()), len(text.split("\t"))) == (1, 5)
+    assert text.isprintable() or text.replace("\t", "").isprintable()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_json_is_one_line_and_gives_the_name_back(name: str) -> None:
+    text = prediction(name, name).as_json()
+    assert len(text.splitlines()) == 1
+    read = json.loads(text)
+    assert (read["class"], read["path"], read["probability"]) == (name, str(Path(name)), pytest.approx(0.75))
+    assert read["top"][1] == {"class": "other", "probability": pytest.approx(0.25)}
+
+
+def test_a_path_whose_bytes_are_no_text_comes_back_from_json() -> None:
+    text = prediction("cat", os.fsdecode(b"odd\xff.png")).as_json()
+    text.encode()  # it can be written
+    assert os.fsencode(json.loads(text)["path"]) == b"odd\xff.png"
+
+
+def test_a_stream_of_ascii_gets_json_too() -> None:
+    text = prediction("Größe \U0001f600").as_json(ascii_=True)
+    assert text.isascii()
+    assert json.loads(text)["class"] == "Größe \U0001f600"

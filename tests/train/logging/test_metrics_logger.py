@@ -65,8 +65,8 @@ def test_things_that_are_alike_have_curves_by_their_names(tmp_path: Path) -> Non
     record.write_each("gpu", step=10, of=GPUS)
     record.write_each("rank", step=10, of=[("0", {"rank": 0, "host": "node"}, {"cpu_cores": 1.5})])
     record.close()
-    found = scalars(tmp_path / "tensorboard")
-    assert {name: points[0] for name, points in found.items()} == {
+    scalar_events = scalars(tmp_path / "tensorboard")
+    assert {name: points[0] for name, points in scalar_events.items()} == {
         "usage/gpu/node/0/power_w": (10, 300.0),
         "usage/gpu/node/1/power_w": (10, 301.0),
         "usage/rank/0/cpu_cores": (10, 1.5),

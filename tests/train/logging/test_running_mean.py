@@ -24,10 +24,10 @@ def step_loss(loss: float, samples: int = 3) -> StepLoss:
 
 
 def averaged(*losses: float) -> RunningMean:
-    found = RunningMean(CPU, CLASSES.averaged)
+    means = RunningMean(CPU, CLASSES.averaged)
     for loss in losses:
-        found.add(step_loss(loss))
-    return found
+        means.add(step_loss(loss))
+    return means
 
 
 def test_means_are_over_samples() -> None:
@@ -56,18 +56,18 @@ def test_one_bad_loss_is_still_seen_at_the_next_reading(bad: float) -> None:
 
 def test_sums_do_not_depend_on_where_they_were_read_between() -> None:
     losses = [1 / (1 + number) for number in range(50)]
-    whole, first = averaged(*losses), averaged(*losses[:20])
+    at_once, first = averaged(*losses), averaged(*losses[:20])
     rest = RunningMean(CPU, CLASSES.averaged, first.sums())
     for loss in losses[20:]:
         rest.add(step_loss(loss))
-    assert rest.sums() == whole.sums()
+    assert rest.sums() == at_once.sums()
 
 
 def test_more_micro_batches_than_are_remembered_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.logging.running_mean.MAX_KEPT_LOSSES", 4)
-    found = averaged(*[1.0] * 9, 3.0)
-    assert found.sums() == [36.0, 20.0, 30.0]
-    assert found.losses()[-1] == 3.0
+    means = averaged(*[1.0] * 9, 3.0)
+    assert means.sums() == [36.0, 20.0, 30.0]
+    assert means.losses()[-1] == 3.0
 
 
 def test_values_of_no_samples_keep_only_their_loss() -> None:
@@ -79,9 +79,9 @@ def test_values_of_no_samples_keep_only_their_loss() -> None:
 
 
 def test_without_samples_there_are_no_means_and_still_exchanges_other_numbers() -> None:
-    found = averaged(1.0)
-    found.clear()
-    means = found.read(lambda total: total.mul_(2), [7.0])
+    averages = averaged(1.0)
+    averages.clear()
+    means = averages.read(lambda total: total.mul_(2), [7.0])
     assert (means.samples, means.extra_sums) == (0, (14.0,))
     assert math.isnan(means.loss)
     assert math.isnan(means.means["accuracy"])

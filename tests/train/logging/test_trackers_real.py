@@ -57,15 +57,15 @@ for thread in threading.enumerate():
 def start(name: str, folder: Path, steps: list[int], exit_code: int, **variables: str) -> str:
     """What a start printed, from a working folder in which it must leave nothing."""
     working, home = folder.parents[1] / "working", folder.parents[1] / "home"
-    for place in (folder, working, home):
-        place.mkdir(parents=True, exist_ok=True)
+    for root in (folder, working, home):
+        root.mkdir(parents=True, exist_ok=True)
     environ = {key: text for key, text in os.environ.items() if not key.startswith(("WANDB_", "MLFLOW_"))}
     environ |= {"HOME": str(home), "WANDB_MODE": "offline", **variables}
     words = json.dumps([name, str(folder), steps, exit_code])
     command = [sys.executable, "-c", START, words]
     done = subprocess.run(command, cwd=working, env=environ, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert [path for place in (working, home) for path in place.rglob("*") if path.is_file()] == []
+    assert [path for root in (working, home) for path in root.rglob("*") if path.is_file()] == []
     return done.stdout + done.stderr
 
 
@@ -82,42 +82,42 @@ def wandb_records(folder: Path) -> Iterator[Any]:
     from wandb.proto.wandb_internal_pb2 import Record
 
     for file in sorted(folder.glob("offline-run-*/*.wandb")):
-        content, at, whole = file.read_bytes(), 7, b""
+        content, at, joined = file.read_bytes(), 7, b""
         while at + 7 <= len(content):
             if (rest := -at % 2**15) and rest < 7:
                 at += rest
                 continue
             _, length, kind = struct.unpack_from("<IHB", content, at)
-            whole += content[at + 7 : at + 7 + length]
+            joined += content[at + 7 : at + 7 + length]
             at += 7 + length
             if kind in (1, 4):  # complete, or the last part
-                yield Record.FromString(whole)
-                whole = b""
+                yield Record.FromString(joined)
+                joined = b""
 
 
-def wandb_told(folder: Path) -> dict[str, list[Any]]:
+def wandb_content(folder: Path) -> dict[str, list[Any]]:
     """What wandb wrote down: ids and names of runs, exit codes, preemptions, and (row, step, loss)."""
-    told: dict[str, list[Any]] = {"run": [], "exit": [], "preempting": [], "history": []}
+    content: dict[str, list[Any]] = {"run": [], "exit": [], "preempting": [], "history": []}
     for record in wandb_records(folder):
         what = record.WhichOneof("record_type")
         if what == "run":
-            told[what].append((record.run.run_id, record.run.display_name, record.run.project))
+            content[what].append((record.run.run_id, record.run.display_name, record.run.project))
         elif what == "exit":
-            told[what].append(record.exit.exit_code)
+            content[what].append(record.exit.exit_code)
         elif what == "preempting":
-            told[what].append(True)
+            content[what].append(True)
         elif what == "history":
             items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-            told[what].append((items["_step"], items["step"], items["train/loss"]))
-    return told
+            content[what].append((items["_step"], items["step"], items["train/loss"]))
+    return content
 
 
 def test_mlflow_knows_the_run_its_name_and_how_each_start_ended(tmp_path: Path) -> None:
     folder = tmp_path / ODD / "runs" / "photos"
     database = folder / "trackers" / "mlflow.db"
     for steps, exit_code, status in (([1, 2], 75, "KILLED"), ([2, 3], 0, "FINISHED"), ([4], 90, "FAILED")):
-        said = start("mlflow", folder, steps, exit_code)
-        assert "warning" not in said
+        printed = start("mlflow", folder, steps, exit_code)
+        assert "warning" not in printed
         ((name, ended, losses),) = mlflow_runs(database)
         assert (name, ended) == ("photos", status)
     assert [step for step, _ in losses] == [1, 2, 2, 3, 4]
@@ -132,18 +132,18 @@ def test_mlflow_knows_the_run_its_name_and_how_each_start_ended(tmp_path: Path) 
 
 def test_wandb_knows_the_run_its_name_and_how_each_start_ended_and_a_rollback_says_nothing(tmp_path: Path) -> None:
     folder = tmp_path / ODD / "runs" / "photos"
-    said = start("wandb", folder, [10, 20, 30, 20, 30, 40], 75) + start("wandb", folder, [40, 50], 90)
-    assert "warning" not in said.lower().replace("warning `resume` will be ignored", "")
-    assert "steps must be monotonically increasing" not in said.lower()
-    told = wandb_told(folder / "trackers/wandb")
-    assert {name for _, name, _ in told["run"]} == {"photos"}
-    assert {project for *_, project in told["run"]} == {"runs"}
-    assert len({run_id for run_id, *_ in told["run"]}) == 1
-    assert (told["exit"], told["preempting"]) == ([75, 90], [True])
-    assert [(step, round(1 / loss)) for _, step, loss in told["history"]] == [
+    printed = start("wandb", folder, [10, 20, 30, 20, 30, 40], 75) + start("wandb", folder, [40, 50], 90)
+    assert "warning" not in printed.lower().replace("warning `resume` will be ignored", "")
+    assert "steps must be monotonically increasing" not in printed.lower()
+    records = wandb_content(folder / "trackers/wandb")
+    assert {name for _, name, _ in records["run"]} == {"photos"}
+    assert {project for *_, project in records["run"]} == {"runs"}
+    assert len({run_id for run_id, *_ in records["run"]}) == 1
+    assert (records["exit"], records["preempting"]) == ([75, 90], [True])
+    assert [(step, round(1 / loss)) for _, step, loss in records["history"]] == [
         (step, step) for step in (10, 20, 30, 20, 30, 40, 40, 50)
     ]
-    rows = [row for row, *_ in told["history"][:6]]
+    rows = [row for row, *_ in records["history"][:6]]
     assert rows == [10, 20, 30, 31, 32, 40]
 
 
@@ -151,10 +151,10 @@ def test_a_lock_on_mlflow_s_file_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "photos"
     start("mlflow", folder, [1], 75)
     database = folder / "trackers" / "mlflow.db"
-    said = start("mlflow", folder, [2, 3], 0, LOCKED=str(database))
-    assert "warning: the tracker mlflow fails, training goes on (its records are sent later): " in said
-    assert "database is locked" in said
-    assert "note: the tracker mlflow has all records now" in said
+    printed = start("mlflow", folder, [2, 3], 0, LOCKED=str(database))
+    assert "warning: the tracker mlflow fails, training goes on (its records are sent later): " in printed
+    assert "database is locked" in printed
+    assert "note: the tracker mlflow has all records now" in printed
     assert mlflow_runs(database)[0][1:] == ("FINISHED", [(1, 1.0), (2, 0.5), (3, 1 / 3)])
 
 
@@ -206,8 +206,8 @@ def failing_server(dies_after: int) -> Iterator[tuple[str, list[str]]]:
 
 def test_a_server_that_dies_in_the_middle_ends_neither_the_run_nor_its_end(tmp_path: Path) -> None:
     with failing_server(dies_after=6) as (address, seen):
-        said = start("mlflow", tmp_path / "runs" / "photos", list(range(1, 30)), 0, MLFLOW_TRACKING_URI=address)
+        printed = start("mlflow", tmp_path / "runs" / "photos", list(range(1, 30)), 0, MLFLOW_TRACKING_URI=address)
     assert any('"run_name": "photos"' in request for request in seen)
-    assert "warning: the tracker mlflow fails, training goes on (its records are sent later): " in said
-    assert "records; metrics.jsonl has all" in said
-    assert "warning: the tracker mlflow was not told that this start ended" in said
+    assert "warning: the tracker mlflow fails, training goes on (its records are sent later): " in printed
+    assert "records; metrics.jsonl has all" in printed
+    assert "warning: the tracker mlflow was not told that this start ended" in printed

@@ -1,15 +1,18 @@
-"""Which strategy a run has, and what it makes of the network."""
+"""Which strategy a run has, and what it and a precision of one's own make of the network."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from jobs import built
 from torch import nn
 
+from train.config.precisions import PRECISIONS
 from train.config.schema import TrainConfig
 from train.parallel.base import Parallel
 from train.parallel.bitwise import Bitwise
@@ -84,3 +87,22 @@ def test_a_network_whose_layout_has_versions_is_evaluated_and_goes_on(tmp_path: 
     with built(tmp_path, *settings, "train.max_steps=2") as trainer:
         assert trainer.state.step == 1
         trainer.fit()
+
+
+def to_double(network: Any) -> Any:
+    network.register_forward_pre_hook(lambda _, images: tuple(each.double() for each in images))
+    return network.double()
+
+
+@pytest.mark.parametrize("mode", ["fast", "bitwise"])
+def test_a_precision_may_train_other_weights_than_fp32(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PRECISIONS, "fp32", replace(PRECISIONS["fp32"], convert=to_double))  # type: ignore[arg-type]
+    settings = (f"train.reproducible={mode}", "train.precision=fp32", "train.ema_decay=0.9", "train.clip_grad_norm=1.0")
+    with built(tmp_path, *settings) as trainer:
+        trainer.fit()
+        weights = [parameter.dtype for parameter in trainer.state.network.parameters()]
+        moments = [state["momentum_buffer"].dtype for state in trainer.parallel.optimizer.state.values()]
+    assert {*weights, *moments} == {torch.float64}
+    assert trainer.state.result is not None

@@ -27,20 +27,20 @@ HOSTILE = "\"><script>document.title='owned'</script><img src=x onerror=\"docume
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """One browser for all."""
-    with browser.started(tmp_path_factory.mktemp("browser")) as found:
-        yield found
+    with browser.started(tmp_path_factory.mktemp("browser")) as started_browser:
+        yield started_browser
 
 
 def made_hostile(folder: Path) -> Path:
     """A run whose name, classes and commit are programs."""
     make_run(folder)
     for name in ("confusion.json", "run.json"):
-        found = json.loads((folder / name).read_text()) | {
+        recorded = json.loads((folder / name).read_text()) | {
             "classes": [HOSTILE] * 3,
             "git": HOSTILE,
             "versions": {HOSTILE: HOSTILE},
         }
-        (folder / name).write_text(json.dumps(found))
+        (folder / name).write_text(json.dumps(recorded))
     return folder
 
 
@@ -91,7 +91,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """A report of one run, one of three, one of a run whose every text is a program, and one with thumbnails."""
     runs, out = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("out")
     events = [*of_gpus(2), {"event": "train", "step": 2, "loss": 1.0}]
-    one = [make_run(runs / "with-gpus", events=events, ending={"code": 71, "step": 2, "cause": HOSTILE})]
+    first = [make_run(runs / "with-gpus", events=events, ending={"code": 71, "step": 2, "cause": HOSTILE})]
     three = [make_run(runs / f"r{ranks}", ranks=ranks, speed=1000 - 50 * ranks) for ranks in (1, 2, 4)]
     hostile = [made_hostile(runs / "\"><img src=x onerror=document.title='owned'>")]
     many = [make_run(runs / f"resnet-of-a-long-name-{at}", settings=settings(at)) for at in range(14)]
@@ -99,7 +99,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     kept = evaluation_of_strangers()
     saved_evaluation.write(looked[0] / "evaluation.json", kept)
     saved_evaluation.write(hostile[0] / "evaluation.json", kept)
-    pages = {"one": one, "three": three, "hostile": hostile, "many": many, "looked": looked}
+    pages = {"one": first, "three": three, "hostile": hostile, "many": many, "looked": looked}
     for name, folders in pages.items():
         assert front.run_command(["report", *map(str, folders), "--output", str(out / name)], {}) == 0
     return {name: out / name / "report.html" for name in PAGES}

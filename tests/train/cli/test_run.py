@@ -121,15 +121,15 @@ def test_a_stop_that_no_rank_could_write_down_is_in_the_runs_folder(
 
 
 def test_what_a_rank_wrote_of_a_stop_is_kept(launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    said = ExitRecord(code=75, step=8, cause="SIGTERM")
+    ending = ExitRecord(code=75, step=8, cause="SIGTERM")
 
     def saved(*given: object, stop_signals: list[int], **_: object) -> int:
-        RunErrors.in_run(RUN).write_exit(code=said.code, step=said.step, cause=said.cause)
+        RunErrors.in_run(RUN).write_exit(code=ending.code, step=ending.step, cause=ending.cause)
         return stopped_at_once(*given, stop_signals=stop_signals)
 
     monkeypatch.setattr(launch, "run_plan", saved)
     front.run_command(CPU, {})
-    assert RunErrors.in_run(RUN).read_exit() == said
+    assert RunErrors.in_run(RUN).read_exit() == ending
 
 
 def test_a_stop_after_a_restart_in_place_is_not_taken_for_the_failure_before(

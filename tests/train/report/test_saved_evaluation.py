@@ -82,9 +82,9 @@ NUMBERS = replace(
 
 def section_of(folder: Path, saved: SavedEvaluation) -> Section:
     saved_evaluation.write(make_run(folder) / "evaluation.json", saved)
-    found = page.mistakes_section(read.load_run(folder))
-    assert found is not None
-    return found
+    section = page.mistakes_section(read.load_run(folder))
+    assert section is not None
+    return section
 
 
 @pytest.mark.parametrize("saved", [SAVED, LABELS, NUMBERS], ids=lambda saved: saved.task)

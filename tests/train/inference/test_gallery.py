@@ -72,18 +72,18 @@ def test_an_image_outside_of_the_root_keeps_its_whole_path(tmp_path: Path, root:
 @pytest.fixture(scope="module")
 def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on class folders that was evaluated for its report, with heat maps."""
-    place = tmp_path_factory.mktemp("looked")
-    write_classes(place / "data" / "train", cat=20, dog=12)
-    write_classes(place / "data" / "val", cat=5, dog=4)
-    trained(place / "run", "data.name=folder", f"data.root={place / 'data'}", "train.max_steps=2")
-    checkpoint = checkpoints.choose_checkpoint(str(place / "run"))
+    folder = tmp_path_factory.mktemp("looked")
+    write_classes(folder / "data" / "train", cat=20, dog=12)
+    write_classes(folder / "data" / "val", cat=5, dog=4)
+    trained(folder / "run", "data.name=folder", f"data.root={folder / 'data'}", "train.max_steps=2")
+    checkpoint = checkpoints.choose_checkpoint(str(folder / "run"))
     config, _ = checkpoints.load_config(checkpoint, None, ())
     forget_accelerate()
     try:
         evaluate.evaluate_on_rank(config, checkpoint, ALONE, {}, as_json=True, for_report=True, with_heat_maps=True)
     finally:
         forget_accelerate()
-    return place / "run"
+    return folder / "run"
 
 
 def test_an_evaluation_for_the_report_is_read_back(looked_at: Path) -> None:
