@@ -6,9 +6,9 @@ import math
 from typing import Final
 
 from entrypoint import shell_command
-from train.config.schema import AUTO, RunConfig
+from train.config.schema import RunConfig
 from train.evaluation.results import WEAK_CLASS_DIFFERENCE, EvaluationResult
-from train.tasks import MULTI_LABEL, TASKS
+from train.tasks import AUTO, MULTI_LABEL, TASKS
 
 # A score that came less far from guessing to a perfect one is poor.
 POOR_SHARE: Final = 0.5
