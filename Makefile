@@ -64,7 +64,7 @@ test-all: env-dev testbed ## run every test, as before a release, and measure wh
 	$(BIN)/coverage report --include='entrypoint/*' --fail-under=90
 	$(BIN)/coverage report --include='train/*' --fail-under=85
 
-# SHARE=3/5: the fourth fifth of the slower tests (0/5 is the first), and the few of them that run each time.
+# SHARE=3/7: the fourth seventh of the slower tests (0/7 is the first), and the few of them that run each time.
 test-share: env-dev testbed
 	@$(PYTEST) --tier=slow,image,cluster,reliability --share=$(SHARE)
 
