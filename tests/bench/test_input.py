@@ -236,13 +236,13 @@ def row_five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ours: int, peer
 
 
 def test_what_a_start_asks_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = row_five(tmp_path, monkeypatch, ours=0, theirs=8)
+    row = row_five(tmp_path, monkeypatch, ours=0, peer=8)
     assert row.estimate is not None
     assert (row.estimate.value, row.facts["accelerate_per_step"], row.is_reached) == (0, 8, True)
 
 
 def test_a_step_that_asks_misses_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert row_five(tmp_path, monkeypatch, ours=1, theirs=8).is_reached is False
+    assert row_five(tmp_path, monkeypatch, ours=1, peer=8).is_reached is False
 
 
 def test_without_strace_nothing_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

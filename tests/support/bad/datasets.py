@@ -343,7 +343,7 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         "check",
         66,
         ("class folders", "without an image: 1", "dog"),
-        "remove them",
+        "set data.root to a folder of class folders alone",
     ),
     "splits-differ": (
         "43",

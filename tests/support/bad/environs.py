@@ -274,7 +274,7 @@ CASES = [
         line=("show",),
         environ={"ENTRYPOINT_DEVICE": "gpu"},
         says=("ENTRYPOINT_DEVICE=gpu",),
-        fix="auto, cpu or cuda",
+        fix="set ENTRYPOINT_DEVICE to cuda",
     ),
     show(
         id="environ-procs-million",

@@ -36,7 +36,7 @@ def test_one_below_the_target_starts_the_count_again() -> None:
 
 
 def test_without_a_target_nothing_is_held() -> None:
-    assert held(1.0, 1.0, wanted=EvalConfig()) == 0
+    assert held(1.0, 1.0, config=EvalConfig()) == 0
 
 
 def test_a_loss_reaches_its_target_from_above() -> None:

@@ -599,7 +599,7 @@ def test_an_evaluation_says_it_and_keeps_it_with_the_scores(diverged: Path, capf
 
 
 def test_a_new_run_from_its_weights_says_it(diverged: Path, tmp_path: Path) -> None:
-    with built(tmp_path, f"model.weights={run}") as trainer:
+    with built(tmp_path, f"model.weights={diverged}") as trainer:
         assert [note for note in trainer.notes if WARNING in note]
 
 

@@ -327,7 +327,7 @@ def run_on_pets(tmp_path: Path) -> Path:
 def test_images_of_other_classes_are_refused_by_both_lists_of_names(run_on_pets: Path) -> None:
     write_classes(run_on_pets / "birds", emu=9, jay=9, owl=9)
     with pytest.raises(Failure) as caught:
-        measure_checkpoint(run_on_pets / "run", f"data.root={pets / 'birds'}")
+        measure_checkpoint(run_on_pets / "run", f"data.root={run_on_pets / 'birds'}")
     assert caught.value.code == 65
     assert "3: emu, jay, owl" in str(caught.value)
     assert "2: cat, dog" in str(caught.value)
@@ -336,7 +336,7 @@ def test_images_of_other_classes_are_refused_by_both_lists_of_names(run_on_pets:
 def test_images_of_as_many_other_classes_are_refused(run_on_pets: Path) -> None:
     write_classes(run_on_pets / "birds", emu=9, jay=9)
     with pytest.raises(Failure, match="other classes than the model was trained on"):
-        measure_checkpoint(run_on_pets / "run", f"data.root={pets / 'birds'}", split="all")
+        measure_checkpoint(run_on_pets / "run", f"data.root={run_on_pets / 'birds'}", split="all")
 
 
 def told_of(captured: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], list[str]]:
@@ -358,10 +358,13 @@ def test_a_split_that_holds_trained_images_is_warned_of_in_a_line(
 def test_every_image_of_a_test_set_is_measured_once(run_on_pets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_classes(run_on_pets / "test", cat=7, dog=6)
     capsys.readouterr()
-    assert measure_checkpoint(run_on_pets / "run", f"data.root={pets / 'test'}", "eval.batch_size=5", split="all") == 0
+    assert (
+        measure_checkpoint(run_on_pets / "run", f"data.root={run_on_pets / 'test'}", "eval.batch_size=5", split="all")
+        == 0
+    )
     output, warned = told_of(capsys)
     assert (output["samples"], [sum(row) for row in output["confusion"]]) == (13, [7, 6])
-    assert (output["measured"], output["all"], warned) == (f"all 13 images of {pets / 'test'}", True, [])
+    assert (output["measured"], output["all"], warned) == (f"all 13 images of {run_on_pets / 'test'}", True, [])
 
 
 def test_all_of_the_trainings_own_images_agree_with_both_sides(
