@@ -357,6 +357,8 @@ def test_a_split_that_holds_trained_images_is_warned_of_in_a_line(
 
 def test_every_image_of_a_test_set_is_measured_once(run_on_pets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_classes(run_on_pets / "test", cat=7, dog=6)
+    for path in (run_on_pets / "test").rglob("*.png"):  # not those of the training
+        path.rename(path.with_stem(f"test-{path.stem}"))
     capsys.readouterr()
     assert (
         measure_checkpoint(run_on_pets / "run", f"data.root={run_on_pets / 'test'}", "eval.batch_size=5", split="all")
