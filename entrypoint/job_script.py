@@ -2,8 +2,9 @@
 
 A script's text is a file in scripts/, with `@NAME@` where a value goes, `@NAME:DEFAULT@` where it may
 be left to the file, and `@NAME?EXAMPLE@` in a line that is switched off unless the user gives the
-value. A Slurm script's functions come out of the image (job_functions.sh), because Slurm copies only
-the batch script to the node. The scripts of other schedulers were written from manuals.
+value. What several scripts share is a part-*.sh, for which a line `@include FILE@` stands. A Slurm
+script's functions come out of the image (job_functions.sh), because Slurm copies only the batch script
+to the node. The scripts of other schedulers were written from manuals.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def write_job_script(arguments: argparse.Namespace) -> str:
             fix=f"one of slurm, {', '.join(OTHER_SCHEDULERS)}",
             code=ExitCode.USAGE,
         )
-    text = (SCRIPTS / OTHER_SCHEDULERS[name]).read_text()
+    text = _read_template(OTHER_SCHEDULERS[name])
     values_used = {match[1] for match in _VALUE.finditer(text)}
     if unused := [
         option
@@ -177,7 +178,12 @@ def _write_slurm_script(arguments: argparse.Namespace, nodes: int | None, gpus: 
             "NOTICE": f'\necho "note: launch/{name}.sh goes with the next release. Use:" \\\n'
             f'  "sbatch {shape.replaced_by} launch/multigpu.sh"',
         }
-    return _fill((SCRIPTS / shape.template).read_text(), values)
+    return _fill(_read_template(shape.template), values)
+
+
+def _read_template(file: str) -> str:
+    text = (SCRIPTS / file).read_text()
+    return re.sub(r"@include (\S+)@\n", lambda match: (SCRIPTS / match[1]).read_text(), text)
 
 
 def _read_values(arguments: argparse.Namespace, nodes: int, gpus: int) -> dict[str, str]:

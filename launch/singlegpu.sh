@@ -39,6 +39,6 @@ functions=$(apptainer exec "$image" entrypoint job-functions) || {
   echo "ERROR[78] $image cannot be run on $(uname -n): the lines above say why" >&2
   echo "  fix: IMAGE=FILE; load Apptainer's module here or in launch/site.env" >&2; exit 78; }
 eval "$functions" # they come out of the image, so that this script need not change with it
-prepare_job "$@" # sets train_args
+prepare_job "$@" # sets train_args, and code=0
 srun --kill-on-bad-exit=1 apptainer exec --nv "$image" train "${train_args[@]}" || code=$?
 requeue_or_exit "$code" # back into the queue after 75 (saved and stopped) and the like

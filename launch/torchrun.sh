@@ -35,7 +35,7 @@ functions=$(apptainer exec "$image" entrypoint job-functions) || {
   echo "ERROR[78] $image cannot be run on $(uname -n): the lines above say why" >&2
   echo "  fix: IMAGE=FILE; load Apptainer's module here or in launch/site.env" >&2; exit 78; }
 eval "$functions" # they come out of the image, so that this script need not change with it
-prepare_job "$@" # sets train_args
+prepare_job "$@" # sets train_args, and code=0
 
 # The first host comes from Slurm: torchrun would compare host names. PET_NODE_RANK is torchrun's
 # variable for the node's number, which only a task knows. The port differs from job to job.

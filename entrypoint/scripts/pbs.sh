@@ -28,14 +28,7 @@ set -euo pipefail # after the site's lines: modules read variables that are not 
 image=${IMAGE:-@IMAGE:train.sif@}
 config=${CONFIG:?name your configuration: qsub -v CONFIG=cfg.yaml launch/pbs.sh}
 
-# The image brings two functions, which read why the ranks ended: launchers mix their exit codes.
-functions=$(apptainer exec "$image" entrypoint job-functions) || {
-  echo "ERROR[78] $image cannot be run on $(uname -n): the lines above say why" >&2
-  echo "  fix: apptainer exec $image entrypoint job-functions, there, until it prints functions" >&2
-  exit 78
-}
-eval "$functions"
-watch_run --config "$config"
+@include part-functions.sh@
 
 # One process per GPU: -n is nodes times GPUs, --ppn the GPUs of a node. PALS, MPICH and Intel MPI
 # have --ppn. With Open MPI, write -N instead.

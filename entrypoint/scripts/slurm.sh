@@ -11,13 +11,7 @@
 #SBATCH --cpus-per-task=@CPUS_PER_TASK@ # @CPUS_PER_GPU@ for each GPU of a task
 #SBATCH --time=@TIME@ --signal=USR1@120 # 2 minutes before the end: save and stop
 #SBATCH --requeue --open-mode=append # a stopped job waits again, and goes on
-# Most sites want some of these: remove one # to use a line.
-#SBATCH --partition=@PARTITION?gpu@
-#SBATCH --account=@ACCOUNT?my_project@
-#SBATCH --qos=@QOS?normal@
-#SBATCH --constraint=@CONSTRAINT?a100@ # nodes with this feature
-#SBATCH --reservation=@RESERVATION?course@
-#SBATCH --mail-type=@MAIL_TYPE?END,FAIL@@MAIL_USER:@ # and --mail-user=ADDRESS, if your site needs it
+@include part-slurm-options.sh@
 #SBATCH --mem=@MEM?64G@ # of a node, where the default is too little; 0: all
 #SBATCH --@EXCLUSIVE?exclusive@ # no other job on the node: comparable speed
 
@@ -25,18 +19,7 @@
 module load @MODULE?apptainer@
 export APPTAINER_BIND=@BIND?/scratch,/project@ # folders that the container shall see
 # source launch/fabric/infiniband.env || exit 66 # between nodes; or slingshot, ethernet, efa
-[[ ! ${SITE_ENV:-} && ! -e launch/site.env ]] || source "${SITE_ENV:-launch/site.env}" ||
-  { echo "ERROR[64] ${SITE_ENV:-site.env} failed; fix: let its last command succeed" >&2; exit 64; }
-
-set -euo pipefail@NOTICE:@
-image=${IMAGE:-@IMAGE:train.sif@} # IMAGE=FILE names another image
-[[ ${REQUIRE_SIGNED:-0} == 0 ]] ||
-  apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||
-  { echo "ERROR[77] $image is not signed; fix: docs/image.md: Sign and verify" >&2; exit 77; }
-functions=$(apptainer exec "$image" entrypoint job-functions) || {
-  echo "ERROR[78] $image cannot be run on $(uname -n): the lines above say why" >&2
-  echo "  fix: IMAGE=FILE; load Apptainer's module here or in launch/site.env" >&2; exit 78; }
-eval "$functions" # they come out of the image, so that this script need not change with it
-prepare_job "$@" # sets train_args
+@include part-slurm-start.sh@
+prepare_job "$@" # sets train_args, and code=0
 srun --kill-on-bad-exit=1 apptainer exec --nv "$image" train "${train_args[@]}" || code=$?
 requeue_or_exit "$code" # back into the queue after 75 (saved and stopped) and the like
