@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from entrypoint.console import shell_command
 from entrypoint.errors import ExitCode, Failure
 
 FUNCTIONS_FILE: Final = Path(__file__).with_name("job_functions.sh")
@@ -155,7 +156,9 @@ def write_job_script(arguments: argparse.Namespace) -> str:
 def _write_slurm_script(arguments: argparse.Namespace, nodes: int | None, gpus: int | None) -> str:
     name = arguments.shape or "multigpu"
     if name not in SHAPES:
-        raise Failure(f"no job script is called {name!r}", fix=f"one of {SHAPE_NAMES}", code=ExitCode.USAGE)
+        typed = shell_command("entrypoint job-script", "--scheduler", name)
+        fix = f"write `{typed}`" if name in OTHER_SCHEDULERS else f"one of {SHAPE_NAMES}"
+        raise Failure(f"no job script of Slurm is called {name!r}", fix=fix, code=ExitCode.USAGE)
     shape = SHAPES[name]
     nodes, gpus = nodes or shape.nodes, gpus or shape.gpus_per_node
     gpu_request = f"gres={arguments.gres}" if arguments.gres else f"gpus-per-node={gpus}"

@@ -247,6 +247,12 @@ def test_a_script_that_could_not_run_is_not_written(words: str) -> None:
     assert caught.value.code == ExitCode.USAGE
 
 
+def test_a_scheduler_in_the_place_of_a_shape_is_answered_with_its_option() -> None:
+    with pytest.raises(Failure) as caught:
+        job_script("lsf")
+    assert caught.value.fix == "write `entrypoint job-script --scheduler lsf`"
+
+
 @pytest.mark.parametrize(
     ("words", "form"),
     [
