@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -72,6 +73,13 @@ class EntrypointParser(StrictArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a Failure; argparse would exit with code 2."""
         fix = f"see `{self.prog} --help`"
+        if unknown := re.search("unrecognized arguments: ((--[a-z-]+).*)", message):
+            options = [*self._option_string_actions]
+            close = [option for option in options if option.startswith(unknown[2])]
+            if close := close or difflib.get_close_matches(unknown[2], options, 1):
+                fix = f"write {close[0]}"
+            elif self.prog.endswith("job-script"):
+                fix = f"leave it out, and give it to sbatch: sbatch {unknown[1]} job.sh cfg.yaml"
         if message.startswith(f"argument {COMMAND_NAMES}: invalid choice: "):
             name, commands = message.split("'")[1], COMMAND_NAMES.split("|")
             close = difflib.get_close_matches(name, commands, 1)

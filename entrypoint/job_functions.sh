@@ -29,7 +29,8 @@ prepare_sweep() {
     for ((task = 1; task <= lines; task++)); do _read_line && _check; done
     _submit --array="1-$lines"
   fi
-  task=${SLURM_ARRAY_TASK_ID:-0}
+  task=${SLURM_ARRAY_TASK_ID:-}
+  [[ $task ]] || fail 64 "this is no array job: which line of $file is meant?" "sbatch --array=1-$lines ..."
   _read_line
   _begin
 }

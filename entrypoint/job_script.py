@@ -65,12 +65,12 @@ _OPTION_VALUES: Final = {
     "shape": ("TITLE",),
     "task_per_gpu": ("TASKS",),
     "nodes": ("NODES", "RANKS"),
-    "gpus_per_node": ("GPUS", "RANKS"),
+    "gpus_per_node": ("GPUS", "RANKS", "GPU_REQUEST"),
     "cpus_per_gpu": ("CPUS", "CPUS_PER_GPU"),
     "time": ("TIME", "MINUTES", "SECONDS"),
     "gres": ("GPU_REQUEST",),
     **{name: (name.upper(),) for name in ("mem", "partition", "account", "qos", "constraint", "reservation")},
-    **{name: (name.upper(),) for name in ("mail_type", "mail_user", "exclusive", "module", "bind", "image")},
+    **{name: (name.upper(),) for name in ("mail_type", "mail_user", "exclusive", "module", "bind", "fabric", "image")},
 }
 COMMENT_COLUMN: Final = 41
 _VALUE: Final = re.compile(r"@([A-Z_]+)(?:([:?])([^@\n]*))?@")
@@ -112,7 +112,16 @@ def add_job_script_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", metavar=metavar, help=f"Slurm's --{name}")
     parser.add_argument("--exclusive", action="store_const", const="exclusive", help="no other job on the nodes")
     parser.add_argument("--module", metavar="NAME", action="append", default=[], help="module to load; repeatable")
-    parser.add_argument("--bind", metavar="PATH", action="append", default=[], help="folder to bind; repeatable")
+    parser.add_argument(
+        "--bind",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="folder to bind; repeatable; '$SCRATCH' in single quotes stays a variable",
+    )
+    parser.add_argument(
+        "--fabric", metavar="NAME", help="network between the nodes: launch/fabric/NAME.env, which lies beside the job"
+    )
     parser.add_argument("--image", metavar="FILE", help="the image (default: train.sif)")
 
 
@@ -133,15 +142,7 @@ def write_job_script(arguments: argparse.Namespace) -> str:
             fix=f"one of slurm, {', '.join(OTHER_SCHEDULERS)}",
             code=ExitCode.USAGE,
         )
-    text = _read_template(OTHER_SCHEDULERS[name])
-    values_used = {match[1] for match in _VALUE.finditer(text)}
-    if unused := [
-        option
-        for option, names in _OPTION_VALUES.items()
-        if getattr(arguments, option) not in (None, [], DEFAULT_TIME) and values_used.isdisjoint(names)
-    ]:
-        option = f"--{unused[0].replace('_', '-')}" if unused[0] != "shape" else repr(arguments.shape)
-        raise Failure(f"a script for {name} has no place for {option}", fix=f"leave out {option}", code=ExitCode.USAGE)
+    text = _read_template(OTHER_SCHEDULERS[name], name, arguments)
     seconds = _seconds(arguments.time)
     values = {
         "TIME": f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}",
@@ -181,18 +182,39 @@ def _write_slurm_script(arguments: argparse.Namespace, nodes: int | None, gpus: 
             "NOTICE": f'\necho "note: launch/{name}.sh goes with the next release. Use:" \\\n'
             f'  "sbatch {shape.replaced_by} launch/multigpu.sh"',
         }
-    return _fill(_read_template(shape.template), values)
+    return _fill(_read_template(shape.template, name, arguments), values)
 
 
-def _read_template(file: str) -> str:
+def _read_template(file: str, name: str, arguments: argparse.Namespace) -> str:
+    """The script's text, which has a value for each option that the user gave."""
     text = (SCRIPTS / file).read_text()
-    return re.sub(r"@include (\S+)@\n", lambda match: (SCRIPTS / match[1]).read_text(), text)
+    text = re.sub(r"@include (\S+)@\n", lambda match: (SCRIPTS / match[1]).read_text(), text)
+    values_used = {match[1] for match in _VALUE.finditer(text)}
+    if unused := [
+        option
+        for option, names in _OPTION_VALUES.items()
+        if getattr(arguments, option) not in (None, [], DEFAULT_TIME, name) and values_used.isdisjoint(names)
+    ]:
+        option = f"--{unused[0].replace('_', '-')}" if unused[0] != "shape" else repr(arguments.shape)
+        raise Failure(f"a script for {name} has no place for {option}", fix=f"leave out {option}", code=ExitCode.USAGE)
+    return text
 
 
 def _read_values(arguments: argparse.Namespace, nodes: int, gpus: int) -> dict[str, str]:
     """What all templates may ask for; what the user did not give and has no default is not in it."""
     cpus_per_gpu = _parse_count(arguments, "cpus_per_gpu") or CPUS_PER_GPU
-    options = ("time", "mem", "partition", "account", "qos", "constraint", "reservation", "exclusive", "image")
+    options = (
+        "time",
+        "mem",
+        "partition",
+        "account",
+        "qos",
+        "constraint",
+        "reservation",
+        "exclusive",
+        "fabric",
+        "image",
+    )
     return {option.upper(): value for option in options if (value := getattr(arguments, option))} | {
         "NODES": str(nodes),
         "GPUS": str(gpus),
@@ -260,6 +282,7 @@ _FORMS: Final = {
     "module": (r"[\w./+-]+", "one module, such as apptainer/1.4"),
     "mail_type": (r"[\w,]+", "events such as END,FAIL"),
     "mail_user": (r"[\w.+-]+(@[\w.-]+)?", "an address such as me@example.org"),
+    "fabric": ("efa|ethernet|infiniband|slingshot", "efa, ethernet, infiniband or slingshot"),
     "constraint": (r"[\w.,&|*()\[\]-]+", "features such as a100 or a100&nvlink"),
     **dict.fromkeys(("partition", "account", "qos", "reservation"), (r"[\w.,-]+", "one name, such as gpu-a100")),
 }

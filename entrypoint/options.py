@@ -93,7 +93,7 @@ class StrictArgumentParser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter} | options)
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False} | options)
         for action in (None, "store"):
             self.register("action", action, StoreOnce)
 

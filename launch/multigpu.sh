@@ -7,24 +7,24 @@
 # Your job: change the numbers.
 #SBATCH --job-name=train --output=%x-%j.out # the log is train-JOB.out
 #SBATCH --nodes=1 --ntasks-per-node=1     # `train` starts a process per GPU; or a task per GPU
-#SBATCH --gpus-per-node=4                 # where a site wants it: --gres=gpu:a100:4
+#SBATCH --gpus-per-node=4                 # or, instead: --gres=gpu:a100:4
 #SBATCH --cpus-per-task=32                # 8 for each GPU of a task
 #SBATCH --time=04:00:00 --signal=USR1@120 # 2 minutes before the end: save and stop
 #SBATCH --requeue --open-mode=append      # a stopped job waits again, and goes on
-# Most sites want some of these: remove one # to use a line.
+# Most sites want some of these: remove one #. SBATCH_* of your shell win: env | grep SBATCH_
 ##SBATCH --partition=gpu
 ##SBATCH --account=my_project
 ##SBATCH --qos=normal
 ##SBATCH --constraint=a100                # nodes with this feature
 ##SBATCH --reservation=course
 ##SBATCH --mail-type=END,FAIL             # and --mail-user=ADDRESS, if your site needs it
-##SBATCH --mem=64G                        # of a node, where the default is too little; 0: all
+##SBATCH --mem=64G                        # on each node, where the default is too little
 ##SBATCH --exclusive                      # no other job on the node: comparable speed
 
 # Your site: remove the # and change the values; for all scripts, in launch/site.env
-# module load apptainer
+# module load apptainer || exit 78
 # export APPTAINER_BIND=/scratch,/project # folders that the container shall see
-# source launch/fabric/infiniband.env || exit 66 # between nodes; or slingshot, ethernet, efa
+# source launch/fabric/infiniband.env || exit 66 # or slingshot, efa, ethernet; read it first
 [[ ! ${SITE_ENV:-} && ! -e launch/site.env ]] || source "${SITE_ENV:-launch/site.env}" ||
   { echo "ERROR[64] ${SITE_ENV:-site.env} failed; fix: let its last command succeed" >&2; exit 64; }
 

@@ -7,21 +7,21 @@
 # Your job: change the numbers.
 #SBATCH --job-name=train --output=%x-%A_%a.out # the log is train-JOB_TASK.out
 #SBATCH --nodes=1 --ntasks-per-node=1
-#SBATCH --gpus-per-node=1                 # where a site wants it: --gres=gpu:a100:1
+#SBATCH --gpus-per-node=1                 # or, instead: --gres=gpu:a100:1
 #SBATCH --cpus-per-task=8                 # 8 for the GPU
 #SBATCH --time=04:00:00 --signal=USR1@120 # 2 minutes before the end: save and stop
 #SBATCH --requeue --open-mode=append      # a stopped job waits again, and goes on
-# Most sites want some of these: remove one # to use a line.
+# Most sites want some of these: remove one #. SBATCH_* of your shell win: env | grep SBATCH_
 ##SBATCH --partition=gpu
 ##SBATCH --account=my_project
 ##SBATCH --qos=normal
 ##SBATCH --constraint=a100                # nodes with this feature
 ##SBATCH --reservation=course
 ##SBATCH --mail-type=END,FAIL             # and --mail-user=ADDRESS, if your site needs it
-##SBATCH --mem=64G                        # of a run, where the default is too little; 0: all
+##SBATCH --mem=64G                        # where the default is too little
 
 # Your site: remove the # and change the values; for all scripts, in launch/site.env
-# module load apptainer
+# module load apptainer || exit 78
 # export APPTAINER_BIND=/scratch,/project # folders that the container shall see
 [[ ! ${SITE_ENV:-} && ! -e launch/site.env ]] || source "${SITE_ENV:-launch/site.env}" ||
   { echo "ERROR[64] ${SITE_ENV:-site.env} failed; fix: let its last command succeed" >&2; exit 64; }

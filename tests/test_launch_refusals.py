@@ -40,7 +40,7 @@ INHERITED = {
     "SLURM_THREADS_PER_CORE": "1", "SLURM_TRES_BIND": "gres/gpu:single:1", "SLURM_TRES_PER_TASK": "gres/gpu:1",
     "SRUN_EXPORT_ENV": "NIL", "SLURM_EXPORT_ENV": "NIL",
 }  # fmt: skip
-UNREADABLE = {"a quote has no end": "2", "empty": "3", "beyond the last": "4", "they count from 1": "0", "no array": ""}
+UNREADABLE = {"a quote has no end": "2", "empty": "3", "beyond the last": "4", "they count from 1": "0"}
 
 
 # The container's entrypoint is the one that is tested; its train and Slurm only print what they are asked.
@@ -158,6 +158,14 @@ def test_all_lines_of_a_sweep_are_checked_before_it_submits_itself(folder: Path)
     assert "check --config config.yaml train.max_steps=1 run.name=lr-1" in done.stdout
     assert (done.returncode, "ERROR[64] lr.txt has no line '2'" in done.stderr) == (64, True)
     assert "sbatch: " not in done.stdout
+
+
+def test_a_sweep_that_is_no_array_job_says_so(folder: Path) -> None:
+    done = start(folder, "sweep.sh", "config.yaml", "lr.txt", **IN_A_JOB)
+    assert (done.returncode, done.stderr) == (
+        64,
+        "ERROR[64] this is no array job: which line of lr.txt is meant?\n  fix: sbatch --array=1-3 ...\n",
+    )
 
 
 @pytest.mark.parametrize("why", UNREADABLE)

@@ -149,12 +149,18 @@ def test_a_site_s_own_settings_are_not_committed() -> None:
 
 def test_a_script_for_a_site_holds_what_was_asked_for() -> None:
     words = "--nodes=4 --gpus-per-node=8 --time=8:00:00 --partition=gpu-a100 --account=p1 --mem=0 --cpus-per-gpu=12"
-    text = job_script(*words.split(), "--module=apptainer/1.4", "--bind=/a", "--bind=/b", "--image=/images/x.sif")
+    words += " --module=apptainer/1.4 --bind=/a --bind=/b --fabric=efa --image=/images/x.sif"
+    text = job_script(*words.split())
     asked = dict(word[2:].split("=") for word in options_in(text) if "=" in word)
     shape = [asked[name] for name in ("nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time")]
     assert shape == ["4", "1", "8", "96", "8:00:00"]
     assert [asked[name] for name in ("partition", "account", "mem")] == ["gpu-a100", "p1", "0"]
-    for line in ("module load apptainer/1.4", "export APPTAINER_BIND=/a,/b # ", "image=${IMAGE:-/images/x.sif} # "):
+    for line in (
+        "module load apptainer/1.4 || exit 78",
+        "export APPTAINER_BIND=/a,/b # ",
+        "source launch/fabric/efa.env || exit 66 # ",
+        "image=${IMAGE:-/images/x.sif} # ",
+    ):
         assert f"\n{line}" in text
 
 
@@ -340,6 +346,42 @@ def test_what_a_scheduler_does_not_have_is_refused(words: tuple[str, ...], messa
     with pytest.raises(Failure, match=message) as caught:
         job_script(*words)
     assert caught.value.code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("sweep --exclusive", "--exclusive"),
+        ("sweep --fabric efa", "--fabric"),
+        ("torchrun --task-per-gpu", "--task-per-gpu"),
+    ],
+)
+def test_an_option_that_a_script_of_slurm_would_ignore_is_refused(words: str, option: str) -> None:
+    with pytest.raises(Failure, match=f"a script for {words.split()[0]} has no place for {option}"):
+        job_script(*words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("--gpus 8", "write --gpus-per-node"),
+        ("--cpus-per-task=8", "write --cpus-per-gpu"),
+        ("sweep --array=1-8", "leave it out, and give it to sbatch: sbatch --array=1-8 job.sh cfg.yaml"),
+    ],
+)
+def test_an_option_of_sbatch_is_answered_with_the_way_to_give_it(words: str, fix: str) -> None:
+    with pytest.raises(Failure) as caught:
+        job_script(*words.split())
+    assert caught.value.fix == fix
+
+
+@pytest.mark.parametrize("name", ["efa", "slingshot"])
+def test_a_network_s_folders_are_added_once_to_those_of_the_script(name: str) -> None:
+    lines = re.findall(r"^# (folders=.*|\[\[ .*APPTAINER_BIND.*)$", (LAUNCH / f"fabric/{name}.env").read_text(), re.M)
+    commands = "\n".join(["export APPTAINER_BIND=/scratch", *lines, *lines, "echo $APPTAINER_BIND"])
+    binds = subprocess.run(["bash", "-c", commands], capture_output=True, text=True, timeout=20, check=True).stdout
+    assert binds.startswith("/scratch,/opt/")
+    assert len(set(binds.split(","))) == len(binds.split(","))
 
 
 def test_the_pods_of_the_manifest_are_one_training_of_all_nodes() -> None:

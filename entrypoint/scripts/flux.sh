@@ -16,7 +16,7 @@ export ENTRYPOINT_JOB_CHAIN=${ENTRYPOINT_JOB_CHAIN:-$(flux getattr jobid)}
 variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)),ENTRYPOINT_JOB_CHAIN=$ENTRYPOINT_JOB_CHAIN
 
 # Your site: remove the # and change the values.
-module load @MODULE?apptainer@
+module load @MODULE?apptainer@ || exit 78
 export APPTAINER_BIND=@BIND?/scratch,/project@ # folders that the container shall see
 set -euo pipefail # after the site's lines: modules read variables that are not set
 

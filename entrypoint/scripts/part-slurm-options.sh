@@ -1,4 +1,4 @@
-# Most sites want some of these: remove one # to use a line.
+# Most sites want some of these: remove one #. SBATCH_* of your shell win: env | grep SBATCH_
 #SBATCH --partition=@PARTITION?gpu@
 #SBATCH --account=@ACCOUNT?my_project@
 #SBATCH --qos=@QOS?normal@

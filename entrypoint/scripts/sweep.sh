@@ -6,16 +6,16 @@
 
 # Your job: change the numbers.
 #SBATCH --job-name=train --output=%x-%A_%a.out # the log is train-JOB_TASK.out
-#SBATCH --nodes=@NODES@ --ntasks-per-node=@TASKS@
-#SBATCH --@GPU_REQUEST@ # where a site wants it: --gres=gpu:a100:1
+#SBATCH --nodes=@NODES@ --ntasks-per-node=1
+#SBATCH --@GPU_REQUEST@ # or, instead: --gres=gpu:a100:1
 #SBATCH --cpus-per-task=@CPUS_PER_TASK@ # @CPUS_PER_GPU@ for the GPU
 #SBATCH --time=@TIME@ --signal=USR1@120 # 2 minutes before the end: save and stop
 #SBATCH --requeue --open-mode=append # a stopped job waits again, and goes on
 @include part-slurm-options.sh@
-#SBATCH --mem=@MEM?64G@ # of a run, where the default is too little; 0: all
+#SBATCH --mem=@MEM?64G@ # where the default is too little
 
 # Your site: remove the # and change the values; for all scripts, in launch/site.env
-module load @MODULE?apptainer@
+module load @MODULE?apptainer@ || exit 78
 export APPTAINER_BIND=@BIND?/scratch,/project@ # folders that the container shall see
 @include part-slurm-start.sh@
 prepare_sweep "$@" # sets train_args, and code=0

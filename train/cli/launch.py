@@ -140,7 +140,7 @@ class TrainArgumentParser(StrictArgumentParser):
     words: Sequence[str] = ()
 
     def __init__(self, *, arguments: Arguments = MappingProxyType({}), **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
+        super().__init__(**options)
         add_arguments(self, arguments)
 
     def parse_intermixed_args(  # type: ignore[override]
