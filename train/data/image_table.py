@@ -53,6 +53,7 @@ LOOSE_NUMBER: Final = re.compile(r"[<>~≈±$€£]?\s*([-+]?(?:\d+[.,]?\d*|[.,]
 MISSING_WORDS: Final = ("nan", "na", "n/a", "#n/a", "<na>", "null", "-", "--", "?", ".", "")
 MAX_CLASS_NUMBERS: Final = 20  # more different whole numbers look like measurements, unless each has many images
 MIN_IMAGES_PER_NUMBER: Final = 10
+MIN_OTHER_NUMBERS: Final = 3  # fewer tell nothing of a number that is far from them
 
 
 def open_image_table(data: DataConfig, *_: object) -> DataSplits:
@@ -353,9 +354,42 @@ def _read_number_cells(table: LabelTable) -> TableLabels:
         actual = f"{table.counts[0]:,} times {numbers[0]:g}"
         raise bad_table(table.file, "has no two different numbers to train on", actual, "give images their own number")
     commas = sum("," in cell for cell in table.labels)
+    warnings = (_point_warning(table), _missing_number_warning(table, numbers))
     return TableLabels(
         task=REGRESSION,
         classes=(table.label_name,),
         values=values,
         notes=(f"decimal commas in {table.label_name} are read as points: {commas:,} cells",) if commas else (),
+        warnings=tuple(filter(None, warnings)),
     )
+
+
+def _point_warning(table: LabelTable) -> str | None:
+    """A warning if all points may divide thousands: 1.100 beside 12.345, and no longer number without one."""
+    rows = [row for row, cell in enumerate(table.labels) if "." in cell]
+    is_certain = any(re.fullmatch(r"[-+]?\d{4,}", cell) for cell in table.labels)
+    if not rows or is_certain or not all(re.fullmatch(r"[-+]?[1-9]\d{0,2}\.\d{3}", table.labels[row]) for row in rows):
+        return None
+    cell = table.labels[rows[0]]
+    return (
+        f"the points in the column {table.label_name} are read as decimal points, {cell} as {float(cell):g} "
+        f"({list_lines([table.lines[row] for row in rows])}). fix: if they divide thousands, remove them: "
+        f"{cell.replace('.', '')}"
+    )
+
+
+def _missing_number_warning(table: LabelTable, numbers: Values) -> str | None:
+    """A warning of a lowest or highest number that repeats, and is further from the others than these from each other;
+    also of the only negative one if it is -1, -99, -999, ..."""
+    values, counts = np.unique(numbers, return_counts=True)
+    for end, others in ((0, values[1:]), (-1, values[:-1])):
+        value, span = values[end], np.ptp(others)
+        is_code = value < 0 <= others[0] and re.fullmatch("1|9+", f"{-value:g}")
+        is_far = abs(value - others[end]) > span
+        if counts[end] > 1 and len(others) >= MIN_OTHER_NUMBERS and (is_code or is_far):
+            lines = [line for line, number in zip(table.lines, numbers, strict=True) if number == value]
+            return (
+                f"{value:g} is in {len(lines):,} cells of the column {table.label_name} ({list_lines(lines)}), and the "
+                f"others are {others[0]:g} to {others[-1]:g}. fix: if it stands for a missing value, remove these lines"
+            )
+    return None

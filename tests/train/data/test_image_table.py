@@ -122,6 +122,38 @@ def test_commas_that_may_divide_thousands_are_refused(cells: list[str], tmp_path
     assert (failure.code, "no comma" in failure.fix) == (65, True)
 
 
+@pytest.mark.parametrize(("cells", "lines"), [(["1.100", "2.300", "7"], "2, 3"), (["9", "1.100", "12.345"], "3, 4")])
+def test_points_that_may_divide_thousands_are_warned_of_with_both_readings(
+    cells: list[str], lines: str, tmp_path: Path
+) -> None:
+    sets = opened(write_table(tmp_path, rows(cells)), task="regression", val_fraction=0.0)
+    (warning,) = sets.warnings
+    assert f"1.100 as 1.1 (lines {lines})" in warning
+    assert warning.endswith("if they divide thousands, remove them: 1100")
+
+
+@pytest.mark.parametrize("cells", [["0.125", "1.250"], ["1.1", "2.300"], ["1.100", "2300"], ["1000.250", "1.100"]])
+def test_points_that_are_certainly_decimal_points_are_not_warned_of(cells: list[str], tmp_path: Path) -> None:
+    assert opened(write_table(tmp_path, rows(cells)), task="regression", val_fraction=0.0).warnings == ()
+
+
+AGES = [3, 14, 15, 92, 65]
+
+
+@pytest.mark.parametrize("code", [-999, 9999, -1, -9999.0, 1e20])
+def test_a_number_that_stands_for_a_missing_value_is_warned_of_with_its_lines(code: float, tmp_path: Path) -> None:
+    table = write_table(tmp_path, rows([*AGES, code, 35, code]))
+    (warning,) = opened(table, task="regression", val_fraction=0.0).warnings
+    assert warning.startswith(f"{code:g} is in 2 cells of the column label (lines 7, 9), and the others are 3 to 92.")
+
+
+@pytest.mark.parametrize(
+    "numbers", [[*AGES, 999], [*AGES, 92, 92], [-40, -1, -1, 20, 30], [0, 0, 7, 7], [0, 0, 1, 2, 3], [-2, -2, 5, 9, 40]]
+)
+def test_a_single_outlier_and_numbers_of_one_range_are_no_missing_values(numbers: list[float], tmp_path: Path) -> None:
+    assert opened(write_table(tmp_path, rows(numbers)), task="regression", val_fraction=0.0).warnings == ()
+
+
 def test_a_class_number_that_is_missing_is_no_class(tmp_path: Path) -> None:
     failure = refused(write_table(tmp_path, rows(["0", "1"] * 30 + ["NA", "nan"])))
     assert (failure.code, failure.found) == (64, "4 different cells in 62 lines; no number in lines 62, 63: NA")
