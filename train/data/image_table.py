@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Final
@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train.config.schema import DataConfig
 from train.data import class_folders, image_lists, partition, registry
 from train.data.sources.table import (
@@ -53,7 +53,6 @@ LOOSE_NUMBER: Final = re.compile(r"[<>~≈±$€£]?\s*([-+]?(?:\d+[.,]?\d*|[.,]
 MISSING_WORDS: Final = ("nan", "na", "n/a", "#n/a", "<na>", "null", "-", "--", "?", ".", "")
 MAX_CLASS_NUMBERS: Final = 20  # more different whole numbers look like measurements, unless each has many images
 MIN_IMAGES_PER_NUMBER: Final = 10
-MIN_OTHER_NUMBERS: Final = 3  # fewer tell nothing of a number that is far from them
 
 
 def open_image_table(data: DataConfig, *_: object) -> DataSplits:
@@ -106,7 +105,7 @@ def open_image_table(data: DataConfig, *_: object) -> DataSplits:
         shape=configured_image_shape(data),
         has_own_validation=bool(of_split["validation"].any()),
         notes=(*table.notes, *read.notes, *parts.notes),
-        warnings=(*table.warnings, *read.warnings, *missing),
+        warnings=(*table.warnings, *_missing_group_warnings(table), *read.warnings, *missing),
         task=read.task,
         target=encoder.scale(
             training.labels,
@@ -114,6 +113,16 @@ def open_image_table(data: DataConfig, *_: object) -> DataSplits:
         ),
         weights=weights,
     )
+
+
+def _missing_group_warnings(table: LabelTable) -> Iterator[str]:
+    """A warning of each group that is called as spreadsheets call what is missing: NA."""
+    for name, count in Counter(table.groups).items():
+        if count > 1 and name.lower() in MISSING_WORDS:
+            yield (
+                f"{count:,} images are of one group {one_line(name)}, which looks like a missing value: they stay in "
+                "one split. fix: leave their cells empty, so that each is a group of its own"
+            )
 
 
 def group_names(table: LabelTable, data: DataConfig) -> list[str] | None:
@@ -293,7 +302,10 @@ def _read_names(table: LabelTable, task: str, data: DataConfig) -> TableLabels:
         for name in classes
         if task == CLASSIFICATION and name.lower() in MISSING_WORDS
     ]
-    notes = (_whole_number_note(table, classes),) if task == CLASSIFICATION and data.task == AUTO else ()
+    notes = [_whole_number_note(table, classes)] if task == CLASSIFICATION and data.task == AUTO else []
+    empty = {name: cells.count("") for name, cells in zip(table.label_columns, table.label_cells, strict=True)}
+    if counted := [f"{name} ({count:,})" for name, count in empty.items() if count]:
+        notes.append(f"empty cells of label columns are read as 0: {list_some(counted)}")
     return TableLabels(
         task=task, classes=classes, values=values, notes=tuple(filter(None, notes)), warnings=tuple(warnings)
     )
@@ -354,13 +366,13 @@ def _read_number_cells(table: LabelTable) -> TableLabels:
         actual = f"{table.counts[0]:,} times {numbers[0]:g}"
         raise bad_table(table.file, "has no two different numbers to train on", actual, "give images their own number")
     commas = sum("," in cell for cell in table.labels)
-    warnings = (_point_warning(table), _missing_number_warning(table, numbers))
+    warning = _point_warning(table)
     return TableLabels(
         task=REGRESSION,
         classes=(table.label_name,),
         values=values,
         notes=(f"decimal commas in {table.label_name} are read as points: {commas:,} cells",) if commas else (),
-        warnings=tuple(filter(None, warnings)),
+        warnings=(warning,) if warning else (),
     )
 
 
@@ -376,20 +388,3 @@ def _point_warning(table: LabelTable) -> str | None:
         f"({list_lines([table.lines[row] for row in rows])}). fix: if they divide thousands, remove them: "
         f"{cell.replace('.', '')}"
     )
-
-
-def _missing_number_warning(table: LabelTable, numbers: Values) -> str | None:
-    """A warning of a lowest or highest number that repeats, and is further from the others than these from each other;
-    also of the only negative one if it is -1, -99, -999, ..."""
-    values, counts = np.unique(numbers, return_counts=True)
-    for end, others in ((0, values[1:]), (-1, values[:-1])):
-        value, span = values[end], np.ptp(others)
-        is_code = value < 0 <= others[0] and re.fullmatch("1|9+", f"{-value:g}")
-        is_far = abs(value - others[end]) > span
-        if counts[end] > 1 and len(others) >= MIN_OTHER_NUMBERS and (is_code or is_far):
-            lines = [line for line, number in zip(table.lines, numbers, strict=True) if number == value]
-            return (
-                f"{value:g} is in {len(lines):,} cells of the column {table.label_name} ({list_lines(lines)}), and the "
-                f"others are {others[0]:g} to {others[-1]:g}. fix: if it stands for a missing value, remove these lines"
-            )
-    return None

@@ -44,8 +44,8 @@ class Curve:
         """The points that are kept [n, 2], in the order of x."""
         rest = np.array(self._new).reshape(-1, 2)
         if len(self._buckets) and len(rest):
-            whole = np.pad(rest, ((0, -len(rest) % self._width), (0, 0)), mode="edge")
-            rest = _thin(whole.reshape(-1, self._width, 2)).reshape(-1, 2)
+            padded = np.pad(rest, ((0, -len(rest) % self._width), (0, 0)), mode="edge")
+            rest = _thin(padded.reshape(-1, self._width, 2)).reshape(-1, 2)
         points = np.concatenate([self._buckets.reshape(-1, 2), rest])
         return points[np.argsort(points[:, 0], kind="stable")]
 
