@@ -8,12 +8,16 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import unicodedata
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Final
 
 from entrypoint import list_some
 
+QUOTATION_MARKS: Final = "\"'\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb"
+NUMBER_PATTERN: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]{1,2})?")
 INVISIBLE: Final = "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # at an end of a text they mean nothing
 
 
@@ -30,14 +34,18 @@ def read_name(text: str) -> str:
 def describe_look_alikes(names: Iterable[str], begin: str = "") -> str:
     """The names that a reader takes for each other, as `'Cat' and 'cat'`, behind `begin`; empty if there are none.
 
-    They differ in upper and lower case, in spaces, in what is invisible or in a Unicode form.
+    They differ in upper and lower case, in spaces, in what is invisible, in a Unicode form or in quotation marks, or
+    are one number (01 and 1.0).
     """
     groups: dict[str, list[str]] = {}
     for name in sorted({*names}):
         look = unicodedata.normalize("NFKC", name).casefold()
         if not name.isascii():
             look = "".join(letter for letter in look if unicodedata.category(letter) != "Cf")
-        groups.setdefault(" ".join(look.split()), []).append(ascii(name))
+        look = " ".join(look.split()).strip(QUOTATION_MARKS)
+        if NUMBER_PATTERN.fullmatch(look):
+            look = str(Decimal(look).normalize())
+        groups.setdefault(look, []).append(ascii(name))
     alike = [" and ".join(group) for group in groups.values() if len(group) > 1]
     return begin + list_some(alike, separator="; ") if alike else ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -39,13 +40,13 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
     "misspelt-training": (["trian"], 64, "fix: write `train --config FILE`\n"),
     "file-without-option": (["my.yaml"], 64, "--config my.yaml"),
     "data-alone": (["data"], 64, "train data check"),
-    "no-data-command": (["data", "chek"], 64, "`train data chek` is no command"),
+    "no-choice": (["eval", "runs/r", "--split", "tset"], 64, "fix: write --split test\n"),
+    "nothing-like-a-choice": (["eval", "runs/r", "--split", "x"], 64, "fix: use one of: validation, test, all\n"),
     "data-check-without-data": (["data", "check", "data.name=folder", "data.root=none"], 66, "data.root"),
     "json-without-a-report": (["check", "--json"], 64, "--json"),
     "report-of-nothing": (["report"], 64, "`train report` needs a run"),
     "report-of-what-is-not-there": (["report", "runs/none"], 66, "runs/none is not a run's folder"),
     "bench-of-nothing": (["bench"], 64, "`train bench` needs a name"),
-    "misspelt-bench": (["bench", "scalin"], 64, "fix: write scaling; or use one of: scaling, comm, sweep"),
     "unknown-bench": (["bench", "steps"], 64, "`train bench steps` is no bench"),
     "bench-with-peers": (["bench", "step"], 64, "python -m bench step"),
     "bench-after-options": (["--device", "cpu", "bench", "comm"], 64, "`bench` comes after options"),
@@ -89,6 +90,21 @@ def test_a_bad_command_line_ends_with_its_code_a_fix_and_nothing_written(
     assert "\n  fix: " in shown
     assert "Traceback" not in shown
     assert list(tmp_path.iterdir()) == []
+
+
+NESTED_COMMANDS = {
+    ("data", name): name[:2] + name[3:] for name in ("check", "fetch", "profile", "show", "pack", "index")
+} | {("weights", "fetch"): "fech", ("bench", "scaling"): "scalin"}
+
+
+@pytest.mark.parametrize(("command", "misspelt"), NESTED_COMMANDS.items(), ids=" ".join)
+def test_a_misspelt_command_of_a_command_is_answered_with_the_nearest_one(
+    command: tuple[str, str], misspelt: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert front.run_command([command[0], misspelt], {}) == 64
+    error, fix = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"ERROR[64] `train {command[0]} {misspelt}` is no ")
+    assert re.match(rf"  fix: write `?(.*train {command[0]} )?{command[1]}\b", fix)
 
 
 def test_the_name_of_a_folder_is_answered_with_the_settings_that_read_it(

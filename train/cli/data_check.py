@@ -232,6 +232,8 @@ class DataFindings:
     splits: list[SplitFindings]
     classes: list[str]  # lines on class balance
     per_class: tuple[dict[str, int], ...]  # the counts of each split
+    warnings: tuple[str, ...] = ()  # as those of `DataSplits`
+    notes: tuple[str, ...] = ()
 
     @property
     def failure(self) -> Failure | None:
@@ -252,7 +254,9 @@ class DataFindings:
     def as_text(self) -> str:
         """Text with one fact per line."""
         rows = [row for split in self.splits for row in self._lines(split)]
-        lines = [f"{'data':<14} {self.title}", *self.classes, *(f"{name:<14} {value}" for name, value in rows)]
+        remarks = (*(f"WARNING: {warning}" for warning in self.warnings), *(f"note: {note}" for note in self.notes))
+        facts = (f"{name:<14} {value}" for name, value in rows)
+        lines = [f"{'data':<14} {self.title}", *remarks, *self.classes, *facts]
         for name, problems in (("broken", self._broken()), ("leakage", self._leaked())):
             examples = [f"  {problem}" for problem in problems[:MAX_SHOWN]]
             lines += [f"{name:<14} {len(problems) or 'none'}", *examples]
@@ -267,7 +271,8 @@ class DataFindings:
             for split in self.splits
             for leak in split.leaked
         ]
-        return dump_json({"ok": self.failure is None, "data": self.title, **splits, "leaks": leaks}, indent=2)
+        about = {"ok": self.failure is None, "data": self.title, "warnings": self.warnings, "notes": self.notes}
+        return dump_json({**about, **splits, "leaks": leaks}, indent=2)
 
     def _lines(self, split: SplitFindings) -> list[tuple[str, str]]:
         if split.samples == 0:
@@ -367,11 +372,12 @@ def check_samples(
         findings.append(split)
     location = f" ({config.data.root})" if splits.training.encoded_images() is not None else ""
     task, labels = open_task(splits.task, splits.classes, splits.target), [source.labels for source in sources.values()]
-    notes = [*(f"WARNING: {warning}" for warning in splits.warnings), *(f"note: {note}" for note in splits.notes)]
     return DataFindings(
         title=f"{config.data.name}{location}: {TASKS[splits.task].describe_outputs(splits.classes)}",
         splits=findings,
-        classes=[*notes, *task.describe_balance(labels[0], labels[1], config.optim.class_weights)],
+        warnings=splits.warnings,
+        notes=splits.notes,
+        classes=task.describe_balance(labels[0], labels[1], config.optim.class_weights),
         per_class=tuple(map(task.count_images, labels)),
     )
 

@@ -24,7 +24,7 @@ from train.inference import checkpoints, csv_table
 from train.run.folder import make_temporary_folder
 
 COMMAND: Final = "eval"
-EXAMPLES: Final = """examples:
+EXAMPLES: Final = f"""examples:
   train eval runs/NAME                              the best checkpoint of a run, on its validation images
   train eval runs/NAME/checkpoints/step-00001200    this checkpoint
   train eval runs/NAME data.root=/my/test --all     every image of a test set of its own
@@ -33,10 +33,11 @@ EXAMPLES: Final = """examples:
   train eval runs/NAME --per-image images.csv       label, prediction, confidence and loss of each image
   train eval runs/NAME --report                     for `train report`: diagrams, mistakes, the hardest images
   train eval runs/NAME --report --explain           and a heat map over each image
+  train eval runs/NAME eval.threshold=auto          several labels, each with the threshold of its best F1
   train eval runs/NAME --device cpu --procs-per-node 2
 
 Without --report nothing is written into the run.
-Settings may change data.*, launch.*, eval.batch_size, train.precision and train.tf32.
+Settings may change {", ".join(checkpoints.ALLOWED_SETTINGS)}.
 Exit codes: 0 measured; 64 command line; 65 a damaged checkpoint, or data of other classes or another size; 66 no \
 checkpoint, no data, or no validation image; 73 a file that cannot be written; \
 75 stopped, without a result; 77 code that only the run names.

@@ -34,6 +34,19 @@ class ResolvedConfig:
     used: RunConfig
 
 
+def refuse_key_of_other_task(config: RunConfig, key: str, task: str) -> None:
+    """Raises Failure (USAGE) if the key is set and does nothing for this task of the data."""
+    value = attrgetter(key)(config)
+    if key not in TASKS[task].keys and value != KEYS[key].default:
+        others = " or ".join(other.name for other in TASKS.values() if key in other.keys)
+        raise Failure(
+            f"{key} does not go with data.task {task}",
+            found=f"{key}: {value}",
+            fix=f"leave {key} out: it acts on {others}",
+            code=ExitCode.USAGE,
+        )
+
+
 def resolve(config: RunConfig, fitted: RunConfig, task: str) -> ResolvedConfig:
     """Decide what the config leaves to the task and to trained weights.
 
@@ -45,15 +58,7 @@ def resolve(config: RunConfig, fitted: RunConfig, task: str) -> ResolvedConfig:
     """
     entry, loss, metric = TASKS[task], config.optim.loss, config.eval.metric
     for key in TASK_KEYS:
-        value = attrgetter(key)(config)
-        if key not in entry.keys and value != KEYS[key].default:
-            others = " or ".join(other.name for other in TASKS.values() if key in other.keys)
-            raise Failure(
-                f"{key} does not go with data.task {task}",
-                found=f"{key}: {value}",
-                fix=f"leave {key} out: it acts on {others}",
-                code=ExitCode.USAGE,
-            )
+        refuse_key_of_other_task(config, key, task)
     if loss not in (AUTO, *entry.losses) and not is_factory(loss):
         raise Failure(
             f"optim.loss {loss} does not go with data.task {task}",

@@ -778,6 +778,7 @@ class EvalConfig:
         rule=replace(FRACTION, holds=lambda value: 0 < value < 1, expected="more than 0, and less than 1"),
         meaning="for multi_label: an image has the labels of this probability; auto: the best F1 of each",
         may_differ="from which probability on a label counts changes no weight",
+        in_evaluation=True,
     )
     early_stop: int | None = key(
         None,

@@ -336,6 +336,7 @@ def build_splits(
         shape=shape,
         has_own_validation=is_own,
         notes=(note,),
+        warnings=_value_warnings(training),
         floats=training.pixels.is_floating_point(),
         task=configured_task(data),
         target=encoder.scale(training.labels, partial(one_number_failure, training.name, len(training.labels))),
@@ -344,6 +345,27 @@ def build_splits(
 
 def _sample_shape(source: ArraySource) -> Shape:
     return Shape(channels=source.pixels.shape[-1], size=tuple(source.pixels.shape[1:-1]))
+
+
+MAX_EXAMINED_SAMPLES: Final = 64
+MAX_USUAL_FLOAT: Final = 50.0
+
+
+def _value_warnings(source: ArraySource) -> tuple[str, ...]:
+    """A warning of floats that nobody scaled, and of bytes that are black: masks, or pixels from 0 to 1."""
+    is_float = source.pixels.is_floating_point()
+    examined = source.pixels[:: len(source.pixels) // MAX_EXAMINED_SAMPLES + 1].float()
+    lowest, highest = (float(limit) for limit in examined.aminmax())
+    if not is_float and highest <= 1:
+        limits = f"at most {highest:g} of 255"
+        return (f"the bytes in {source.name} are {limits}: black to the network. fix: multiply them by 255",)
+    if is_float and max(-lowest, highest) > MAX_USUAL_FLOAT:
+        limits = f"from {lowest:g} to {highest:g}"
+        return (
+            f"the floats in {source.name} are {limits}, and go to the model as they are. fix: scale them to about "
+            "-2 to 2; or save pixels from 0 to 255 as uint8, which are normalized",
+        )
+    return ()
 
 
 def _describe_dtype(pixels: Tensor) -> str:

@@ -7,6 +7,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,13 +147,18 @@ def _is_test_folder(folder: Path | None) -> bool:
 
 
 def _looks_like_image_folder(folder: Path, classes: tuple[str, ...]) -> bool:
-    """By its name, or because it directly holds an image or a folder with the name of a class."""
+    """By its name, or because it or a folder in it holds an image, or it a folder with the name of a class."""
     names = {*classes, *TRAINING_FOLDER_NAMES, *VALIDATION_FOLDER_NAMES}
     if {normalize_name(folder.name), folder.name.lower()} & names:
         return True
     try:
         with os.scandir(folder) as entries:
-            return any(normalize_name(entry.name) in classes or is_image(entry.name) for entry in entries)
+            return any(
+                normalize_name(entry.name) in classes
+                or is_image(entry.name)
+                or (entry.is_dir() and any(map(is_image, os.listdir(entry.path))))
+                for entry in entries
+            )
     except OSError:  # nothing in it is needed
         return False
 
@@ -486,6 +492,25 @@ def _repeated_folder_warnings(inside: Mapping[str, Collection[str]]) -> tuple[st
     return (
         f"the class folders hold folders of the same names ({names}): are these {question}? fix: "
         f"if so, move them up, as {name}/{first}/ instead of {first}/{name}/; {more}",
+    )
+
+
+# How programs call the mask of an image: cat (1)_mask.png, cat (1)_mask_1.png beside cat (1).png.
+MASK_PATTERN: Final = re.compile(r"(.+/.+?)[-_. ](?:masks?|seg|segmentation|gt|annotation)(?:[-_ ]?\d+)?(\.\w+)", re.I)
+MAX_EXAMINED_NAMES: Final = 1000
+MIN_MASK_SHARE: Final = 0.1
+
+
+def mask_warnings(paths: Sequence[str]) -> tuple[str, ...]:
+    """A warning if many image files are called as the mask of another one beside them: they would be trained on."""
+    examined = range(0, len(paths), len(paths) // MAX_EXAMINED_NAMES + 1)
+    matches = filter(None, (MASK_PATTERN.fullmatch(paths[number]) for number in examined))
+    masks = [match for match in matches if any(os.path.exists(match[1] + suffix) for suffix in (match[2], ".jpg"))]
+    if len(masks) < max(2, MIN_MASK_SHARE * len(examined)):
+        return ()
+    return (
+        f"image files are called as masks of others beside them ({one_line(masks[0][0])}): they are images of the "
+        "class too. fix: move the masks out of data.root",
     )
 
 

@@ -269,6 +269,7 @@ def list_splits(data: DataConfig, cache: ListingCache = NO_CACHE) -> DataSplits:
         ),
         warnings=(
             *class_folders.split_folder_warnings(dict(zip(classes, listed.inside.values(), strict=True))),
+            *class_folders.mask_warnings(training.paths),
             *missing_validation_warnings(CLASSIFICATION, classes, *of_splits),
         ),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Final
@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, list_some
 from train.config.schema import DataConfig
 from train.data import class_folders, image_lists, partition, registry
 from train.data.sources.table import (
@@ -105,7 +105,7 @@ def open_image_table(data: DataConfig, *_: object) -> DataSplits:
         shape=configured_image_shape(data),
         has_own_validation=bool(of_split["validation"].any()),
         notes=(*table.notes, *read.notes, *parts.notes),
-        warnings=(*table.warnings, *read.warnings, *missing),
+        warnings=(*table.warnings, *_missing_group_warnings(table), *read.warnings, *missing),
         task=read.task,
         target=encoder.scale(
             training.labels,
@@ -113,6 +113,16 @@ def open_image_table(data: DataConfig, *_: object) -> DataSplits:
         ),
         weights=weights,
     )
+
+
+def _missing_group_warnings(table: LabelTable) -> Iterator[str]:
+    """A warning of each group that is called as spreadsheets call what is missing: NA."""
+    for name, count in Counter(table.groups).items():
+        if count > 1 and name.lower() in MISSING_WORDS:
+            yield (
+                f"{count:,} images are of one group {one_line(name)}, which looks like a missing value: they stay in "
+                "one split. fix: leave their cells empty, so that each is a group of its own"
+            )
 
 
 def group_names(table: LabelTable, data: DataConfig) -> list[str] | None:
@@ -292,7 +302,10 @@ def _read_names(table: LabelTable, task: str, data: DataConfig) -> TableLabels:
         for name in classes
         if task == CLASSIFICATION and name.lower() in MISSING_WORDS
     ]
-    notes = (_whole_number_note(table, classes),) if task == CLASSIFICATION and data.task == AUTO else ()
+    notes = [_whole_number_note(table, classes)] if task == CLASSIFICATION and data.task == AUTO else []
+    empty = {name: cells.count("") for name, cells in zip(table.label_columns, table.label_cells, strict=True)}
+    if counted := [f"{name} ({count:,})" for name, count in empty.items() if count]:
+        notes.append(f"empty cells of label columns are read as 0: {list_some(counted)}")
     return TableLabels(
         task=task, classes=classes, values=values, notes=tuple(filter(None, notes)), warnings=tuple(warnings)
     )
@@ -353,9 +366,25 @@ def _read_number_cells(table: LabelTable) -> TableLabels:
         actual = f"{table.counts[0]:,} times {numbers[0]:g}"
         raise bad_table(table.file, "has no two different numbers to train on", actual, "give images their own number")
     commas = sum("," in cell for cell in table.labels)
+    warning = _point_warning(table)
     return TableLabels(
         task=REGRESSION,
         classes=(table.label_name,),
         values=values,
         notes=(f"decimal commas in {table.label_name} are read as points: {commas:,} cells",) if commas else (),
+        warnings=(warning,) if warning else (),
+    )
+
+
+def _point_warning(table: LabelTable) -> str | None:
+    """A warning if all points may divide thousands: 1.100 beside 12.345, and no longer number without one."""
+    rows = [row for row, cell in enumerate(table.labels) if "." in cell]
+    is_certain = any(re.fullmatch(r"[-+]?\d{4,}", cell) for cell in table.labels)
+    if not rows or is_certain or not all(re.fullmatch(r"[-+]?[1-9]\d{0,2}\.\d{3}", table.labels[row]) for row in rows):
+        return None
+    cell = table.labels[rows[0]]
+    return (
+        f"the points in the column {table.label_name} are read as decimal points, {cell} as {float(cell):g} "
+        f"({list_lines([table.lines[row] for row in rows])}). fix: if they divide thousands, remove them: "
+        f"{cell.replace('.', '')}"
     )

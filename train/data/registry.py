@@ -7,7 +7,7 @@ loads it. A new source is a module in `train/data/sources/` with its entry, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -16,14 +16,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from entrypoint import ExitCode, Failure, list_some
+from entrypoint import ExitCode, Failure, list_some, pluralize
 from train import files
 from train.config import schema
 from train.config.batches import SplitCounts
 from train.config.schema import KEYS, DataConfig, RunConfig
 from train.data.shape import COLOR_CHANNELS, ImageSize, Shape, height_and_width
 from train.names import look_alike_warnings, normalize_name
-from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
+from train.tasks import AUTO, CLASSIFICATION, REGRESSION, TASKS, UNSUPPORTED_TASKS
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -96,6 +96,9 @@ CACHE_FIXES: Final = {
 }
 
 
+MAX_NAMED_SAMPLES: Final = 3
+
+
 def find_source(name: str) -> DataSource:
     """The entry of this `data.name`; any name that is not in the table is package.module:factory."""
     module, _, entry = schema.DATA_SOURCES.get(name, schema.FACTORY_SOURCE).partition(":")
@@ -121,7 +124,25 @@ def open_splits(data: DataConfig, host: HostRanks | None = None, cache_folder: P
         with ThreadPoolExecutor(1) as thread:  # which closes the shards that it opens
             facts = thread.submit(decode.sample_facts, images.image, len(images.labels)).result()
         warnings += decode.sample_warnings(facts, data.name if source.origin == "factory" else f"data.root {data.root}")
+    warnings += _missing_number_warnings(splits) if splits.task == REGRESSION else ()
     return replace(splits, classes=tuple(map(normalize_name, splits.classes)), warnings=tuple(warnings))
+
+
+def _missing_number_warnings(splits: DataSplits) -> Iterator[str]:
+    """A warning of a number to predict that probably stands for a missing value, such as -999, with its images."""
+    import numpy as np
+
+    from train.tasks.labels import missing_number
+
+    labels = splits.training.labels.numpy()
+    if (missing := missing_number(labels)) is not None:
+        value, (lowest, highest) = missing
+        samples = np.flatnonzero(labels == value)
+        names = list_some([*map(files.one_line, splits.training.names(samples[:MAX_NAMED_SAMPLES]))])
+        yield (
+            f"{pluralize(len(samples), 'training image')} have the number {value:g} (such as {names}), and the others "
+            f"{lowest:g} to {highest:g}. fix: if it stands for a missing value, leave these images out"
+        )
 
 
 def configured_shape(data: DataConfig) -> Shape | None:

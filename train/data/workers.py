@@ -12,9 +12,11 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from multiprocessing.queues import Queue
 from multiprocessing.util import get_temp_dir
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -24,7 +26,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from entrypoint import ExitCode, Failure, die_with_parent, engines, list_some, shell_command
+from entrypoint import (
+    ExitCode,
+    Failure,
+    die_with_parent,
+    engines,
+    list_some,
+    resource_limit_failure,
+    shell_command,
+)
 from train import rng
 from train.data.augmenter import Augmenter
 from train.data.batch import Batch, Collate
@@ -38,7 +48,7 @@ MAX_LISTED_IMAGES: Final = 10
 SAMPLES_PER_BLOCK: Final = 4096  # whose numbers are drawn and copied to the device at once
 DEAD_WORKER_FIX: Final = (
     "start the same command again; if nobody killed it: give more memory or shared memory "
-    "(docker run --shm-size=8g or --ipc=host), or lower data.workers"
+    "(docker run --shm-size=8g or --ipc=host), raise the limit on open files (ulimit -n), or lower data.workers"
 )
 
 
@@ -373,7 +383,7 @@ def move_to_shared_memory(pixels: Tensor) -> None:
         pixels.share_memory_()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         shm = os.statvfs(SHARED_MEMORY_FOLDER)
-        raise Failure(
+        raise resource_limit_failure(error) or Failure(
             "a data worker cannot put its batch into shared memory",
             found=f"{SHARED_MEMORY_FOLDER} of {shm.f_blocks * shm.f_frsize >> 20} MiB; one batch takes "
             f"{pixels.nbytes / 2**20:.1f} MiB; " + str(error).splitlines()[0],
@@ -423,13 +433,36 @@ def _kill_workers() -> None:
         worker.kill()
 
 
-def _ignore_lost_parent(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+LIMIT_PAUSE_S, MAX_LIMIT_PAUSES = 0.1, 100  # for which a worker waits until it may open a file
+_limit_errors = itertools.count()
+
+
+def _handle_sender_error(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Silence the lost connection to a rank that ended while it received a batch: the rank says why it ended.
 
-    Python's thread that sends batches calls `sys.excepthook` for it.
+    Python's thread that sends batches calls `sys.excepthook` for it, and for each try without a free file: others
+    become free as batches are received. Where none does, the worker ends, since its rank would wait for ever.
     """
-    if not isinstance(error, (EOFError, ConnectionError)):
+    if resource_limit_failure(error) is not None:
+        if next(_limit_errors) >= MAX_LIMIT_PAUSES:
+            os._exit(int(ExitCode.RESOURCE))
+        time.sleep(LIMIT_PAUSE_S)
+    elif not isinstance(error, (EOFError, ConnectionError)):
         sys.__excepthook__(error_type, error, trace)
+
+
+def _send_failure(queue: Any, error: Exception, message: Any) -> None:
+    """In place of a batch that could not be sent, send a Failure: Python would print the error, and drop the batch.
+
+    queue: of the batches. message: torch's, which begins with the number of the request.
+    """
+    failure = resource_limit_failure(error) or Failure(
+        "a data worker cannot send its batch",
+        found=f"{type(error).__name__}: {error}",
+        fix=DEAD_WORKER_FIX,
+        code=ExitCode.RESOURCE,
+    )
+    queue.put((message[0], failure.arguments()))
 
 
 def _init_worker(worker: int) -> None:
@@ -439,6 +472,7 @@ def _init_worker(worker: int) -> None:
     """
     die_with_parent(signal.SIGKILL, os.getppid())  # torch's workers look for their parent only every 5 s
     torch.set_num_threads(1)
-    sys.excepthook = _ignore_lost_parent
+    sys.excepthook = _handle_sender_error
+    Queue._on_queue_feeder_error = _send_failure  # type: ignore[attr-defined]  # as concurrent.futures does
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

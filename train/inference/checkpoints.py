@@ -21,7 +21,7 @@ from train.checkpoint import manifest, store
 from train.checkpoint.store import STATE_FILE, CommittedCheckpoint
 from train.config import load, resume_rules
 from train.config.models import EXPORT_FILE
-from train.config.schema import DataConfig, Rule, RunConfig, RunSection, key_patterns, one_of, with_keys_of
+from train.config.schema import DataConfig, EvalConfig, Rule, RunConfig, RunSection, key_patterns, one_of, with_keys_of
 from train.data import class_folders, registry
 from train.data.preprocessing import keep_preprocessing
 from train.data.registry import DataSource
@@ -30,7 +30,7 @@ from train.files import shorten_name
 from train.names import describe_look_alikes, normalize_name
 from train.run import record
 from train.run.record import BEST_FILE
-from train.tasks import CLASSIFICATION, TASKS, TargetScale
+from train.tasks import AUTO, CLASSIFICATION, TASKS, TargetScale
 
 # The settings that an evaluation may change; all others come from the checkpoint.
 ALLOWED_SETTINGS: Final = key_patterns("in_evaluation")
@@ -56,6 +56,7 @@ DOWNLOAD_DEFAULTS: Final[Mapping[str, Any]] = {
     "data.download": DataConfig().download,
     "data.mirror": DataConfig().mirror,
 }
+THRESHOLD_KEY: Final = "eval.threshold"
 NO_CHECKPOINT_FIX: Final = "measure another run: nothing can be read back from these"
 OTHER_CHECKPOINT_FIX: Final = (
     "name another checkpoint, or the run's folder: its best undamaged checkpoint is taken, otherwise the newest"
@@ -124,7 +125,9 @@ def load_config(
     config = with_keys_of(own, requested, "in_evaluation")
     config = replace(config, data=keep_preprocessing(config.data, asdict(own.data)))
     factories = {"model.name": config.model.name, "data.name": config.data.name}
-    typed = load.overridden_keys(words, (*factories, *DOWNLOAD_DEFAULTS))
+    typed = load.overridden_keys(words, (*factories, *DOWNLOAD_DEFAULTS, THRESHOLD_KEY))
+    if THRESHOLD_KEY not in typed:  # a file need not say what the command line of the training said
+        config = replace(config, eval=replace(config.eval, threshold=own.eval.threshold))
     plugin.refuse_recorded_factory(factories, _writer_folder(chosen), config=file, typed=typed, args=config.model.args)
     # `evaluation_caveats` compares the splits, once the data is open.
     listed = [change for change in input_changes(own, config) if change.startswith("data.")]
@@ -368,6 +371,24 @@ def recorded_thresholds(state: Mapping[str, Any], classes: int, *, flip: bool) -
             fix=OTHER_CHECKPOINT_FIX,
             code=ExitCode.DATA,
         ) from error
+
+
+def label_thresholds(state: Mapping[str, Any], config: EvalConfig, classes: int) -> tuple[float, ...] | None:
+    """The thresholds of several labels: of eval.threshold, if it is another one than the training's; else as
+    `recorded_thresholds`, and for weights that were not evaluated of eval.threshold. None: auto, of what is measured.
+
+    Raises:
+        Failure: as `recorded_thresholds`.
+    """
+    is_changed = config.threshold != trained_threshold(state)
+    recorded = None if is_changed else recorded_thresholds(state, classes, flip=config.flip)
+    return recorded if recorded or config.threshold == AUTO else (config.threshold,) * classes
+
+
+def trained_threshold(state: Mapping[str, Any]) -> float | str:
+    """eval.threshold of the training. state: whose configuration `load_training_config` has read."""
+    recorded: Mapping[str, float | str] = (state.get("config") or {}).get("eval") or {}
+    return recorded.get("threshold", EvalConfig().threshold)
 
 
 def parse_thresholds(recorded: Any, classes: int) -> tuple[float, ...] | None:

@@ -26,6 +26,7 @@ from train.checkpoint import format, store
 from train.checkpoint.store import EMA_GROUP, MODEL_GROUP, CommittedCheckpoint
 from train.components import build_network
 from train.config import resume_rules
+from train.config.resolved import refuse_key_of_other_task
 from train.config.schema import DataConfig, RunConfig
 from train.data import augment, image_lists, registry, statistics
 from train.data.image_sizes import with_evaluation_size
@@ -59,6 +60,9 @@ from train.tasks import TASKS
 from train.tasks.base import ImageResults
 from train.tasks.registry import open_task
 
+CHOSEN_THRESHOLDS_CAVEAT: Final = (
+    "eval.threshold=auto has chosen the thresholds on these same images: macro F1 is better than on new ones"
+)
 NUM_COMPARED_FILES: Final = 10  # of the copies that are found by their names
 
 
@@ -133,6 +137,11 @@ def evaluate_on_rank(
     config = replace(config, data=replace(config.data, cache=None))
     data = open_evaluation_data(config, chosen, rank_runtime, split=split, cache_folder=files.cache_folder(environ))
     sets = data.sets
+    refuse_key_of_other_task(config, checkpoints.THRESHOLD_KEY, sets.task)
+    # Those of the training's evaluation of these weights, if they are its own: no image of a test set chooses them.
+    thresholds = checkpoints.label_thresholds(store.read_state(chosen), config.eval, len(sets.classes))
+    if thresholds is None and checkpoints.THRESHOLD_KEY in TASKS[sets.task].keys:
+        data = replace(data, notes=(*data.notes, CHOSEN_THRESHOLDS_CAVEAT))
     weights = load_weights(chosen)
     model = build_model(config, sets, weights, rank_runtime)
     for note in (*data.notes, *checkpoints.describe_changed_code(chosen)) if rank_runtime.is_main else ():
@@ -151,12 +160,10 @@ def evaluate_on_rank(
             task=task,
             heartbeat=heartbeat,
         )
-        state = store.read_state(chosen)
         evaluation = validator.measure(
             loader,
             num_images,
-            # Those of the training's evaluation of these weights: no image of a test set chooses them.
-            thresholds=checkpoints.recorded_thresholds(state, len(sets.classes), flip=config.eval.flip),
+            thresholds=thresholds,
             details=keeps_images,
         )
     assert evaluation is not None  # nothing stops it

@@ -84,12 +84,19 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
     Raises:
         Failure: if data that must be opened is missing or unreadable.
     """
+    if config.eval.threshold != checkpoints.trained_threshold(state):
+        raise Failure(
+            "eval.threshold is the training's: predictions and exports give the labels whose scores it measured",
+            found=f"eval.threshold: {checkpoints.trained_threshold(state)} -> {config.eval.threshold}",
+            fix=f"leave it out; `{shell_command('train eval RUN eval.threshold=auto')}` measures others",
+            code=ExitCode.USAGE,
+        )
     recorded = state.get("data") or {}
     try:
         classes = checkpoints.recorded_classes(recorded)
         task = checkpoints.recorded_task(recorded)
-        if "eval.threshold" in TASKS[task["task"]].keys:
-            thresholds = checkpoints.recorded_thresholds(state, len(classes), flip=config.eval.flip)
+        if checkpoints.THRESHOLD_KEY in TASKS[task["task"]].keys:
+            thresholds = checkpoints.label_thresholds(state, config.eval, len(classes))
             task["thresholds"] = thresholds or (DEFAULT_THRESHOLD,) * len(classes)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Failure(

@@ -424,7 +424,8 @@ def _mean_and_deviation(metric: Metric, values: Sequence[float]) -> str:
 
 def _run_details(run: RecordedRun) -> dict[str, str]:
     """Model, data, device, checkpoints, time and identity of the run."""
-    best, times, loader = read.best_evaluation(run), run.recorded, read.format_value(run.fact("training", "loader"))
+    best, times = read.best_evaluation(run), run.metrics.recorded
+    loader = read.format_value(run.fact("training", "loader"))
     batch = [read.format_value(run.fact("training", key)) for key in ("micro_batch_size", "accumulation")]
     # The key figures show the world already.
     identity = {key: value for key, value in compare.run_identity(run).items() if key not in compare.WORLD_KEYS}
@@ -451,7 +452,7 @@ def _run_details(run: RecordedRun) -> dict[str, str]:
 def _describe_checkpoints(run: RecordedRun) -> str:
     stalls = [
         value
-        for event in run.events.get("checkpoint", ())
+        for event in run.metrics.events.get("checkpoint", ())
         if (value := finite_or_nan(event.get("stalled_seconds"))) >= 0
     ]
     if not stalls:

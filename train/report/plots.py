@@ -10,11 +10,11 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Concatenate, Final, Literal, ParamSpec
 
 import matplotlib
@@ -32,6 +32,7 @@ from train.evaluation.mistakes import Calibration, NumberPairs
 from train.files import read_regular_file
 from train.metrics import METRICS, NOT_MEASURED, Metric
 from train.report import read
+from train.report.curves import GpuUse
 from train.report.document import DPI, Block, Paragraph, Picture, Section, Table
 from train.report.read import (
     ConfusionMatrix,
@@ -744,41 +745,26 @@ GPU_TITLE: Final = "GPU use"
 MAX_COLORED_GPUS: Final = MAX_LEGEND_ENTRIES  # more GPUs are drawn faintly, in one colour
 
 
-GpuColumns = Mapping[str, npt.NDArray[np.float64]]  # by read.GPU_COLUMNS, in the order of time
-
-
 def gpu_section(run: RecordedRun) -> Section:
     """Curves and a table of GPU use, or a line if nothing was recorded."""
-    by_gpu = gpu_columns(run)
+    by_gpu = gpus_by_name(run)
     if not by_gpu:
         text = "Not measured: this run has no lines about GPUs in metrics.jsonl."
         return Section(title=GPU_TITLE, blocks=[Paragraph(text=text)])
-    start = min(float(columns["time"][0]) for columns in by_gpu.values())
-    panels = [_gpu_panel(key, by_gpu, start) for key in _measured_gpu_metrics(by_gpu)]
+    panels = [_gpu_panel(key, by_gpu) for key in _measured_gpu_metrics(by_gpu.values())]
     pictures = render_panels("gpus", panels, of=f"{len(by_gpu)} GPUs")
-    return Section(title=GPU_TITLE, blocks=[*pictures, gpu_table(by_gpu)])
+    return Section(title=GPU_TITLE, blocks=[*pictures, gpu_table({name: [gpu] for name, gpu in by_gpu.items()})])
 
 
 def gpu_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
     """GPU use of each run, over all its GPUs; None if no run has recorded it."""
-    by_run = {run.name: gpu_columns(run).values() for run in runs}
-    measured = {
-        name: {key: np.concatenate([columns[key] for columns in gpus]) for key in read.GPU_COLUMNS}
-        for name, gpus in by_run.items()
-        if gpus
-    }
+    measured = {run.name: [*run.metrics.gpus.values()] for run in runs if run.metrics.gpus}
     return Section(title=GPU_TITLE, blocks=[gpu_table(measured, "run")]) if measured else None
 
 
-def gpu_columns(run: RecordedRun) -> dict[str, GpuColumns]:
-    """The measurements of each GPU by its name, in the order of time; without those whose time is no number."""
-    by_gpu: dict[str, GpuColumns] = {}
-    for name in sorted(run.gpus, key=_natural_sort_key):
-        columns = {key: np.asarray(column) for key, column in run.gpus[name].items()}
-        order = np.argsort(columns["time"], kind="stable")[: np.isfinite(columns["time"]).sum()]  # NaN comes last
-        if order.size:
-            by_gpu[name] = {key: column[order] for key, column in columns.items()}
-    return by_gpu
+def gpus_by_name(run: RecordedRun) -> dict[str, GpuUse]:
+    """The GPUs in the order of their names."""
+    return {name: run.metrics.gpus[name] for name in sorted(run.metrics.gpus, key=_natural_sort_key)}
 
 
 def _natural_sort_key(name: str) -> list[tuple[int, str]]:
@@ -787,48 +773,38 @@ def _natural_sort_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isascii() and part.isdecimal() else (-1, part) for part in parts]
 
 
-def gpu_table(by_gpu: Mapping[str, GpuColumns], what: str = "GPU") -> Table:
-    """Mean over the time and highest value of each metric, by GPU or by `what`."""
-    head, rows = [what], [[name] for name in by_gpu]
-    for key in _measured_gpu_metrics(by_gpu):
+def gpu_table(gpus: Mapping[str, Sequence[GpuUse]], what: str = "GPU") -> Table:
+    """Mean over the time and highest value of each metric, by GPU or by `what`, which may have several."""
+    head, rows = [what], [[name] for name in gpus]
+    for key in _measured_gpu_metrics(chain.from_iterable(gpus.values())):
         metric, unit, per = GPU_METRICS[key]
         head += [f"{metric}, {unit}: {statistic}" for statistic in ("mean", "highest")]
-        for row, columns in zip(rows, by_gpu.values(), strict=True):
-            is_finite = np.isfinite(columns[key])
-            values = columns[key][is_finite] / per
-            statistics = (
-                (np.average(values, weights=_weights(columns)[is_finite]), values.max()) if is_finite.any() else ()
-            )
-            row += [format_number(float(value)) for value in statistics] or [NOT_MEASURED] * 2
+        for row, uses in zip(rows, gpus.values(), strict=True):
+            total, seconds = sum(gpu.sums[key] for gpu in uses), sum(gpu.seconds[key] for gpu in uses)
+            values = (total / seconds, max(gpu.highest[key] for gpu in uses)) if seconds else ()
+            row += [format_number(value / per) for value in values] or [NOT_MEASURED] * 2
     return Table(head=head, rows=rows)
 
 
-def _weights(columns: GpuColumns) -> npt.NDArray[np.float64]:
-    """The seconds that each line stands for: lines get rarer in a long run.
-
-    The time to the neighbour that is nearer, so that a wait between two starts counts for nothing.
-    """
-    gaps = np.abs(np.diff(columns["time"]))
-    return np.minimum(np.append(gaps[:1], gaps), np.append(gaps, gaps[-1:])) + 1e-9 if gaps.size else np.ones(1)
+def _measured_gpu_metrics(gpus: Iterable[GpuUse]) -> list[str]:
+    measured = {key for gpu in gpus for key, seconds in gpu.seconds.items() if seconds}
+    return [key for key in GPU_METRICS if key in measured]
 
 
-def _measured_gpu_metrics(by_gpu: Mapping[str, GpuColumns]) -> list[str]:
-    return [key for key in GPU_METRICS if any(np.isfinite(columns[key]).any() for columns in by_gpu.values())]
-
-
-def _gpu_panel(key: str, by_gpu: Mapping[str, GpuColumns], start: float) -> Panel:
+def _gpu_panel(key: str, by_gpu: Mapping[str, GpuUse]) -> Panel:
     title, unit, per = GPU_METRICS[key]
-    measured = {name: columns for name, columns in by_gpu.items() if np.isfinite(columns[key]).any()}
+    start = min(gpu.curves[key].points()[0, 0] for gpu in by_gpu.values())
+    measured = {name: gpu.curves[key].points() for name, gpu in by_gpu.items() if gpu.seconds[key]}
     is_faint = len(measured) > MAX_COLORED_GPUS
     series = [
         PlotSeries(
             name=name,
-            x=((columns["time"] - start) / 60).tolist(),
-            y=(columns[key] / per).tolist(),
+            x=((points[:, 0] - start) / 60).tolist(),
+            y=(points[:, 1] / per).tolist(),
             style="faint" if is_faint else "line",
             colour=0 if is_faint else colour,
         )
-        for colour, (name, columns) in enumerate(measured.items())
+        for colour, (name, points) in enumerate(measured.items())
     ]
     top = 105.0 if unit == "%" else None
     return Panel(title=title, x="minutes", y=unit, series=series, from_zero=True, top=top)

@@ -11,15 +11,18 @@ import math
 import os
 import sys
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from stat import S_ISDIR
 from statistics import median, quantiles
 from typing import Any, Final
+
+import numpy as np
 
 from entrypoint import ExitCode, ExitRecord, Failure, RunErrors, redact, redact_words, shell_command
 from train import files
@@ -28,11 +31,11 @@ from train.config import load
 from train.data import registry
 from train.logging import metrics_logger, progress
 from train.metrics import DEFAULT_METRIC, NOT_MEASURED, Metric, find_metric, metrics_of
+from train.report.curves import GPU_KEYS, Curve, GpuUse
 from train.run import record
 from train.tasks import CLASSIFICATION, TASKS
 
 MAX_CLASSES: Final = 1000
-GPU_COLUMNS: Final = ("time", "utilisation_percent", "memory_bytes", "power_w", "temperature_c")
 MetricsEvent = Mapping[str, Any]
 
 
@@ -45,6 +48,37 @@ class ConfusionMatrix:
     matrix: tuple[tuple[int, ...], ...]
 
 
+@dataclass(slots=True, kw_only=True)
+class RecordedMetrics:
+    """What a report needs of metrics.jsonl, in a memory that does not grow with the lines of log points and GPUs.
+
+    events: the other lines by name, without `rank` and without lists. curves: of each value of the log points, over
+    steps. speeds: (step, images per second) of each log point, whose median is shown. gpus: by name. recorded: when the
+    first and the last line were written, in seconds since 1970.
+    """
+
+    events: dict[str, list[MetricsEvent]] = field(default_factory=dict)
+    curves: defaultdict[str, Curve] = field(default_factory=lambda: defaultdict(Curve))
+    speeds: tuple[array[float], array[float]] = field(default_factory=lambda: (array("d"), array("d")))
+    gpus: defaultdict[str, GpuUse] = field(default_factory=lambda: defaultdict(GpuUse))
+    recorded: tuple[float, float] | None = None
+
+    def add(self, event: MetricsEvent, time: float) -> None:
+        """Add a line. time: NaN if it has none."""
+        name, step = str(event.get("event")), count_or_none(event.get("step"))
+        if name == "gpu" and not math.isnan(time):
+            values = {key: finite_or_nan(event.get(key)) for key in GPU_KEYS}
+            self.gpus[str(event.get("gpu"))].add(time, values)
+        elif name == "train" and step is not None:
+            for key, value in event.items():
+                self.curves[key].add(step, finite_or_nan(value))
+            for column, number in zip(self.speeds, (step, finite_or_nan(event.get("images_per_s"))), strict=True):
+                column.append(number)
+        elif name not in ("gpu", "train", "rank"):  # no section shows those of ranks
+            scalars = {sys.intern(key): value for key, value in event.items() if not isinstance(value, list | dict)}
+            self.events.setdefault(name, []).append(scalars)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
     """The contents of a run's folder."""
@@ -54,10 +88,7 @@ class RecordedRun:
     config: Mapping[str, Any]  # by `section.key`
     unused_keys: frozenset[str]  # of the config: they had no effect
     facts: Mapping[str, Any]  # run.json
-    events: Mapping[str, Sequence[MetricsEvent]]  # the lines of metrics.jsonl by name, without `gpu` and `rank`
-    # The numbers of the lines `gpu`, by the GPU's name, as columns of GPU_COLUMNS; NaN for what is no number.
-    gpus: Mapping[str, Mapping[str, Sequence[float]]]
-    recorded: tuple[float, float] | None  # when the first and the last line were written, in seconds since 1970
+    metrics: RecordedMetrics
     # The exit record of the last start that trained: a later start that was refused did not end the run.
     ending: ExitRecord | None
     cut_off: str | None  # how a run without an exit record was killed, if that is known
@@ -108,8 +139,12 @@ class RecordedRun:
         return count_or_none(self.fact("training", "steps_per_epoch")) or None
 
     def column(self, name: str, key: str) -> tuple[list[float], list[float]]:
-        """(steps, values) of one curve, ordered by step; NaN for a value that is no number."""
-        events = [event for event in self.events.get(name, ()) if count_or_none(event.get("step")) is not None]
+        """(steps, values) of one curve, ordered by step; NaN for a value that is no number. Of many log points
+        (`train`), those that `Curve` keeps."""
+        if name == "train":
+            drawn = self.metrics.curves[key].points() if key in self.metrics.curves else np.empty((0, 2))
+            return drawn[:, 0].tolist(), drawn[:, 1].tolist()
+        events = [event for event in self.metrics.events.get(name, ()) if count_or_none(event.get("step")) is not None]
         points = sorted(
             ((float(event["step"]), finite_or_nan(event.get(key))) for event in events), key=lambda point: point[0]
         )
@@ -151,16 +186,13 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
         )
     (config, unused_keys), facts, metrics = _read_config(folder), record.read_run(folder), _read_metrics(folder)
     contents = {record.CONFIG_FILE: config, record.RUN_FILE: facts, metrics_logger.METRICS_FILE: metrics}
-    events, gpus, recorded = metrics or ({}, {}, None)
     return RecordedRun(
         folder=folder,
         name=name or Path(os.path.realpath(folder)).name,
         config=config or {},
         unused_keys=unused_keys,
         facts=facts or {},
-        events=events,
-        gpus=gpus,
-        recorded=recorded,
+        metrics=metrics or RecordedMetrics(),
         ending=record.last_training_exit((facts or {}).get("starts", ()), RunErrors.in_run(folder).read_exit()),
         cut_off=RunErrors.in_run(folder).describe_unfinished_save(),
         confusion=_read_confusion(folder / record.CONFUSION_FILE),
@@ -225,31 +257,21 @@ def _read_config(folder: Path) -> tuple[dict[str, Any] | None, frozenset[str]]:
     return config, unused_keys if config else frozenset()
 
 
-Metrics = tuple[dict[str, list[MetricsEvent]], dict[str, dict[str, "array[float]"]], tuple[float, float] | None]
-
-
-def _read_metrics(folder: Path) -> Metrics | None:
-    """`RecordedRun.events`, `gpus` and `recorded`; None without the file.
-
-    It is read once, line by line. Only numbers of GPUs are kept, since most lines of a long run are about them.
-    """
+def _read_metrics(folder: Path) -> RecordedMetrics | None:
+    """The metrics; None without the file, which is read once, line by line."""
     path = folder / metrics_logger.METRICS_FILE
     if not os.path.isfile(path):
         return None
-    events: dict[str, list[MetricsEvent]] = {}
-    gpus: dict[str, dict[str, array[float]]] = {}
-    first, last = math.inf, -math.inf
+    metrics, first, last = RecordedMetrics(), math.inf, -math.inf
     with suppress(OSError):
         for event in metrics_logger.read_events(path):
-            name, time = str(event.get("event")), finite_or_nan(event.get("time"))
+            time = finite_or_nan(event.get("time"))
             first, last = min(first, time), max(last, time)  # NaN changes neither
-            if name == "gpu":
-                columns = gpus.setdefault(str(event.get("gpu")), {key: array("d") for key in GPU_COLUMNS})
-                for key, column in columns.items():
-                    column.append(finite_or_nan(event.get(key)))
-            elif name != "rank":  # no section shows these
-                events.setdefault(name, []).append({sys.intern(key): value for key, value in event.items()})
-        return events, gpus, (first, last) if first <= last else None
+            metrics.add(event, time)
+        for gpu in metrics.gpus.values():
+            gpu.finish()
+        metrics.recorded = (first, last) if first <= last else None
+        return metrics
     return None
 
 
@@ -306,8 +328,7 @@ def measured_throughput(run: RecordedRun) -> Throughput | None:
 
     The first log point is left out if there are several.
     """
-    events = [(count_or_none(event.get("step")) or 0, event) for event in run.events.get("train", ())]
-    rates = [(step, rate) for step, event in events if (rate := finite_or_nan(event.get("images_per_s"))) > 0]
+    rates = [(step, rate) for step, rate in zip(*run.metrics.speeds, strict=True) if rate > 0]
     for start in reversed(run.starts or [{"step": 0}]):
         if of_start := [rate for step, rate in rates if step > start["step"]]:
             steady, ranks = of_start[1:] or of_start, count_or_none(start.get("world_size")) or run.world_size
@@ -325,14 +346,14 @@ def num_ranks(run: RecordedRun) -> int | None:
 def training_seconds(run: RecordedRun) -> float | None:
     """Seconds in training steps, in all starts; those after the last log point are taken to be as fast as before it."""
     batch, before, total = count_or_none(run.config.get("train.global_batch_size")), 0.0, 0.0
-    steps, rates = run.column("train", "images_per_s")
-    if not batch or not steps:
+    log_points = sorted(zip(*run.metrics.speeds, strict=True), key=itemgetter(0))
+    if not batch or not log_points:
         return None
-    for step, rate in zip(steps, rates, strict=True):
+    for step, rate in log_points:
         total += (step - before) * batch / rate if rate > 0 else 0.0
         before = step
     rest = max(0.0, (last_step(run) or 0) - before)
-    return total + (rest * batch / rates[-1] if rates[-1] > 0 else 0.0)
+    return total + (rest * batch / rate if rate > 0 else 0.0)
 
 
 def meaningful_metrics(task: str, classes: int | None) -> list[Metric]:
@@ -371,7 +392,7 @@ class MeasuredTest:
 
 def final_score(run: RecordedRun) -> MeasuredTest | None:
     """The last measurement of the test split; None without one."""
-    events = [event for event in run.events.get("test", ()) if count_or_none(event.get("step")) is not None]
+    events = [event for event in run.metrics.events.get("test", ()) if count_or_none(event.get("step")) is not None]
     if not events:
         return None
     last = max(events, key=lambda event: event["step"])
@@ -390,8 +411,8 @@ def evaluated_images(run: RecordedRun) -> dict[float, int]:
 
 def last_step(run: RecordedRun) -> int | None:
     """The last step in metrics.jsonl."""
-    events = chain.from_iterable(run.events.get(name, ()) for name in ("train", "eval", "checkpoint"))
-    logged = [count_or_none(event.get("step")) for event in events]
+    events = chain.from_iterable(run.metrics.events.get(name, ()) for name in ("eval", "checkpoint"))
+    logged = [*(count_or_none(event.get("step")) for event in events), *map(int, run.metrics.speeds[0])]
     return max((step for step in logged if step is not None), default=None)
 
 

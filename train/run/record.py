@@ -233,6 +233,17 @@ def move_results_aside(run_folder: Path) -> Path | None:
     return target
 
 
+def remove_left_files(run_folder: Path) -> list[str]:
+    """Remove what killed writers left of the files that a training writes; returns the names.
+
+    Call it on rank 0 of the start that has the lock. What other commands write, perhaps now, stays.
+    """
+    left = file_writer.left_files(run_folder, {*RESULT_NAMES} - {EVALUATION_FILE, SAMPLES_FILE})
+    for path in left:
+        files.remove(path)
+    return [path.name for path in left]
+
+
 def _is_not_empty(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.exists()
 

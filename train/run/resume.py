@@ -169,7 +169,7 @@ def machine_notes(config: RunConfig, metadata: Mapping[str, Any], runtime: Runti
 def _choose_step(
     config: RunConfig, checkpoints: Path, bytes_needed: int, steps: StepCounts, record_start: RecordStart
 ) -> tuple[int | None, list[str]]:
-    removed = format.prepare_folder(checkpoints, need=bytes_needed)
+    removed = [*format.prepare_folder(checkpoints, need=bytes_needed), *record.remove_left_files(checkpoints.parent)]
     notes = [f"removed {name}, which an interrupted save left" for name in removed]
     if config.checkpoint.resume == NEVER:
         return None, notes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -31,6 +32,7 @@ RawLabel = str | Collection[str]  # as it is written: one name or number, or any
 ItemLabel = int | float | list[float]
 MAX_LISTED_CLASSES: Final = 3
 NUM_STRATA: Final = 10  # a validation split takes the same share of each tenth of the numbers
+MIN_OTHER_NUMBERS: Final = 3  # fewer tell nothing of a number that is far from them
 NUMBER_NAME: Final = "number"  # of the only output; arrays do not name it
 
 
@@ -285,6 +287,23 @@ def missing_validation_warnings(
         return (text + fix.replace("them", "it"),)
     listed = list_some([f"{name} ({pluralize(count, 'image')})" for name, count in missed], MAX_LISTED_CLASSES)
     return (f"of {len(missed):,} classes no image is used for validation: {listed}. {fix}",)
+
+
+def missing_number(labels: Values) -> tuple[float, tuple[float, float]] | None:
+    """The number that probably stands for a missing value, and the lowest and the highest of the others; or None.
+
+    It is the lowest or highest one, repeats, and is further from the others than these from each other; or it is the
+    only negative one, and -1, -99, -999, ...
+    """
+    values, counts = np.unique(labels, return_counts=True)
+    for end, others in ((0, values[1:]), (-1, values[:-1])):
+        if counts[end] < 2 or len(others) < MIN_OTHER_NUMBERS:
+            continue
+        value = float(values[end])
+        is_code = value < 0 <= others[0] and re.fullmatch("1|9+", f"{-value:g}")
+        if is_code or abs(value - others[end]) > np.ptp(others):
+            return value, (float(others[0]), float(others[-1]))
+    return None
 
 
 ENCODERS: Final[Mapping[str, LabelEncoder]] = {

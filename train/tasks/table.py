@@ -74,7 +74,9 @@ def configured_task(data: DataConfig) -> str:
 
 
 def parse_number(text: str) -> float | None:
-    """The number in a text; None if there is none, or none that 32 bits hold."""
+    """The number in a text; None if there is none, or none that 32 bits hold. 1_000 is one in Python's code only."""
+    if "_" in text:
+        return None
     try:
         number = float(text)
     except ValueError:

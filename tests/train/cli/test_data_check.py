@@ -459,6 +459,13 @@ def test_of_many_broken_samples_the_first_ten_are_shown_and_json_has_all() -> No
     assert len(json.loads(data_findings.as_json())["training"]["broken"]) == 25
 
 
+def test_text_and_json_have_the_warnings_and_notes_of_the_data() -> None:
+    data_findings = replace(findings(FINE), warnings=("classes look alike",), notes=("2 hidden files are not read",))
+    text, output = data_findings.as_text().splitlines(), json.loads(data_findings.as_json())
+    assert text[1:3] == ["WARNING: classes look alike", "note: 2 hidden files are not read"]
+    assert (output["warnings"], output["notes"]) == (["classes look alike"], ["2 hidden files are not read"])
+
+
 def test_json_tells_the_same() -> None:
     output = json.loads(findings([*FINE, bad(2)], [look(0, "a"), look(1, "x", (8, 8), "L")]).as_json())
     assert output["ok"] is False

@@ -278,6 +278,31 @@ def test_numbers_in_an_array_are_numbers_to_predict(tmp_path: Path, dtype: str, 
     assert splits.target.std == pytest.approx(splits.training.labels.double().std(correction=0).item())
 
 
+def test_a_number_in_an_array_that_stands_for_a_missing_one_is_warned_of(tmp_path: Path) -> None:
+    labels = np.arange(COUNT, dtype=np.float32)
+    labels[[3, 50]] = -999
+    np.savez(tmp_path / "a.npz", images=IMAGES, labels=labels)
+    (warning,) = opened(tmp_path / "a.npz", "regression", val_fraction=0.0).warnings
+    assert warning.startswith("2 training images have the number -999 (such as 3, 50), and the others 0 to 59. fix: ")
+
+
+@pytest.mark.parametrize(
+    ("images", "text"),
+    [
+        (IMAGES.astype(np.float32), "are from 0 to 255, and go to the model as they are"),
+        (IMAGES > 127, "are at most 1 of 255: black to the network"),
+        (IMAGES, None),
+        (IMAGES / np.float32(127.5) - 1, None),
+    ],
+)
+def test_pixels_that_nobody_scaled_are_warned_of(tmp_path: Path, images: Any, text: str | None) -> None:
+    pixels = images.astype(np.uint8) if images.dtype == bool else images
+    np.savez(tmp_path / "a.npz", images=pixels, labels=np.arange(COUNT) % 2)
+    warnings = opened(tmp_path / "a.npz", "classification").warnings
+    assert len(warnings) == (text is not None)
+    assert (text or "") in "".join(warnings)
+
+
 def test_each_tenth_of_the_numbers_is_in_the_validation_split(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=IMAGES, labels=np.arange(COUNT, dtype=np.float32))
     validation = opened(tmp_path / "a.npz", "regression", val_fraction=0.5).validation

@@ -113,6 +113,25 @@ def test_images_that_are_not_sorted_are_not_two_classes(tmp_path: Path) -> None:
         class_folders.find_layout(make(tmp_path, "Train/1.jpg", "Test/2.jpg"))
 
 
+def test_a_folder_of_other_classes_beside_the_sides_is_told(tmp_path: Path) -> None:
+    make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "more/owl/3.jpg", "runs/r/log.txt")
+    assert class_folders.find_layout(tmp_path).aside == ("more",)
+
+
+def test_masks_beside_their_images_are_warned_of(tmp_path: Path) -> None:
+    names = [f"a/scan ({n}){ending}" for n in range(4) for ending in (".png", "_mask.png", "_mask_1.png")]
+    paths = [str(tmp_path / name) for name in names]
+    make(tmp_path, *names)
+    (warning,) = class_folders.mask_warnings(paths)
+    assert f"({paths[1]})" in warning
+
+
+@pytest.mark.parametrize("names", [["a/with_mask.jpg", "a/no_mask.jpg"], ["a/face.jpg", "a/face_mask.jpg", "a/2.jpg"]])
+def test_images_that_show_masks_are_none(names: list[str], tmp_path: Path) -> None:
+    make(tmp_path, *names)
+    assert class_folders.mask_warnings([str(tmp_path / name) for name in names]) == ()
+
+
 def test_folders_beside_the_sides_that_hold_no_images_are_not_told(tmp_path: Path) -> None:
     make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "a/2.jpg", "more/3.jpg", "runs/log.txt", ".cache/4.jpg")
     assert class_folders.find_layout(tmp_path).aside == ("a", "more")

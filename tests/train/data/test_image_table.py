@@ -122,6 +122,64 @@ def test_commas_that_may_divide_thousands_are_refused(cells: list[str], tmp_path
     assert (failure.code, "no comma" in failure.fix) == (65, True)
 
 
+@pytest.mark.parametrize(("cells", "lines"), [(["1.100", "2.300", "7"], "2, 3"), (["9", "1.100", "12.345"], "3, 4")])
+def test_points_that_may_divide_thousands_are_warned_of_with_both_readings(
+    cells: list[str], lines: str, tmp_path: Path
+) -> None:
+    sets = opened(write_table(tmp_path, rows(cells)), task="regression", val_fraction=0.0)
+    (warning,) = sets.warnings
+    assert f"1.100 as 1.1 (lines {lines})" in warning
+    assert warning.endswith("if they divide thousands, remove them: 1100")
+
+
+@pytest.mark.parametrize("cells", [["0.125", "1.250"], ["1.1", "2.300"], ["1.100", "2300"], ["1000.250", "1.100"]])
+def test_points_that_are_certainly_decimal_points_are_not_warned_of(cells: list[str], tmp_path: Path) -> None:
+    assert opened(write_table(tmp_path, rows(cells)), task="regression", val_fraction=0.0).warnings == ()
+
+
+AGES = [3, 14, 15, 92, 65]
+
+
+@pytest.mark.parametrize("code", [-999, 9999, -1, -9999.0, 1e20])
+def test_a_number_that_stands_for_a_missing_value_is_warned_of_with_its_images(code: float, tmp_path: Path) -> None:
+    table = write_table(tmp_path, rows([*AGES, code, 35, code]))
+    (warning,) = opened(table, task="regression", val_fraction=0.0).warnings
+    assert warning.startswith(
+        f"2 training images have the number {code:g} (such as 005.png, 007.png), and the others 3 to 92. fix: "
+    )
+
+
+@pytest.mark.parametrize(
+    "numbers", [[*AGES, 999], [*AGES, 92, 92], [-40, -1, -1, 20, 30], [0, 0, 7, 7], [0, 0, 1, 2, 3], [-2, -2, 5, 9, 40]]
+)
+def test_a_single_outlier_and_numbers_of_one_range_are_no_missing_values(numbers: list[float], tmp_path: Path) -> None:
+    assert opened(write_table(tmp_path, rows(numbers)), task="regression", val_fraction=0.0).warnings == ()
+
+
+def test_a_number_with_an_underscore_is_none(tmp_path: Path) -> None:
+    failure = refused(write_table(tmp_path, rows(["1_000", "2", "3"])), task="regression")
+    assert (failure.code, failure.found) == (65, "line 2: 1_000")
+
+
+def test_a_group_that_is_called_as_a_missing_value_is_warned_of(tmp_path: Path) -> None:
+    groups = ["NA", "p1", "NA", "", "p1", "n/a"]
+    table = write_table(tmp_path, rows("ababab", groups), "path,label,group")
+    (warning,) = opened(table, val_fraction=0.0).warnings
+    assert warning.startswith("2 images are of one group NA, which looks like a missing value")
+
+
+def test_empty_cells_of_label_columns_are_counted_in_a_note(tmp_path: Path) -> None:
+    table = write_table(tmp_path, rows("1010", ["1", "", "0", ""]), "path,cat,dog")
+    sets = opened(table, columns={"label": ["cat", "dog"]}, val_fraction=0.0)
+    assert sets.notes == ("empty cells of label columns are read as 0: dog (2)",)
+
+
+def test_classes_that_are_one_number_or_differ_in_quotation_marks_look_alike(tmp_path: Path) -> None:
+    table = write_table(tmp_path, rows(["01", "1", "1.0", "2", "\u201ccat\u201d", "cat"]))
+    (warning,) = opened(table, task="classification", val_fraction=0.0).warnings
+    assert warning.startswith("classes look alike: '01' and '1' and '1.0'; 'cat' and '\\u201ccat\\u201d'. fix: ")
+
+
 def test_a_class_number_that_is_missing_is_no_class(tmp_path: Path) -> None:
     failure = refused(write_table(tmp_path, rows(["0", "1"] * 30 + ["NA", "nan"])))
     assert (failure.code, failure.found) == (64, "4 different cells in 62 lines; no number in lines 62, 63: NA")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
-import multiprocessing
+import multiprocessing.reduction
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -278,14 +279,15 @@ def test_full_shared_memory_is_told_with_the_sizes_and_the_option_that_gives_mor
     assert ("/dev/shm of 1 MiB; one batch takes 3.0 MiB" in done.stdout, "--shm-size" in done.stdout) == (True, True)
 
 
-def test_what_torch_says_of_another_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_limit_on_shared_memory_has_its_own_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: torch.Tensor) -> None:
         raise RuntimeError("unable to open shared memory object: Too many open files (24)")
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
-    with pytest.raises(Failure, match="shared memory") as caught:
+    with pytest.raises(Failure, match="opens no further file") as caught:
         workers.move_to_shared_memory(torch.zeros(1))
     assert "Too many open files" in str(caught.value.found)
+    assert "ulimit -n" in caught.value.fix
 
 
 UNFINISHED = (
@@ -332,8 +334,44 @@ def test_a_worker_is_silent_where_its_rank_ends_while_it_takes_a_batch() -> None
 
 
 def test_a_worker_tells_of_any_other_trouble_with_handing_over(capsys: pytest.CaptureFixture[str]) -> None:
-    workers._ignore_lost_parent(OSError, OSError("too many open files"), None)
-    assert "too many open files" in capsys.readouterr().err
+    workers._handle_sender_error(ValueError, ValueError("of another kind"), None)
+    assert "of another kind" in capsys.readouterr().err
+
+
+def no_file(*_: object) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_batch_that_a_worker_cannot_send_is_one_failure_with_its_fix(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(multiprocessing.reduction, "DupFd", no_file)  # the workers are forks of this process
+    made, _ = open_reader("2", bad=())
+    with pytest.raises(Failure, match="opens no further file") as caught:
+        list(drawn(made, [1, 2], [3, 4]))
+    assert (caught.value.code, "ulimit -n" in caught.value.fix) == (ExitCode.RESOURCE, True)
+    assert capfd.readouterr().err == ""
+
+
+NO_FILE = (
+    FULL.split("try:")[0].replace("1024, 1024", "8, 8")
+    + """
+import errno, multiprocessing.connection
+from train.run import errors
+def refuse(listener): raise OSError(errno.EMFILE, "Too many open files")
+multiprocessing.connection.Listener.accept = refuse
+workers.LIMIT_PAUSE_S = 0.001
+try: list(workers.WorkerLoader(side, 1, torch.device("cpu")).read([(0, np.array([0]))]))
+except Exception as error: print(errors.as_failure(error))
+"""
+)
+
+
+def test_a_worker_that_never_gets_a_file_to_answer_its_rank_ends_without_a_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_FILE], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stderr == ""
+    assert done.stdout.startswith("ERROR[71] a data worker process died")
+    assert "ulimit -n" in done.stdout
 
 
 class Shelf:

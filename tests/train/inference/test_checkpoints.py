@@ -494,6 +494,15 @@ def test_a_file_gives_the_data_and_leaves_the_training_alone(run: Path, tmp_path
     assert (config.data.root, config.optim.lr) == ("there", 0.01)
 
 
+def test_a_file_without_the_threshold_of_the_training_leaves_it_and_a_typed_one_counts(
+    run: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "cfg.yaml"
+    file.write_text("data: {samples: 80}\nmodel: {args: {width: 4}}\neval: {threshold: 0.2}\n")
+    assert configured(run, file=file)[0].eval.threshold == 0.5
+    assert configured(run, "eval.threshold=auto", file=file)[0].eval.threshold == "auto"
+
+
 def test_a_file_that_leaves_the_normalization_to_the_weights_means_that_of_the_training(
     run: Path, tmp_path: Path
 ) -> None:

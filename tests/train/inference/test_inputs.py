@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from made_up import pixels, write_mnist
 from PIL import Image
 
 from entrypoint import Failure
-from train.config.schema import DataConfig, RunConfig
+from train.config.schema import DataConfig, EvalConfig, RunConfig
 from train.data import augment, custom, decode, registry
 from train.data.shape import Shape
 from train.inference import inputs
@@ -50,6 +51,26 @@ def test_what_is_known_of_digits_is_what_the_data_has(tmp_path: Path) -> None:
 def test_what_is_known_of_drawn_samples_is_what_the_data_has(frames: int | None) -> None:
     data = DataConfig(image_size=16, frames=frames, samples=20)
     assert registry.configured_shape(data) == registry.open_splits(data).shape
+
+
+@pytest.mark.parametrize(("trained", "thresholds"), [(0.3, (0.3, 0.3)), ("auto", (0.5, 0.5))])
+def test_labels_of_weights_that_no_evaluation_measured_have_the_threshold_of_the_training(
+    trained: float | Literal["auto"], thresholds: tuple[float, ...]
+) -> None:
+    state = {
+        "data": {**STORED["data"], "task": "multi_label"},
+        "config": {"eval": {"threshold": trained}},
+    }
+    config = RunConfig(data=DataConfig(name="folder", root="gone"), eval=EvalConfig(threshold=trained))
+    assert inputs.build_input_spec(config, state).thresholds == thresholds
+
+
+def test_a_prediction_refuses_another_threshold_and_names_the_evaluation_that_takes_one() -> None:
+    config = RunConfig(data=DataConfig(name="folder", root="gone"), eval=EvalConfig(threshold="auto"))
+    with pytest.raises(Failure) as refused:
+        inputs.build_input_spec(config, {"data": {**STORED["data"], "task": "multi_label"}})
+    assert refused.value.code == 64
+    assert "train eval RUN eval.threshold=auto" in refused.value.fix
 
 
 def test_an_older_checkpoint_without_class_names_asks_the_data() -> None:

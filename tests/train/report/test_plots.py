@@ -21,6 +21,7 @@ from PIL import Image
 
 from train.metrics import METRICS
 from train.report import page, plots, read
+from train.report.curves import GpuUse
 from train.report.document import DPI, Paragraph, Picture, Section, Table
 from train.report.plots import Panel, PlotSeries
 from train.report.read import ConfusionMatrix, RecordedRun
@@ -260,8 +261,12 @@ def run_of(folder: Path, events: Sequence[dict[str, Any]]) -> RecordedRun:
     return read.load_run(make_run(folder / "run", events=events))
 
 
+def gpus_of(recorded: RecordedRun) -> dict[str, list[GpuUse]]:
+    return {name: [gpu] for name, gpu in plots.gpus_by_name(recorded).items()}
+
+
 def test_each_gpu_has_its_means_and_peaks(tmp_path: Path) -> None:
-    table = plots.gpu_table(plots.gpu_columns(run_of(tmp_path, of_gpus(2))))
+    table = plots.gpu_table(gpus_of(run_of(tmp_path, of_gpus(2))))
     assert [row[:5] for row in table.rows] == [
         ["node01/0", "90", "90", "11", "12"],
         ["node01/1", "91", "91", "11", "12"],
@@ -277,7 +282,7 @@ def test_what_was_recorded_is_drawn(tmp_path: Path) -> None:
 
 
 def test_gpus_stand_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    assert list(plots.gpu_columns(run_of(tmp_path, of_gpus(11))))[-2:] == ["node01/9", "node01/10"]
+    assert list(plots.gpus_by_name(run_of(tmp_path, of_gpus(11))))[-2:] == ["node01/9", "node01/10"]
 
 
 def test_a_run_without_gpus_says_not_measured(tmp_path: Path) -> None:
@@ -288,7 +293,7 @@ def test_a_run_without_gpus_says_not_measured(tmp_path: Path) -> None:
 
 def test_lines_without_a_time_or_a_number_are_left_out(tmp_path: Path) -> None:
     lines = [{"event": "gpu", "gpu": "a", "utilisation_percent": 3}, {"event": "gpu", "gpu": "b", "time": 1}]
-    assert plots.gpu_table(plots.gpu_columns(run_of(tmp_path, lines))).rows == [["b"]]
+    assert plots.gpu_table(gpus_of(run_of(tmp_path, lines))).rows == [["b"]]
 
 
 def test_the_mean_is_over_the_time_and_a_wait_between_two_starts_is_none(tmp_path: Path) -> None:
@@ -297,13 +302,13 @@ def test_the_mean_is_over_the_time_and_a_wait_between_two_starts_is_none(tmp_pat
     lines = [
         {"event": "gpu", "gpu": "a", "time": 1.0 + at, "utilisation_percent": 100 if at < 100 else 50} for at in times
     ]
-    ((_, mean, highest),) = plots.gpu_table(plots.gpu_columns(run_of(tmp_path, lines))).rows
+    ((_, mean, highest),) = plots.gpu_table(gpus_of(run_of(tmp_path, lines))).rows
     assert (mean, highest) == ("51.2", "100")
 
 
 def test_lines_of_ranks_are_not_kept_in_memory(tmp_path: Path) -> None:
     made = run_of(tmp_path, [{"event": "rank", "time": 7.0}, {"event": "train", "step": 1, "time": 9.0}])
-    assert (list(made.events), made.recorded) == (["train"], (7.0, 9.0))
+    assert (list(made.metrics.events), made.metrics.recorded) == ([], (7.0, 9.0))
 
 
 @pytest.mark.parametrize("size", [1, 2, 10, 60])

@@ -79,7 +79,7 @@ def test_pipes_in_the_place_of_files_are_never_waited_for(tmp_path: Path) -> Non
         (folder / name).unlink()
         os.mkfifo(folder / name)
     run = read.load_run(folder)
-    assert (run.events, run.facts, run.confusion, run.ending) == ({}, {}, None, None)
+    assert (run.metrics.events, run.facts, run.confusion, run.ending) == ({}, {}, None, None)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -35,6 +35,15 @@ def test_a_run_goes_on_from_its_newest_checkpoint(run: Path) -> None:
         assert trainer.parallel.optimizer.state
 
 
+def test_what_a_kill_left_of_a_small_file_is_removed_and_named_and_what_others_write_stays(run: Path) -> None:
+    left, others = ".tmp-best.json-0123456789abcdef", ".tmp-evaluation.json-0123456789abcdef"
+    for name in (left, others, ".tmp-mine.json-0123456789abcdef"):
+        (run / name).write_text("half")
+    with built(run) as trainer:
+        assert f"removed {left}, which an interrupted save left" in trainer.notes
+    assert {path.name for path in run.glob(".tmp-*")} == {others, ".tmp-mine.json-0123456789abcdef"}
+
+
 def test_a_damaged_checkpoint_is_skipped_and_said(run: Path) -> None:
     flip(run / "checkpoints" / "step-00000008" / "model.safetensors")
     with built(run) as trainer:

@@ -312,12 +312,23 @@ def list_shards(folder: Path) -> list[tuple[str, Split]]:
     return sorted(zip(names, splits, strict=True), key=lambda shard: (SPLITS.index(shard[1]), shard[0]))
 
 
+def _words(name: str) -> set[str]:
+    return {*re.split(r"[^a-z]+", name.lower())}
+
+
+def unnamed_training_shards(shards: Sequence[Shard]) -> list[str]:
+    """The training shards without a word for a split in their names, if others have that for training."""
+    names = [shard.name for shard in shards if shard.split == "training"]
+    unnamed = [name for name in names if not _words(name) & {*TRAINING_FOLDER_NAMES}]
+    return unnamed if len(unnamed) < len(names) else []
+
+
 def _split_of(name: str) -> Split:
     """By a word of its name, such as val in imagenet-val-0001.tar or val/0001.tar."""
-    words = re.split(r"[^a-z]+", name.lower())
+    words = _words(name)
     if "test" in words:
         return "test"
-    is_validation = set(words) & {*VALIDATION_FOLDER_NAMES} and not set(words) & {*TRAINING_FOLDER_NAMES}
+    is_validation = words & {*VALIDATION_FOLDER_NAMES} and not words & {*TRAINING_FOLDER_NAMES}
     return "validation" if is_validation else "training"
 
 

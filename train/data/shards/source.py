@@ -28,10 +28,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from entrypoint import ExitCode, Failure, print_message, shell_command
+from entrypoint import ExitCode, Failure, list_some, print_message, shell_command
 from train.config.schema import DataConfig
 from train.data import decode
 from train.data.decode import ImageBytes
+from train.data.image_table import find_other_separator
 from train.data.preprocessing import configured_preprocessing
 from train.data.registry import refuse_wrong_class_count
 from train.data.shape import COLOR_CHANNELS
@@ -43,11 +44,13 @@ from train.data.shards.order import ChosenEntries, Int64Array, RemainingEntries,
 from train.data.sources.shards import refuse_taken_splits
 from train.data.splits import LABELS_AT_A_TIME, DataSplits, EncodedImageSource, SampleIndices, configured_image_shape
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
+from train.files import one_line
 from train.tasks import AUTO, CLASSIFICATION, TASKS
 from train.tasks.labels import ENCODERS, missing_validation_warnings
 
 GATHERED_AT_A_TIME: Final = 2**16  # labels
 NAME_BYTES: Final = 100  # of a tar header, which is the block before the data
+MAX_USUAL_CLASSES: Final = 20  # more with fewer than two images each are captions
 MAX_OPEN_SHARDS: Final = 512  # of a thread
 SLOT_BYTES: Final = 5 * 2**18  # 1.25 MiB: a run, whose last image passes its end
 AHEAD: Final = 2048  # samples
@@ -447,6 +450,7 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK, *_: object) -> 
     warnings = tuple[str, ...]()
     if len(chosen):
         warnings = missing_validation_warnings(task, classes, *(source.labels.numpy() for source in sources))
+    warnings += (*_name_warnings(index),)
     return DataSplits(
         training=sources[0],
         validation=sources[1],
@@ -459,6 +463,26 @@ def open_shards(data: DataConfig, host: HostRanks = SINGLE_RANK, *_: object) -> 
         task=task,
         target=ENCODERS[task].scale(sources[0].labels, partial(_one_number_failure, index)),
     )
+
+
+def _name_warnings(index: ShardIndex) -> Iterator[str]:
+    """Warnings of shards that are trained on though their names say less than those of others, and of labels that are
+    probably captions, or several labels in one text."""
+    if unnamed := shard_index.unnamed_training_shards(index.shards):
+        yield (
+            f"shards are trained on whose names have no word train, as others have: {list_some(unnamed)}. fix: call "
+            "them train-... or val-..., and index them again"
+        )
+    if index.labels.task != CLASSIFICATION:
+        return
+    classes, images = index.labels.classes, len(index.entries)
+    if len(classes) > max(MAX_USUAL_CLASSES, images / 2):
+        yield f"{len(classes):,} classes for {images:,} images: captions? fix: write the class of each image (KEY.cls)"
+    elif (separated := find_other_separator(classes)) and separated[0] != "spaces":
+        yield (
+            f"the labels hold {separated[0]}: several labels of one image? ({one_line(separated[1])}). fix: write "
+            'lists of them into KEY.json: {"labels": ["cat", "sofa"]}'
+        )
 
 
 def _refuse_other_task(data: DataConfig, labels: LabelKind) -> None:

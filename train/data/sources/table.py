@@ -13,7 +13,7 @@ from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final, TextIO, TypeVar
 
@@ -66,6 +66,7 @@ ONE_LINE_FIX: Final = (
     "keep one line for each image; several labels go into its cell with ; between them (data.task=multi_label); boxes "
     "(detection) are not supported"
 )
+QUOTATION_FIX: Final = 'close the quotation marks ("), and write a quotation mark inside a cell twice: "a 12"" pipe"'
 MAX_WEIGHT: Final = 1e6
 LISTED_FOLDER_ROWS: Final = 64  # a folder with so many rows is listed once; files of other folders are looked up
 T = TypeVar("T")
@@ -119,6 +120,7 @@ def read_table(data: DataConfig) -> LabelTable:
     with _open_text(file) as stream:
         header = _read_header(stream, data)
         table = _collect(file, data, header, _read_rows(stream, file, header.delimiter, header.skipped))
+        table = replace(table, notes=(*table.notes, *_quotation_notes(stream, file, header)))
     if not table.paths:
         raise bad_table(file, "has no row", "only the header line", "add a line for each image")
     _refuse_repeated_paths(table)
@@ -295,14 +297,21 @@ def _read_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """(line, cells) of each row that is not empty, the header included. skipped: lines before it."""
     stream.seek(0)
-    reader = csv.reader(islice(_read_lines(stream, file), skipped, None), delimiter=delimiter, strict=strict)
+    # A blank after the delimiter is no part of the cell, and the quotation mark behind it none either.
+    reader = csv.reader(
+        islice(_read_lines(stream, file), skipped, None),
+        delimiter=delimiter,
+        skipinitialspace=delimiter != " ",
+        strict=strict,
+    )
+    first = skipped + 1  # line of the row
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
                 yield skipped + reader.line_num, cells
+            first = skipped + reader.line_num + 1
     except csv.Error as error:
-        fix = 'close the quotation marks ("), and write a quotation mark inside a cell twice'
-        raise bad_table(file, "is no whole table", f"line {skipped + reader.line_num}: {error}", fix) from error
+        raise bad_table(file, "is no whole table", f"line {first}: {error}", QUOTATION_FIX) from error
 
 
 def _read_lines(stream: TextIO, file: Path) -> Iterator[str]:
@@ -332,7 +341,11 @@ def _collect(file: Path, data: DataConfig, header: TableHeader, rows: Iterator[t
     lines, short, longer = list[int](), list[int](), list[int]()
     cells_at: dict[int, list[str]] = {position: [] for position in positions}
     unused = {position: set[str]() for position in range(width) if position not in cells_at}
-    for line, cells in islice(rows, 1, None):
+    before, _ = next(rows)
+    for line, cells in rows:
+        if line > before + 1:
+            _refuse_enclosed_row(file, header, number, before + 1, cells)
+        before = line
         has_more = any(cell.strip() for cell in cells[width:])
         if has_more or len(cells) < number:
             actual = f"line {line}: {', '.join(one_line(cell.strip()) for cell in cells)}"
@@ -396,6 +409,31 @@ def _collect(file: Path, data: DataConfig, header: TableHeader, rows: Iterator[t
         if WEIGHT in columns
         else None,
     )
+
+
+def _refuse_enclosed_row(file: Path, header: TableHeader, number: int, line: int, cells: Iterable[str]) -> None:
+    """Refuse a cell of several lines of which one is a row, with its image: a quotation mark was not closed.
+
+    number: of cells that a row has at least. line: its first one.
+    """
+    for text in chain.from_iterable(cell.splitlines()[1:] for cell in cells):
+        parts = text.split(header.delimiter)
+        if len(parts) >= number and class_folders.is_image(parts[header.positions[PATH][0]].strip(' "')):
+            actual = f"line {line} and the next ones, with {one_line(text)}"
+            raise bad_table(file, "has a quotation mark that encloses other rows", actual, QUOTATION_FIX)
+
+
+def _quotation_notes(stream: TextIO, file: Path, header: TableHeader) -> Iterator[str]:
+    """A note of a needless quotation mark in a table with tabs whose header line has none: most writers of tabs quote
+    nothing, and mean the mark itself."""
+    stream.seek(0)
+    lines = islice(_read_lines(stream, file), header.skipped, None)
+    if header.delimiter == "\t" and '"' not in next(lines):
+        cells = (re.search(r'(?:^|\t)("[^"\t]+")(?:\t|$)', line.rstrip("\r\n")) for line in lines)
+        for line, cell in enumerate(cells, header.skipped + 2):
+            if cell:
+                yield f"line {line} of the table: {cell[1]} is read without its quotation marks, as in a CSV file"
+                return
 
 
 def _split_warnings(

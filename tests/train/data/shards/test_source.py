@@ -73,6 +73,42 @@ def test_shards_with_the_name_of_a_split_are_that_split(folder: Path, name: str)
     assert len(splits.training.labels) == 40
 
 
+def warnings_of(folder: Path, members: dict[str, dict[str, bytes]]) -> tuple[str, ...]:
+    for name, content in members.items():
+        write_tar(folder / name, content)
+    shard_index.write_index(folder, processes=1)
+    return registry.open_splits(data_of(folder, val_fraction=0.0)).warnings
+
+
+def test_shards_whose_names_say_no_split_beside_those_that_do_are_warned_of(tmp_path: Path) -> None:
+    names = ("train2017-0.tar", "eval-0.tar", "val-0.tar")
+    (warning,) = warnings_of(tmp_path, {name: numbered(10 * n, 4) for n, name in enumerate(names)})
+    assert "no word train, as others have: eval-0.tar. fix: " in warning
+
+
+@pytest.mark.parametrize("names", [("train-0.tar", "train-1.tar", "val-0.tar"), ("a-0.tar", "holdout-0.tar")])
+def test_shards_that_all_say_their_split_or_none_does_are_not_warned_of(names: tuple[str, ...], tmp_path: Path) -> None:
+    assert warnings_of(tmp_path, {name: numbered(10 * n, 4) for n, name in enumerate(names)}) == ()
+
+
+def texts(*labels: str) -> dict[str, bytes]:
+    """An image for each of these labels in KEY.txt."""
+    images = numbered(0, len(labels))
+    return {f"{n:04d}.txt": label.encode() for n, label in enumerate(labels)} | {
+        name: content for name, content in images.items() if name.endswith(".png")
+    }
+
+
+def test_a_text_of_its_own_for_most_images_is_probably_a_caption(tmp_path: Path) -> None:
+    (warning,) = warnings_of(tmp_path, {"0.tar": texts(*(f"a dog with {n} friends" for n in range(24)))})
+    assert warning.startswith("24 classes for 24 images: captions?")
+
+
+def test_labels_that_commas_divide_are_probably_several(tmp_path: Path) -> None:
+    (warning,) = warnings_of(tmp_path, {"0.tar": texts("cat,dog", "dog", "cat", "cat,dog,sofa", "sofa")})
+    assert warning.startswith("the labels hold commas: several labels of one image? (cat,dog). fix: ")
+
+
 def test_shards_without_an_index_are_refused_with_the_command(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", numbered(0, 2))
     failure = refusal(tmp_path)

@@ -301,6 +301,42 @@ def test_a_delimiter_in_a_cell_that_pushes_an_empty_one_out_is_refused(tmp_path:
     assert "quotation marks" in failure.fix
 
 
+def test_a_blank_before_a_quotation_mark_is_no_part_of_the_cell(tmp_path: Path) -> None:
+    lines = ['000.png, "a", "x, y"', '001.png,  "b"', "002.png, a"]
+    splits = open_unsplit(write_table(tmp_path, lines, 'path, "label", remark'))
+    assert (splits.classes, splits.training.labels.tolist()) == (("a", "b"), [0, 1, 0])
+
+
+@pytest.mark.parametrize(("name", "tab"), [("t.tsv", "\t"), ("t.csv", ",")])
+def test_rows_between_two_quotation_marks_are_not_lost(name: str, tab: str, tmp_path: Path) -> None:
+    lines = ["000.png,a", '001.png,"b', "002.png,a", '003.png,b"', "004.png,a"]
+    table = write_table(tmp_path, [line.replace(",", tab) for line in lines], f"path{tab}label", name)
+    failure = refused(table)
+    assert (failure.code, (failure.found or "").startswith("line 3 and the next ones, with 002.png")) == (65, True)
+    assert "quotation mark" in failure.what
+
+
+def test_a_cell_of_several_lines_is_one_cell(tmp_path: Path) -> None:
+    lines = ['000.png,a,"one, two', 'three, four"', "001.png,b,"]
+    assert open_unsplit(write_table(tmp_path, lines, "path,label,remark", images=2)).classes == ("a", "b")
+
+
+def test_a_quotation_mark_that_is_never_closed_is_named_where_it_opens(tmp_path: Path) -> None:
+    failure = refused(write_table(tmp_path, ["000.png,a", '001.png,"b', *["002.png,a"] * 40], images=3))
+    assert (failure.code, (failure.found or "").partition(":")[0]) == (65, "line 3")
+
+
+@pytest.mark.parametrize(
+    ("header", "cell", "noted"),
+    [("path,label", '"b"', True), ('path,"label"', '"b"', False), ("path,label", '"b""c"', False)],
+)
+def test_needless_quotation_marks_between_tabs_are_noted(header: str, cell: str, noted: bool, tmp_path: Path) -> None:
+    lines = [line.replace(",", "\t") for line in (header, "000.png,a", f"001.png,{cell}")]
+    table = write_table(tmp_path, lines[1:], lines[0], "t.tsv")
+    note = 'line 3 of the table: "b" is read without its quotation marks, as in a CSV file'
+    assert open_unsplit(table).notes == ((note,) if noted else ())
+
+
 def test_columns_that_are_not_used_are_named_at_check_and_start(photos: Path) -> None:
     table = copied("header-comma.csv", photos)
     assert summary_of(table).notes == open_unsplit(table).notes == ("not used of the table: columns: size, cm",)
