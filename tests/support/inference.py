@@ -33,8 +33,8 @@ def evaluate_run(run: Path, *settings: str, **options: Any) -> int:
     """The exit code of `train eval RUN --json`; options: those of `evaluate_on_rank`."""
     checkpoint = checkpoints.choose_checkpoint(str(run))
     config, _ = checkpoints.load_config(checkpoint, None, settings)
+    arguments: dict[str, Any] = {"environ": {}, "as_json": True, **options}
     with own_accelerate():
-        arguments = {"environ": {}, "as_json": True} | options
         return evaluate.evaluate_on_rank(config, checkpoint, ALONE, **arguments)
 
 

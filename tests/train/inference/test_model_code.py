@@ -95,7 +95,7 @@ NETWORKS = {
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[tuple[str, float], list[str]]]:
     """For each network what `train predict` names, and what the card's lines print; the run is gone by then."""
-    predicted, programs = {}, []
+    predicted, programs = dict[str, tuple[str, float]](), list[tuple[Path, str]]()
     for network, settings in NETWORKS.items():
         folder = tmp_path_factory.mktemp("network")
         model = exported(folder, *settings, "train.max_steps=2")
