@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grid import train_ten_steps
 from processes import python, scratch, unmeasured
 from runs import TEN_STEPS, Run
 
 TRAIN = ("--config", "config.yaml", "--device", "cpu")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 STARTS = {
-    "one process": ("-m", "train", *TRAIN),
     "--procs-per-node": ("-m", "train", *TRAIN, "--procs-per-node", "2"),
     "torchrun": (*TORCHRUN, "-m", "train", *TRAIN),
     "torchrun standalone": (*TORCHRUN[:2], "--standalone", *TORCHRUN[2:], "-m", "train", *TRAIN),
@@ -39,17 +39,15 @@ def trained(folder: Path, start: str) -> Run:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The weights that one process comes to."""
-    return trained(tmp_path_factory.mktemp("alone") / "run", "one process").weights(10)
+    """The weights that one rank comes to, in this process."""
+    return train_ten_steps(tmp_path_factory.mktemp("alone") / "run").weights(10)
 
 
-QUICK = ("--procs-per-node", "torchrun", "accelerate launch")
+# `accelerate launch` starts its processes through torchrun.
+MARKS = {"--procs-per-node": (), "torchrun": (), "accelerate launch": (pytest.mark.slow, pytest.mark.every_run)}
 
 
-@pytest.mark.parametrize(
-    "start",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in STARTS if name != "one process"],
-)
+@pytest.mark.parametrize("start", [pytest.param(name, marks=MARKS.get(name, pytest.mark.slow)) for name in STARTS])
 def test_two_ranks_come_to_one_process_weights_under_every_launcher(
     start: str, tmp_path: Path, alone: dict[str, Any]
 ) -> None:

@@ -137,7 +137,7 @@ def listens(pid: int) -> bool:
 
 
 def test_a_signal_at_any_time_before_the_first_step_ends_with_75_and_without_a_checkpoint(tmp_path: Path) -> None:
-    times = [0.0, 0.15, 0.4, 0.8, 1.3, 2.0, 3.0, 4.0]
+    times = [0.0, 0.2, 0.6, 1.5, 3.0]  # seconds: in the front door, its imports, those of the rank, its data
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda seconds: stopped_after(seconds, tmp_path / str(seconds)), times))
     assert [code for code, _, _ in results] == [75] * len(times), results

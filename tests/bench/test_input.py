@@ -174,35 +174,28 @@ def test_drawn_photos_have_the_size_of_imagenets(tmp_path: Path) -> None:
     assert sizes == {(500, 375), (375, 500)}
 
 
-def test_ours_makes_batches_of_shards(tmp_path: Path) -> None:
-    photos.write_photos(tmp_path / "photos", 8)
-    data = DataConfig(name="folder", root=str(tmp_path / "photos"), val_fraction=0.0)
-    packing.pack_images(data, tmp_path / "shards", scaling=None, say=lambda line: None)
-    options = quick(tmp_path)
-    words = ("--batch", "4", "--samples", "0", "--size", "32", "--root", str(tmp_path / "shards"), "--shards")
-    feed = Program(name="feed", command=processes.module_command("bench.feed", *words), environ=options.child_environ())
-    with processes.start_programs(options, feed) as (ours,):
-        assert ours.request(steps=2)["seconds"] > 0
-
-
 def reading(options: BenchOptions, library: str, folder: Path) -> tuple[str, ...]:
     words = ("--batch", "4", "--samples", "0", "--size", "32", "--workers", "0", "--root", str(folder))
     return (*harness.peer_command(options, "photos"), "--library", library, "--warm-up", "1", *words)
 
 
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_both_sides_make_batches_of_the_same_files(tmp_path: Path, library: str) -> None:
+def feeds(folder: Path, program: Program) -> bool:
+    """Whether the program makes a batch."""
+    with processes.start_programs(quick(folder), program) as (running,):
+        return running.step_seconds() > 0
+
+
+@pytest.mark.parametrize("words", [(), ("--shards",)], ids=["files", "shards"])
+def test_ours_makes_batches(tmp_path: Path, words: tuple[str, ...]) -> None:
     photos.write_photos(tmp_path / "photos", 8)
-    words = ("--batch", "4", "--samples", "0", "--size", "32", "--root", str(tmp_path / "photos"))
-    options = quick(tmp_path)
-    ours = processes.module_command("bench.feed", *words)
-    commands = (ours, reading(options, library, tmp_path / "photos"))
-    both = [Program(name="side", command=[*side], environ=options.child_environ()) for side in commands]
-    with processes.start_programs(options, *both) as running:
-        assert all(program.step_seconds() > 0 for program in running)
+    data = DataConfig(name="folder", root=str(tmp_path / "photos"), val_fraction=0.0)
+    packing.pack_images(data, tmp_path / "shards", scaling=None, say=lambda line: None)
+    root = ("--root", str(tmp_path / ("shards" if words else "photos")))
+    command = processes.module_command("bench.feed", "--batch", "4", "--samples", "0", "--size", "32", *root, *words)
+    assert feeds(tmp_path, Program(name="feed", command=command, environ=quick(tmp_path).child_environ()))
 
 
-@pytest.mark.parametrize("library", ["torchvision", *bench.LOCKED_PEERS])
+@pytest.mark.parametrize("library", ["torchvision", "timm", *bench.LOCKED_PEERS])
 def test_the_libraries_that_are_installed_make_batches(tmp_path: Path, library: str) -> None:
     photos.write_photos(tmp_path / "photos", 8)
     data, folder = DataConfig(name="folder", root=str(tmp_path / "photos"), val_fraction=0.0), tmp_path / "packed"
@@ -213,11 +206,9 @@ def test_the_libraries_that_are_installed_make_batches(tmp_path: Path, library: 
         bench._write_chunks(options, tmp_path / "photos", folder)
     else:
         packing.pack_images(data, folder, scaling=None, say=lambda line: None)
-    reads_files = library in ("torchvision", "spdl")
+    reads_files = library in ("torchvision", "timm", "spdl")
     command = reading(options, library, tmp_path / "photos" if reads_files else folder)
-    program = Program(name=library, command=command, environ=bench._peer_environ(options))
-    with processes.start_programs(options, program) as (running,):
-        assert running.step_seconds() > 0
+    assert feeds(tmp_path, Program(name=library, command=command, environ=bench._peer_environ(options)))
 
 
 def row_five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ours: int, peer: int) -> Row:

@@ -59,18 +59,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningProgr
 
 
 @pytest.mark.slow
+@pytest.mark.together("pair")
 def test_both_train_the_same_number_of_ranks_and_images(pair: list[RunningProgram]) -> None:
     ours, bare = pair
     assert ours.facts["ranks"] == bare.facts["ranks"] == 2
     assert ours.facts["batch"] * 2 == bare.facts["batch"]
 
 
+@pytest.mark.slow
+@pytest.mark.together("pair")
 @pytest.mark.parametrize("which", [0, 1], ids=["ours", "bare"])
 def test_each_does_its_block_when_it_is_told_to(pair: list[RunningProgram], which: int) -> None:
     pair[which].steps = 3
     assert pair[which].step_seconds() > 0
 
 
+@pytest.mark.slow
+@pytest.mark.together("pair")
 def test_ours_tells_how_long_each_step_took(pair: list[RunningProgram]) -> None:
     times = pair[0].request(steps=4, stamps=True)
     assert len(times["stamps"]) == 4

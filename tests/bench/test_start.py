@@ -11,6 +11,7 @@ from benches import by_number, quick
 from bench import harness, start
 
 
+@pytest.mark.slow
 def test_both_sides_come_to_their_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Really, but for the launcher of the other side, and once."""
     monkeypatch.setattr(start, "accelerate_launch", lambda options: harness.peer_command(options, "first_step"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benches import by_number
 
 from bench import processes, step
 from bench.harness import Pairs
-from bench.measurements import Measurement, Row
+from bench.measurements import Row
 from bench.processes import BenchOptions, Program
 from entrypoint import ExitCode, Failure, LaunchOptions
 
@@ -73,13 +74,9 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., d
             log=lambda line: None,
             arguments=arguments,
         )
-        return _by_number(list(step.run(replace(options, device=device, **more))))
+        return by_number(list(step.run(replace(options, device=device, **more))))
 
     return run
-
-
-def _by_number(measurements: Sequence[Measurement]) -> dict[str, Row]:
-    return {row.number: row for row in measurements if isinstance(row, Row)}
 
 
 Measured = Callable[..., dict[str, Row]]

@@ -89,27 +89,10 @@ def test_a_sweep_has_as_many_tasks_as_its_file_has_lines(cluster: Cluster, work:
     assert output.count("global batch   48") == 2
 
 
-def test_a_broken_line_of_a_sweep_is_found_before_it_submits_itself(cluster: Cluster, work: str) -> None:
-    done = run_directly(cluster, folder(cluster, work), "sweep", "config.yaml", "lr.txt")
-    assert (done.returncode, "optim.speed" in done.stdout, "Submitted" in done.stdout) == (64, True, False)
-
-
 def test_a_sweep_that_is_no_array_names_the_number_of_its_lines(cluster: Cluster, work: str) -> None:
     words = ("--gpus-per-node=1", "--cpus-per-task=1", "/shared/launch/sweep.sh", "config.yaml", "lr.txt")
     ended = cluster.submit(*words, cwd=folder(cluster, work), IMAGE="/shared/train.sif").wait(100)
     assert (ended.code, "fix: sbatch --array=1-3" in ended.output) == (64, True), ended.output
-
-
-def test_an_old_name_says_which_options_do_the_same(cluster: Cluster, work: str) -> None:
-    words = ("--gpus-per-node=1", "--cpus-per-task=1", "/shared/launch/singlegpu.sh", "none.yaml")
-    job = cluster.submit(*words, cwd=folder(cluster, work), IMAGE="/shared/train.sif")
-    note = "note: launch/singlegpu.sh goes with the next release. Use: sbatch --gpus-per-node=1"
-    assert job.wait(100).output.startswith(note)
-
-
-def test_a_sweep_without_its_file_is_refused(cluster: Cluster, work: str) -> None:
-    done = run_directly(cluster, folder(cluster, work), "sweep", "config.yaml", "none.txt")
-    assert (done.returncode, "ERROR[66] no file of overrides at 'none.txt'" in done.stdout) == (66, True)
 
 
 @pytest.fixture(scope="module")

@@ -32,14 +32,14 @@ def test_the_script_of_a_job_of_several_nodes_is_refused_with_the_command(
 
 @pytest.mark.parametrize(("environ", "files"), ONE_NODE_SCRIPTS.values(), ids=ONE_NODE_SCRIPTS)
 def test_a_job_of_one_node_is_a_world_of_its_own(environ: dict[str, str], files: dict[str, str]) -> None:
-    found = detected(environ, files)
-    assert (found.launcher, found.num_nodes, found.warnings) == ("local", 1, ())
+    allocation = detected(environ, files)
+    assert (allocation.launcher, allocation.num_nodes, allocation.warnings) == ("local", 1, ())
 
 
 @pytest.mark.parametrize(("environ", "files", "_"), SCRIPTS.values(), ids=SCRIPTS)
 def test_machines_named_by_hand_win(environ: dict[str, str], files: dict[str, str], _: str) -> None:
-    found = detected(environ, files, LaunchOptions(nodes=2, node_rank=1, master_addr="a"))
-    assert (found.node_rank, found.num_nodes) == (1, 2)
+    allocation = detected(environ, files, LaunchOptions(nodes=2, node_rank=1, master_addr="a"))
+    assert (allocation.node_rank, allocation.num_nodes) == (1, 2)
 
 
 @pytest.mark.parametrize("number", [{"PBS_NODENUM": "1"}, {"PBS_TASKNUM": "3"}])
@@ -55,23 +55,23 @@ def test_the_script_of_a_pbs_job_of_one_node_trains() -> None:
 
 
 def test_a_job_script_that_cannot_read_its_list_of_hosts_runs_and_is_warned() -> None:
-    found = detected(PBS, {})
-    assert found.num_nodes == 1
-    assert "PBS_NODEFILE=/var/spool/pbs/aux/7.pbs cannot be read" in found.warnings[0]
-    assert "APPTAINER_BIND=/var/spool/pbs/aux" in found.warnings[0]
+    allocation = detected(PBS, {})
+    assert allocation.num_nodes == 1
+    assert "PBS_NODEFILE=/var/spool/pbs/aux/7.pbs cannot be read" in allocation.warnings[0]
+    assert "APPTAINER_BIND=/var/spool/pbs/aux" in allocation.warnings[0]
 
 
 def test_a_script_in_a_flux_instance_runs_and_is_told_of_flux_run() -> None:
-    found = detected(FLUX_SCRIPT, {})
-    assert found.num_nodes == 1
-    assert "flux run -N NODES" in found.warnings[0]
+    allocation = detected(FLUX_SCRIPT, {})
+    assert allocation.num_nodes == 1
+    assert "flux run -N NODES" in allocation.warnings[0]
 
 
 def test_the_hosts_are_read_from_the_file_that_the_variable_names(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text(NODEFILE)
-    found = read_machine(PBS | {"PBS_NODEFILE": str(file), "PE_HOSTFILE": str(tmp_path)}, gpus=False)
-    assert found.host_files == {"PBS_NODEFILE": NODEFILE}
+    node = read_machine(PBS | {"PBS_NODEFILE": str(file), "PE_HOSTFILE": str(tmp_path)}, gpus=False)
+    assert node.host_files == {"PBS_NODEFILE": NODEFILE}
 
 
 def test_a_number_of_nodes_that_is_none_is_refused_by_its_variable() -> None:
@@ -80,6 +80,6 @@ def test_a_number_of_nodes_that_is_none_is_refused_by_its_variable() -> None:
 
 
 def test_every_variable_that_tells_of_a_scheduler_has_a_case_here() -> None:
-    told = {name for environ, _, _ in SCRIPTS.values() for name in environ} | set(FLUX_SCRIPT)
+    names = {name for environ, _, _ in SCRIPTS.values() for name in environ} | set(FLUX_SCRIPT)
     schedulers = batch_script.SCHEDULERS.values()
-    assert {name for each in schedulers for name in batch_script.detection_variables(each)} <= told
+    assert {name for each in schedulers for name in batch_script.detection_variables(each)} <= names

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,15 +36,22 @@ while True: time.sleep(0.05)
 """
 WAIT = "until [ -e said ]; do sleep 0.05; done"
 STUBBORN = PATIENT.replace("raise SystemExit(7)", "pass")
+# `python -m entrypoint` that waits for a tenth of a second.
+IMPATIENT = """
+import sys
+from entrypoint import __main__, supervise
+supervise.FAILURE_GRACE_S = 0.1
+sys.exit(__main__.main())
+"""
 
 
 def run(tmp_path: Path, script: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     return python(*RUN, "--procs-per-node", str(ranks), "--", "sh", "-c", script, cwd=tmp_path)
 
 
-def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
+def start(tmp_path: Path, script: str, run: Sequence[str] = RUN) -> subprocess.Popen[str]:
     (tmp_path / "script.py").write_text(script)
-    process = start_python(*RUN, "--procs-per-node", "2", "--", sys.executable, "script.py", cwd=tmp_path)
+    process = start_python(*run, "--procs-per-node", "2", "--", sys.executable, "script.py", cwd=tmp_path)
     wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "both ranks are ready")
     return process
 
@@ -153,7 +161,7 @@ def test_a_foreign_command_that_dies_of_the_forwarded_signal_keeps_the_shells_co
 
 
 def test_a_rank_that_does_not_leave_is_killed_after_the_grace_time(tmp_path: Path) -> None:
-    process = start(tmp_path, STUBBORN + "\n")
+    process = start(tmp_path, STUBBORN, ("-c", IMPATIENT, *RUN[2:]))
     pids = [int(pid) for pid in _children(process.pid)]
     assert len(pids) == 2
     _kill(pids[0])

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pynvml
 
+from entrypoint.accelerators import nvidia
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeGpu:
@@ -134,6 +136,13 @@ class FakeNvml:
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: int) -> FakeGpu:
         return _reached(gpu.parts[index])
+
+
+def read_fake(nvml: FakeNvml) -> nvidia.Snapshot:
+    """What the launcher reads of it."""
+    snapshot = nvidia.read_snapshot(nvml=nvml)
+    assert snapshot is not None
+    return snapshot
 
 
 def _reached(gpu: FakeGpu) -> FakeGpu:

@@ -9,7 +9,7 @@ from pathlib import Path
 from train import worker
 from train.checkpoint import manifest, store
 
-PATIENCE_S = 3.0  # of a reader whose folder nobody replaces
+PATIENCE_S = 1.0  # of a reader whose folder nobody replaces
 
 _read = manifest.read_file
 

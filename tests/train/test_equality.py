@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from grid import train_table, train_ten_steps
 from jobs import trained
 from processes import python, start_python, unmeasured, wait_until
 from runs import TEN_STEPS, Run
@@ -59,8 +58,8 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(shared_folder: Path) -> Train:
     """Train for ten steps on so many ranks; what was trained before in the same way is taken from there."""
 
-    def run(ranks: int, *settings: str, name: str | None = None) -> Run:
-        name = name or "-".join([str(ranks), *settings])
+    def run(ranks: int, *settings: str) -> Run:
+        name = "-".join([str(ranks), *settings])
         if not (shared_folder / "runs" / name).exists():
             again(shared_folder, ranks, *settings, name=name)
         return Run(folder=shared_folder / "runs" / name)
@@ -79,25 +78,16 @@ def again(shared_folder: Path, ranks: int, *settings: str, name: str) -> Run:
     return Run(folder=shared_folder / "runs" / name)
 
 
-def at_once(shared_folder: Path, ranks: int, table: Mapping[str, Sequence[str]]) -> None:
-    """Everything in the table, one after the other in the same processes: PLACE/NAME/RANKS gets the run."""
-    (shared_folder / "grid.json").write_text(json.dumps(table))
-    script = str(Path(__file__).parents[1] / "support" / "grid.py")
-    launch = ["-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", str(ranks), "--"]
-    ended = python(*launch, sys.executable, script, str(shared_folder), cwd=shared_folder, env=unmeasured())
-    assert ended.returncode == 0, ended.stderr[-2000:] + ended.stdout[-2000:]
-
-
 def whole_and_halved(shared_folder: Path, ranks: int) -> None:
     """PLACE/still/RANKS, PLACE/whole-NAME/RANKS, and PLACE/halved-NAME/RANKS that new processes end from step 10 on."""
     names = [name for name, on in PAIRS if on == ranks]
-    at_once(shared_folder, ranks, {"still": STILL} | {f"whole-{name}": WHOLE[name] for name in names})
+    train_table(shared_folder, ranks, {"still": STILL} | {f"whole-{name}": WHOLE[name] for name in names})
     for name in names:
         halved = Run(folder=shared_folder / f"halved-{name}" / str(ranks))
         shutil.copytree(shared_folder / f"whole-{name}" / str(ranks), halved.folder)
         forget_after(halved, 10)
     if names:
-        at_once(shared_folder, ranks, {f"halved-{name}": WHOLE[name] for name in names})
+        train_table(shared_folder, ranks, {f"halved-{name}": WHOLE[name] for name in names})
 
 
 @pytest.fixture(scope="module")
@@ -149,13 +139,19 @@ def evaluation(run: Run) -> dict[str, float]:
     return {name: events(run, "eval")[0][name] for name in ("accuracy", "loss", "samples")}
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_several_ranks_learn_what_one_learns(train: Train, ranks: int) -> None:
-    assert_close(train(ranks), train(1))
+@pytest.mark.slow
+def test_four_ranks_learn_what_one_learns(train: Train) -> None:  # two: tests/test_launchers.py
+    assert_close(train(4), train(1))
 
 
-def test_accumulated_micro_batches_are_the_big_batch(train: Train) -> None:
-    assert_close(train(1), train(1, "train.micro_batch_size=48"))
+@pytest.fixture(scope="module")
+def in_this_process(shared_folder: Path) -> Run:
+    """Ten steps on one rank."""
+    return train_ten_steps(shared_folder / "in-this-process")
+
+
+def test_accumulated_micro_batches_are_the_big_batch(in_this_process: Run, tmp_path: Path) -> None:
+    assert_close(in_this_process, train_ten_steps(tmp_path / "big", ["train.micro_batch_size=48"]))
 
 
 @pytest.mark.slow
@@ -210,9 +206,9 @@ def test_a_variable_that_contradicts_the_config_is_refused_by_every_rank_before_
     assert not (shared_folder / "runs" / "refused").exists()
 
 
-def test_ten_steps_change_the_weights(train: Train) -> None:
-    first = train(1, "optim.lr=1e-12", name="still").weights(10)
-    assert all(abs(weight - first[name]).max() > 1e-3 for name, weight in train(1).weights(10).items())
+def test_ten_steps_change_the_weights(in_this_process: Run, tmp_path: Path) -> None:
+    first = train_ten_steps(tmp_path / "still", ["optim.lr=1e-12"]).weights(10)
+    assert all(abs(weight - first[name]).max() > 1e-3 for name, weight in in_this_process.weights(10).items())
 
 
 @pytest.mark.slow
@@ -260,15 +256,16 @@ def test_a_resumed_run_does_only_the_steps_after_its_checkpoint_again(grid: Grid
     assert [step for step, time in uninterrupted.items() if halved[step] != time] == list(range(11, 21))
 
 
-def test_a_run_stopped_by_a_signal_ends_with_the_bits_of_an_uninterrupted_one(
-    train: Train, shared_folder: Path
-) -> None:
-    settings = (*LONG, "optim.lr=0.01", "train.global_batch_size=48", "train.micro_batch_size=1")
+def test_two_ranks_stopped_by_a_signal_end_with_the_bits_of_one_that_was_not(shared_folder: Path) -> None:
+    settings = (*LONG, "optim.lr=0.01", "train.reproducible=bitwise")
+    settings += ("train.global_batch_size=64", "train.micro_batch_size=8")
     stopped = Run(folder=shared_folder / "runs" / "stopped")
-    with start_python(*command(2, *settings, name="stopped"), cwd=shared_folder) as process:
+    asleep = {"FAULT": "step:1:3:nap,step:1:9:nap"}  # the signal comes while the other rank waits for it
+    with start_python(*command(2, *settings, name="stopped"), cwd=shared_folder, environ=asleep) as process:
         wait_until(lambda: len(stopped.logged()) >= 3, "three steps")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 75, process.communicate()[0]
     assert stopped.ending is not None
     assert stopped.ending.step == stopped.committed() < 20  # type: ignore[operator]
-    assert_same_bits(again(shared_folder, 2, *settings, name="stopped"), train(2, *settings, name="not-stopped"))
+    alone = train_ten_steps(shared_folder / "alone", settings)
+    assert_same_bits(again(shared_folder, 2, *settings, name="stopped"), alone)

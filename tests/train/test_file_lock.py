@@ -19,12 +19,14 @@ from processes import TIMEOUT_S, python, start_python, wait_until
 from runs import ENDLESS, Run
 from shut import NOBODY, ONLY_ROOT, being, of_everybody
 
+from train import __main__ as front
 from train import file_lock
 from train.file_lock import LockHolder, WaitOutcome
 from train.run import lock
 
 HOLD = """
 import pathlib, sys, time
+from train import __main__ as front
 from train import file_lock
 file_lock.acquire_lock(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
@@ -410,8 +412,11 @@ def test_a_second_job_is_sent_away_too_and_leaves_nothing_for_the_first_ones_scr
 
 
 @pytest.mark.parametrize("words", [("check",), ("where",)])
-def test_who_only_looks_needs_no_lock(first: Begun, folder: Path, words: tuple[str, ...]) -> None:
-    assert python("-m", "train", *words, "--config", "config.yaml", cwd=folder).returncode == 0
+def test_who_only_looks_needs_no_lock(
+    first: Begun, folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert front.run_command([*words, "--config", "config.yaml"], {}) == 0
 
 
 def test_after_kill_9_the_next_start_goes_on_at_once_and_one_that_lost_its_folder_saves_nothing(

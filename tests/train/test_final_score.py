@@ -13,7 +13,8 @@ import pytest
 import torch
 from checkpoints import flip
 from images import write_classes
-from jobs import ALONE, TINY, built, forget_accelerate, refused, steps_of, trained
+from inference import evaluate_run
+from jobs import TINY, built, refused, steps_of, trained
 from processes import python
 from runs import TEN_STEPS
 
@@ -24,7 +25,6 @@ from train.config.batches import StepCounts
 from train.config.load import keep_last_overrides
 from train.evaluation import results
 from train.evaluation.results import TEST_FILE, read_final_score
-from train.inference import checkpoints, evaluate
 from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.trainer import Trainer
 
@@ -37,11 +37,8 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 def measured_again(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """What `train eval --split test` says of a checkpoint."""
-    chosen = checkpoints.choose_checkpoint(str(checkpoint))
-    config, _ = checkpoints.load_config(chosen, None, [])
-    forget_accelerate()
     capsys.readouterr()
-    evaluate.evaluate_on_rank(config, chosen, ALONE, {}, as_json=True, split="test")
+    evaluate_run(checkpoint, split="test")
     output: dict[str, Any] = json.loads(capsys.readouterr().out)
     return output
 
@@ -200,7 +197,7 @@ def test_a_run_without_a_test_split_has_none_to_measure(tmp_path: Path, capsys: 
         measured_again(trainer.checkpointer.newest, capsys)
 
 
-def test_any_number_of_ranks_measures_the_same(tmp_path: Path) -> None:
+def test_any_number_of_ranks_measures_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "ten.yaml").write_text(TEN_STEPS)
     settings = (TEST, "eval.batch_size=50", "train.max_steps=4")
     ended = python("-m", "train", "--config", "ten.yaml", "--procs-per-node", "2", *settings, cwd=tmp_path)
@@ -208,8 +205,6 @@ def test_any_number_of_ranks_measures_the_same(tmp_path: Path) -> None:
     assert "192 for the test at the end" in ended.stdout
     saved = json.loads((tmp_path / "runs/run" / TEST_FILE).read_text())
     assert f"{saved['accuracy']:.2%}" in next(line for line in ended.stdout.splitlines() if line.startswith("test "))
-    line = ("eval", "runs/run", "--split", "test", "--json", "--procs-per-node", "1")
-    again = python("-m", "train", *line, cwd=tmp_path)
-    output = json.loads(again.stdout)
+    output = measured_again(tmp_path / "runs/run", capsys)
     assert (output["accuracy"], output["samples"]) == (saved["accuracy"], 192)
     assert output["loss"] == pytest.approx(saved["loss"], rel=1e-6)

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from grid import train_table, train_ten_steps
 from jobs import built, trained
-from processes import python, unmeasured
-from runs import TEN_STEPS, Run
+from runs import Run
 from torch import Tensor
 
 from entrypoint import Failure
 from train.config import load
-from train.config.load import keep_last_overrides
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
 from train.models import registry, weights
@@ -25,10 +24,9 @@ THAWED = (
     "model.freeze=1",
     "model.args.norm=batch",
     "train.epochs=3",
-    "checkpoint.every_steps=1",
-    "checkpoint.keep=20",
     "optim.lr=0.01",
 )
+GROUP = ("model.args.norm=group", "train.max_steps=6")
 
 
 def weights_of(folder: Path, step: int) -> dict[str, Tensor]:
@@ -59,44 +57,32 @@ def test_after_its_epochs_the_backbone_is_trained_too(tmp_path: Path, settings: 
     assert changed(after[4], after[5]) == set(after[1])
 
 
+STOPS = (3, 4, 6)  # in the frozen epoch, at its end, and in the next
+
+
 @pytest.fixture(scope="module")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two starts of each run on two ranks: FOLDER/NAME/2."""
     folder = tmp_path_factory.mktemp("freezing")
-    (folder / "ten.yaml").write_text(TEN_STEPS)
+    stopped = {f"stopped-{stop}": [*THAWED, f"train.max_steps={stop}"] for stop in STOPS}
+    train_table(folder, 2, {"uninterrupted": THAWED, "group": [*THAWED, *GROUP]} | stopped)
+    train_table(folder, 2, dict.fromkeys(stopped, THAWED))
     return folder
 
 
-def run(shared_folder: Path, ranks: int, name: str, *settings: str) -> Path:
-    """The folder of the run with this name after one more start."""
-    command = ["-m", "train", "--config", "ten.yaml", "--device", "cpu", "--procs-per-node", str(ranks)]
-    ended = python(
-        *command, f"run.name={name}", *keep_last_overrides([*THAWED, *settings]), cwd=shared_folder, env=unmeasured()
-    )
-    assert ended.returncode == 0, ended.stderr
-    return shared_folder / "runs" / name
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(shared_folder: Path) -> Path:
-    """An uninterrupted run on two ranks."""
-    return run(shared_folder, 2, "whole")
-
-
-def test_two_ranks_learn_what_one_learns(shared_folder: Path) -> None:
+def test_two_ranks_learn_what_one_learns(on_two_ranks: Path, tmp_path: Path) -> None:
     """Two steps with all layers. Later steps differ more, also without model.freeze: at an edge of ReLU or a pool."""
-    group = ("model.args.norm=group", "train.max_steps=6")
-    alone, both = (run(shared_folder, ranks, f"on-{ranks}", *group) for ranks in (1, 2))
-    for name, tensor in weights_of(alone, 6).items():
-        torch.testing.assert_close(weights_of(both, 6)[name], tensor, rtol=1e-5, atol=1e-6)
+    alone = train_ten_steps(tmp_path / "alone", [*THAWED, *GROUP])
+    for name, tensor in weights_of(alone.folder, 6).items():
+        torch.testing.assert_close(weights_of(on_two_ranks / "group" / "2", 6)[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("stopped_at", [3, pytest.param(4, marks=pytest.mark.slow), 6])
-def test_a_run_that_resumes_before_or_after_has_the_same_bits(
-    shared_folder: Path, uninterrupted: Path, stopped_at: int
-) -> None:
-    run(shared_folder, 2, f"halved-{stopped_at}", f"train.max_steps={stopped_at}")
-    halved = run(shared_folder, 2, f"halved-{stopped_at}")
-    assert changed(weights_of(uninterrupted, 10), weights_of(halved, 10)) == set()
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_run_that_resumes_before_or_after_has_the_same_bits(on_two_ranks: Path, stop: int) -> None:
+    uninterrupted, resumed = (
+        weights_of(on_two_ranks / name / "2", 10) for name in ("uninterrupted", f"stopped-{stop}")
+    )
+    assert changed(uninterrupted, resumed) == set()
 
 
 def test_what_the_user_froze_stays_frozen() -> None:

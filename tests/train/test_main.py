@@ -25,47 +25,24 @@ def _in_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+# More lines: tests/support/bad/commands.py.
 BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
-    "unknown-option": (["--optim.lr", "3"], 64, "--optim.lr"),
-    "shortened-option": (["--conf", "x.yaml"], 64, "--conf"),
-    "option-without-value": (["--config"], 64, "--config"),
-    "unknown-device": (["--device", "gpu"], 64, "--device=gpu"),
     "no-number": (["--procs-per-node", "two"], 64, "--procs-per-node=two"),
-    "zero-processes": (["--procs-per-node", "0"], 64, "--procs-per-node=0"),
     "no-time-limit": (["--time-limit", "soon"], 64, "--time-limit soon"),
     "no-time-limit-to-check": (["check", "--time-limit", "0"], 64, "--time-limit 0"),
-    "half-of-several-machines": (["--nodes", "2"], 64, "--node-rank"),
-    "node-rank-too-large": (["--nodes", "2", "--node-rank", "2", "--master-addr", "h"], 64, "--node-rank"),
-    "misspelt-command": (["chek"], 64, "write `train check`"),
     "misspelt-training": (["trian"], 64, "fix: write `train --config FILE`\n"),
-    "file-without-option": (["my.yaml"], 64, "--config my.yaml"),
-    "data-alone": (["data"], 64, "train data check"),
     "no-choice": (["eval", "runs/r", "--split", "tset"], 64, "fix: write --split test\n"),
     "nothing-like-a-choice": (["eval", "runs/r", "--split", "x"], 64, "fix: use one of: validation, test, all\n"),
     "data-check-without-data": (["data", "check", "data.name=folder", "data.root=none"], 66, "data.root"),
-    "json-without-a-report": (["check", "--json"], 64, "--json"),
     "report-of-nothing": (["report"], 64, "`train report` needs a run"),
     "report-of-what-is-not-there": (["report", "runs/none"], 66, "runs/none is not a run's folder"),
-    "bench-of-nothing": (["bench"], 64, "`train bench` needs a name"),
-    "unknown-bench": (["bench", "steps"], 64, "`train bench steps` is no bench"),
-    "bench-with-peers": (["bench", "step"], 64, "python -m bench step"),
-    "bench-after-options": (["--device", "cpu", "bench", "comm"], 64, "`bench` comes after options"),
     "command-second": (["optim.lr=1", "check"], 64, "`check` is not section.key=value"),
-    "no-setting": (["check", "lr"], 64, "`lr` is not section.key=value"),
-    "missing-file": (["--config", "no.yaml"], 66, "--config no.yaml"),
     "folder-as-file": (["--config", "."], 64, "--config ."),
-    "remainder": (["--procs-per-node", "3", *CPU], 64, "train.global_batch_size=255 or 258"),
     "micro-remainder": ([*CPU, "train.micro_batch_size=100"], 64, "train.micro_batch_size=64 or 128"),
-    "too-little-data": ([*CPU, "data.samples=100"], 64, "train.global_batch_size to at most 80"),
-    "no-data": ([*CPU, "data.name=folder", "data.root=none"], 66, "data.root"),
     "no-classes": ([*CPU, "data.name=folder", "data.root=."], 66, "data.root"),
     "bad-value": (["train.precision=no"], 64, "train.precision"),
     "python-tag": (["train.epochs=!!python/name:os.system"], 77, "train.epochs"),
-    "eval-of-nothing": (["eval"], 64, "`train eval` needs a checkpoint"),
-    "eval-of-a-setting": (["eval", "data.root=x"], 64, "`train eval` needs a checkpoint"),
-    "eval-of-what-is-not-there": (["eval", "runs/none"], 66, "runs/none is not a checkpoint"),
     "json-of-a-training": (["--json"], 64, "--json belongs to `train eval`"),
-    "all-of-a-check": (["check", "--all"], 64, "--all belongs to `train eval`"),
     "eval-with-another-option": (["eval", "runs/x", "--profile-lines"], 64, "see `train eval --help`"),
     "lines-of-a-check": (["check", "--profile-lines"], 64, "--profile-lines belongs to a training"),
     "option-twice": ([*CPU, "--device", "cuda"], 64, "found: `--device cpu` and `--device cuda`"),
@@ -75,7 +52,6 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
     "option-of-predict-twice": (["predict", "r", "a.png", "--top", "1", "--top", "2"], 64, "--top is given twice"),
     "option-of-export-twice": (["export", "r", "--output", "a", "--output", "b"], 64, "--output is given twice"),
     "option-of-bench-twice": (["bench", "comm", "--pairs", "3", "--pairs", "4"], 64, "--pairs is given twice"),
-    "two-local-ranks": (["--local-rank=1"], 76, "--local-rank=1, LOCAL_RANK=0"),
 }
 
 
@@ -83,7 +59,7 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
 def test_a_bad_command_line_ends_with_its_code_a_fix_and_nothing_written(
     argv: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert front.run_command(argv, {"LOCAL_RANK": "0"} if "--local-rank=1" in argv else {}) == code
+    assert front.run_command(argv, {}) == code
     shown = capsys.readouterr().err
     assert shown.startswith(f"ERROR[{code}]")
     assert text in shown

@@ -14,7 +14,8 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from jobs import ALONE, built, forget_accelerate, refused, trained
+from inference import evaluate_run, export_run, run_command
+from jobs import TINY, built, refused, trained
 from label_tables import rows, write_table
 from PIL import Image
 from processes import python
@@ -23,9 +24,9 @@ from runs import Run
 from entrypoint import Failure
 from train import tasks
 from train.config import load
+from train.config.load import keep_last_overrides
 from train.config.resolved import resolve
 from train.config.schema import OptimConfig
-from train.inference import checkpoints, evaluate, export
 from train.inference.predict import encode_table
 from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.metrics import METRICS, metrics_of
@@ -167,17 +168,16 @@ def test_each_entry_has_its_class_and_its_labels() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_an_exported_model_predicts_what_the_run_predicts(table: Path, tmp_path: Path, task: str) -> None:
+def test_an_exported_model_predicts_what_the_run_predicts(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str
+) -> None:
     words = settings(table, task, *(["eval.threshold=auto"] if task == "multi_label" else []))
     trained(tmp_path / "run", *words)
-    chosen = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    config, _ = checkpoints.load_config(chosen, None, ())
-    export.export_model(config, chosen, tmp_path / "export")
+    export_run(tmp_path / "run", tmp_path / "export")
     image = table.parent / "000.png"
-    lines = [
-        python("-m", "train", "predict", str(tmp_path / name), str(image), "--json", cwd=tmp_path).stdout
-        for name in ("run", "export")
-    ]
+    capsys.readouterr()
+    assert [run_command("predict", tmp_path / name, image, "--json") for name in ("run", "export")] == [0, 0]
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0] == lines[1]
     values = json.loads(lines[0])
     assert values.keys() == {"path", "labels", "probabilities"} if task == "multi_label" else {"path", "name", "value"}
@@ -219,21 +219,17 @@ def test_a_number_is_printed_in_its_unit() -> None:
 
 # On several ranks
 
-TRAINING = ("launch.device=cpu", "data.image_size=8", "model.args.width=4", "train.reproducible=bitwise")
-TRAINING += ("train.global_batch_size=16", "train.micro_batch_size=4", "train.epochs=2", "eval.batch_size=3")
-TRAINING += ("log.tensorboard=false", "optim.lr=0.01")
-
-
-def run_on(ranks: int, table: Path, task: str, folder: Path) -> Run:
-    words = (*settings(table, task), *TRAINING, f"run.name=on-{ranks}", f"run.output_dir={folder}")
-    ended = python("-m", "train", "--procs-per-node", str(ranks), *words, cwd=folder)
-    assert ended.returncode == 0, ended.stderr
-    return Run(folder=folder / f"on-{ranks}")
+TRAINING = ("train.reproducible=bitwise", "train.micro_batch_size=4", "eval.batch_size=3")
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_two_ranks_train_and_measure_what_one_does(table: Path, tmp_path: Path, task: str) -> None:
-    runs = [run_on(ranks, table, task, tmp_path) for ranks in (1, 2)]
+    words = keep_last_overrides([*TINY, *settings(table, task), *TRAINING])
+    two = ("--device", "cpu", "--procs-per-node", "2", "run.output_dir=.", "run.name=two")
+    ended = python("-m", "train", *two, *words, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    trained(tmp_path / "one", *words)
+    runs = [Run(folder=tmp_path / name) for name in ("one", "two")]
     evaluations = [
         [
             {key: value for key, value in event.items() if key != "time"}
@@ -248,8 +244,14 @@ def test_two_ranks_train_and_measure_what_one_does(table: Path, tmp_path: Path, 
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    ("task", "ranks"),
+    [
+        ("multi_label", 3),
+        pytest.param("multi_label", 1, marks=pytest.mark.slow),
+        *(pytest.param("regression", ranks, marks=pytest.mark.slow) for ranks in (1, 3)),
+    ],
+)
 def test_any_number_of_ranks_measures_what_the_training_did(table: Path, tmp_path: Path, task: str, ranks: int) -> None:
     trained(tmp_path / "run", *settings(table, task, "eval.batch_size=3"))
     measured = python(
@@ -262,24 +264,25 @@ def test_any_number_of_ranks_measures_what_the_training_did(table: Path, tmp_pat
     assert (values["samples"], values["world_size"], values["confusion"]) == (20, ranks, None)
 
 
-def test_a_test_set_may_lack_labels_of_the_training(table: Path, tmp_path: Path) -> None:
+def test_a_test_set_may_lack_labels_of_the_training(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trained(tmp_path / "run", *settings(table, "multi_label"))
     kept = [line for line in table.read_text().splitlines() if "bright" not in line]
     others = table.with_name("dark.csv")
     others.write_text("\n".join(kept) + "\n")
-    measured = python("-m", "train", "eval", str(tmp_path / "run"), f"data.root={others}", "--all", "--json")
-    assert measured.returncode == 0, measured.stderr
-    values = json.loads(measured.stdout)
+    capsys.readouterr()
+    evaluate_run(tmp_path / "run", f"data.root={others}", split="all")
+    values = json.loads(capsys.readouterr().out)
     assert (values["samples"], values["average_precision"][0]) == (len(kept) - 1, None)
-    assert "2 of the training's 3 classes are measured" in measured.stderr
+    assert any("2 of the training's 3 classes are measured" in note for note in values["notes"])
 
 
 def test_labels_of_another_task_are_refused(table: Path, tmp_path: Path) -> None:
     trained(tmp_path / "run", *settings(table, "multi_label"))
-    words = ("data.task=regression", "data.columns.label=level")
-    measured = python("-m", "train", "eval", str(tmp_path / "run"), *words)
-    assert measured.returncode == 65
-    assert "another task than the model was trained on" in measured.stderr
+    with pytest.raises(Failure, match="another task than the model was trained on") as caught:
+        evaluate_run(tmp_path / "run", "data.task=regression", "data.columns.label=level")
+    assert caught.value.code == 65
 
 
 def test_a_table_of_predicted_labels_has_the_probability_of_each() -> None:
@@ -304,14 +307,8 @@ def test_the_test_split_is_measured_at_the_end_and_again(
     assert trainer.state.best is not None
     assert score.result.thresholds == trainer.state.best.thresholds  # the validation images chose them
     assert "not measured" not in score.describe("loss")
-    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    config, _ = checkpoints.load_config(checkpoint, None, ())
     capsys.readouterr()
-    forget_accelerate()
-    try:
-        evaluate.evaluate_on_rank(config, checkpoint, ALONE, {}, as_json=True, split="test")
-    finally:
-        forget_accelerate()
+    evaluate_run(tmp_path / "run", split="test")
     again = json.loads(capsys.readouterr().out)
     for name, value in score.result.values.items():
         assert again[name] == pytest.approx(value), name
@@ -359,16 +356,8 @@ def test_an_evaluation_for_the_report_has_rows_and_galleries_of_the_task(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str
 ) -> None:
     trained(tmp_path / "run", *settings(table, task))
-    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    config, _ = checkpoints.load_config(checkpoint, None, ())
     capsys.readouterr()
-    forget_accelerate()
-    try:
-        evaluate.evaluate_on_rank(
-            config, checkpoint, ALONE, {}, as_json=True, per_image=tmp_path / "images.csv", for_report=True
-        )
-    finally:
-        forget_accelerate()
+    evaluate_run(tmp_path / "run", per_image=tmp_path / "images.csv", for_report=True)
     result = json.loads(capsys.readouterr().out)
     rows = read_rows(tmp_path / "images.csv")
     saved = saved_evaluation.read(tmp_path / "run" / "evaluation.json")

@@ -35,55 +35,55 @@ class Changing(FakeNvml):
 
 
 def test_utilisation_counts_for_the_time_since_the_look_before() -> None:
-    told = Changing(FakeGpu(busy=9), FakeGpu(busy=50), FakeGpu(busy=100)).measured()
-    assert (told["busy"], told["busy_s"]) == (2 * 50 + 3 * 100, 5.0)
+    measured = Changing(FakeGpu(busy=9), FakeGpu(busy=50), FakeGpu(busy=100)).measured()
+    assert (measured["busy"], measured["busy_s"]) == (2 * 50 + 3 * 100, 5.0)
 
 
 def test_memory_and_temperature_are_the_last_and_the_highest() -> None:
     hot = FakeGpu(used=2**34, temperature=80)
-    told = Changing(FakeGpu(), hot, FakeGpu(used=2**33, temperature=60)).measured()
-    assert (told["memory_bytes"], told["memory_peak_bytes"]) == (2**33, 2**34)
-    assert (told["temperature_c"], told["temperature_peak_c"]) == (60, 80)
+    measured = Changing(FakeGpu(), hot, FakeGpu(used=2**33, temperature=60)).measured()
+    assert (measured["memory_bytes"], measured["memory_peak_bytes"]) == (2**33, 2**34)
+    assert (measured["temperature_c"], measured["temperature_peak_c"]) == (60, 80)
 
 
 def test_energy_is_the_gpus_own_counter() -> None:
-    told = Changing(*(FakeGpu(energy=milli) for milli in (7_000, 8_000, 9_500))).measured()
-    assert (told["energy_j"], told["energy_s"]) == (2.5, 5.0)
+    measured = Changing(*(FakeGpu(energy=milli) for milli in (7_000, 8_000, 9_500))).measured()
+    assert (measured["energy_j"], measured["energy_s"]) == (2.5, 5.0)
 
 
 def test_a_counter_that_begins_anew_takes_nothing_back() -> None:
-    told = Changing(*(FakeGpu(energy=milli) for milli in (7_000, 8_000, 500))).measured()
-    assert (told["energy_j"], told["energy_s"]) == (1.0, 2.0)
+    measured = Changing(*(FakeGpu(energy=milli) for milli in (7_000, 8_000, 500))).measured()
+    assert (measured["energy_j"], measured["energy_s"]) == (1.0, 2.0)
 
 
 def test_without_a_counter_energy_is_power_by_time() -> None:
-    told = Changing(*[FakeGpu(power=300_000)] * 3).measured()
-    assert (told["energy_j"], told["energy_s"]) == (1500.0, 5.0)
+    measured = Changing(*[FakeGpu(power=300_000)] * 3).measured()
+    assert (measured["energy_j"], measured["energy_s"]) == (1500.0, 5.0)
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["driver-today", "driver-before-535"])
 @pytest.mark.parametrize("reason", SLOWDOWN_REASONS, ids=lambda reason: reason.bit)
 def test_each_reason_of_a_low_clock_is_timed(reason: nvidia.SlowdownReason, old: bool) -> None:
     low = FakeGpu(reasons=getattr(pynvml, reason.bit))
-    told = Changing(FakeGpu(), low, FakeGpu(), old=old).measured()
-    assert (told[reason.figure], told["reasons_s"]) == (2.0, 5.0)
+    measured = Changing(FakeGpu(), low, FakeGpu(), old=old).measured()
+    assert (measured[reason.figure], measured["reasons_s"]) == (2.0, 5.0)
 
 
 def test_the_general_bit_beside_one_that_says_more_is_no_reason_of_its_own() -> None:
     bits = pynvml.nvmlClocksEventReasonHwSlowdown | pynvml.nvmlClocksEventReasonHwThermalSlowdown
-    told = Changing(*[FakeGpu(reasons=bits)] * 3).measured()
-    assert (told["hot_s"], told["slow_s"]) == (5.0, 0.0)
+    measured = Changing(*[FakeGpu(reasons=bits)] * 3).measured()
+    assert (measured["hot_s"], measured["slow_s"]) == (5.0, 0.0)
 
 
 def test_an_idle_clock_is_no_trouble() -> None:
-    told = Changing(*[FakeGpu(reasons=pynvml.nvmlClocksEventReasonGpuIdle)] * 3).measured()
-    assert {told[reason.figure] for reason in SLOWDOWN_REASONS} == {0.0}
+    measured = Changing(*[FakeGpu(reasons=pynvml.nvmlClocksEventReasonGpuIdle)] * 3).measured()
+    assert {measured[reason.figure] for reason in SLOWDOWN_REASONS} == {0.0}
 
 
 def test_what_a_gpu_does_not_answer_has_no_time() -> None:
-    told = Changing(*[FakeGpu(busy=None, power=None, temperature=None)] * 3).measured()
-    assert (told["busy_s"], told["energy_s"]) == (0.0, 0.0)
-    assert math.isnan(told["temperature_c"])
+    measured = Changing(*[FakeGpu(busy=None, power=None, temperature=None)] * 3).measured()
+    assert (measured["busy_s"], measured["energy_s"]) == (0.0, 0.0)
+    assert math.isnan(measured["temperature_c"])
 
 
 TWO_GPUS = FakeNvml(FakeGpu(uuid="GPU-zero"), FakeGpu(uuid="GPU-parted", parts=(INSTANCE, OTHER)))
@@ -106,8 +106,8 @@ def test_gpus_and_their_instances_are_listed() -> None:
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_GPU_IS_LOST])
 def test_a_gpu_or_instance_that_does_not_answer_hides_no_other_one(error: int) -> None:
     silent, parted = FakeGpu(error=error), FakeGpu(uuid="GPU-parted", parts=(FakeGpu(error=error), OTHER))
-    told = [(it.uuid, it.index, it.instance) for it in listed(FakeNvml(silent, parted, FakeGpu(uuid="GPU-two")))]
-    assert told == [("GPU-parted", 1, None), ("MIG-two", 1, 1), ("GPU-two", 2, None)]
+    gpus = [(it.uuid, it.index, it.instance) for it in listed(FakeNvml(silent, parted, FakeGpu(uuid="GPU-two")))]
+    assert gpus == [("GPU-parted", 1, None), ("MIG-two", 1, 1), ("GPU-two", 2, None)]
 
 
 class Nameless(FakeNvml):
@@ -120,8 +120,8 @@ class Nameless(FakeNvml):
 
 
 def test_a_gpu_that_is_lost_before_it_says_its_name_hides_no_other_one() -> None:
-    there = open_gpus(Nameless(FakeGpu(uuid="GPU-lost"), FakeGpu(uuid="GPU-one")))
-    assert [it.uuid for it in there] == ["GPU-one"]
+    gpus = open_gpus(Nameless(FakeGpu(uuid="GPU-lost"), FakeGpu(uuid="GPU-one")))
+    assert [it.uuid for it in gpus] == ["GPU-one"]
 
 
 def test_a_question_that_the_drivers_library_does_not_know_hides_no_other_answer() -> None:
@@ -129,8 +129,8 @@ def test_a_question_that_the_drivers_library_does_not_know_hides_no_other_answer
         def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:
             raise pynvml.NVMLLibraryMismatchError("made up: the library is older than the package")
 
-    told = Older(*[FakeGpu(power=300_000, busy=40)] * 3).measured()
-    assert (told["energy_j"], told["busy"]) == (1500.0, 200.0)
+    measured = Older(*[FakeGpu(power=300_000, busy=40)] * 3).measured()
+    assert (measured["energy_j"], measured["busy"]) == (1500.0, 200.0)
 
 
 def test_the_only_gpu_of_a_task_keeps_the_number_that_it_has_on_its_host() -> None:
@@ -161,6 +161,6 @@ def test_of_an_instance_memory_is_known_and_the_heat_of_its_gpu_but_no_use_and_n
     nvml = FakeNvml(FakeGpu(temperature=55, parts=(INSTANCE,)))
     meter = GpuMeter(nvml, listed(nvml)[1])
     meter.measure(0.0)
-    told = dict(zip(GPU_FIELDS, meter.measure(5.0), strict=True))
-    assert (told["memory_bytes"], told["temperature_c"], told["instance"]) == (2**30, 55, 0)
-    assert (told["busy_s"], told["energy_s"]) == (0.0, 0.0)
+    measured = dict(zip(GPU_FIELDS, meter.measure(5.0), strict=True))
+    assert (measured["memory_bytes"], measured["temperature_c"], measured["instance"]) == (2**30, 55, 0)
+    assert (measured["busy_s"], measured["energy_s"]) == (0.0, 0.0)

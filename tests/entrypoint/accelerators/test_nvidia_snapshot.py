@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pynvml
 import pytest
-from fake_nvml import FakeGpu, FakeNvml
+from fake_nvml import FakeGpu, FakeNvml, read_fake
 
 from entrypoint.accelerators import nvidia
 
 
 def test_driver_and_gpus_become_values() -> None:
-    found = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(used=2**30, programs=2), cuda=12_080))
-    assert found is not None
-    assert (found.driver, found.cuda) == ("580.95.05", (12, 8))
-    (gpu,) = found.gpus
+    snapshot = read_fake(FakeNvml(FakeGpu(used=2**30, programs=2), cuda=12_080))
+    assert (snapshot.driver, snapshot.cuda) == ("580.95.05", (12, 8))
+    (gpu,) = snapshot.gpus
     assert (gpu.uuid, gpu.memory_mib, gpu.used_mib, gpu.programs) == ("GPU-made-up-0", 81920, 1024, 2)
 
 
@@ -24,29 +23,25 @@ def test_nvml_is_closed_again() -> None:
 
 
 def test_what_a_gpu_cannot_answer_is_left_out() -> None:
-    found = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(uncorrected=None)))
-    assert found is not None
-    assert found.gpus[0].uncorrected is None
-    assert found.gpus[0].to_replace is False
+    snapshot = read_fake(FakeNvml(FakeGpu(uncorrected=None)))
+    assert snapshot.gpus[0].uncorrected is None
+    assert snapshot.gpus[0].to_replace is False
 
 
 def test_idle_is_no_reason_to_worry() -> None:
-    found = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(reasons=pynvml.nvmlClocksEventReasonGpuIdle)))
-    assert found is not None
-    assert found.gpus[0].slowed == ()
+    snapshot = read_fake(FakeNvml(FakeGpu(reasons=pynvml.nvmlClocksEventReasonGpuIdle)))
+    assert snapshot.gpus[0].slowed == ()
 
 
 @pytest.mark.parametrize("reason", nvidia.SLOWDOWN_REASONS, ids=lambda reason: reason.bit)
 def test_each_reason_has_its_words(reason: nvidia.SlowdownReason) -> None:
-    found = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(reasons=getattr(pynvml, reason.bit))))
-    assert found is not None
-    assert found.gpus[0].slowed == tuple(filter(None, [reason.words]))
+    snapshot = read_fake(FakeNvml(FakeGpu(reasons=getattr(pynvml, reason.bit))))
+    assert snapshot.gpus[0].slowed == tuple(filter(None, [reason.words]))
 
 
 def test_pairs_without_direct_copies_are_listed() -> None:
-    found = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(uuid="a"), FakeGpu(uuid="b"), FakeGpu(uuid="c"), apart=True))
-    assert found is not None
-    assert found.pairs_without_p2p == ((0, 1), (0, 2), (1, 2))
+    snapshot = read_fake(FakeNvml(FakeGpu(uuid="a"), FakeGpu(uuid="b"), FakeGpu(uuid="c"), apart=True))
+    assert snapshot.pairs_without_p2p == ((0, 1), (0, 2), (1, 2))
 
 
 def test_gpus_that_do_not_answer_are_left_out_and_the_others_keep_their_numbers() -> None:
@@ -56,16 +51,14 @@ def test_gpus_that_do_not_answer_are_left_out_and_the_others_keep_their_numbers(
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
             return super().nvmlDeviceGetHandleByIndex(index)
 
-    found = nvidia.read_snapshot(nvml=OneLost(FakeGpu(uuid="a"), FakeGpu(uuid="b"), FakeGpu(uuid="c"), apart=True))
-    assert found is not None
-    assert [(gpu.index, gpu.uuid) for gpu in found.gpus] == [(1, "b"), (2, "c")]
-    assert found.pairs_without_p2p == ((1, 2),)
+    snapshot = read_fake(OneLost(FakeGpu(uuid="a"), FakeGpu(uuid="b"), FakeGpu(uuid="c"), apart=True))
+    assert [(gpu.index, gpu.uuid) for gpu in snapshot.gpus] == [(1, "b"), (2, "c")]
+    assert snapshot.pairs_without_p2p == ((1, 2),)
 
 
 def test_an_older_driver_tells_why_its_clock_is_low_by_another_name() -> None:
-    found = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(reasons=pynvml.nvmlClocksEventReasonHwSlowdown), old=True))
-    assert found is not None
-    assert found.gpus[0].slowed == ("slowed by the hardware",)
+    snapshot = read_fake(FakeNvml(FakeGpu(reasons=pynvml.nvmlClocksEventReasonHwSlowdown), old=True))
+    assert snapshot.gpus[0].slowed == ("slowed by the hardware",)
 
 
 def test_without_a_driver_there_is_nothing() -> None:

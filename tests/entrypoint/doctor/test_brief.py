@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_nvml import FakeGpu, FakeNvml
+from fake_nvml import FakeGpu, FakeNvml, read_fake
 from machines import captured, fake_gpus, machine
 
 from entrypoint.accelerators import nvidia
@@ -39,24 +39,24 @@ def of(situation: str) -> Plan:
     return plan_allocation(detect_allocation(environ, CPU, here), CPU, here, environ)
 
 
-def told(planned: Plan, **environ: str) -> tuple[str, ...]:
+def preflight_lines(planned: Plan, **environ: str) -> tuple[str, ...]:
     return run_preflight(planned, environ, workers=None)
 
 
-def only(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
+def only(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
     """The short form sees this, and nothing of this machine, however long its thread needs to begin."""
     monkeypatch.setattr(preflight, "PREFLIGHT_TIMEOUT_S", 60.0)
-    monkeypatch.setattr(preflight, "preflight_checks", lambda scene: {"one": lambda scene: found})
+    monkeypatch.setattr(preflight, "preflight_checks", lambda scene: {"one": lambda scene: findings})
 
 
 def test_where_all_is_well_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, ok("memory", "plenty"))
-    assert told(alone()) == ()
+    assert preflight_lines(alone()) == ()
 
 
 def test_what_is_not_ok_is_said_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, ok("cores", "8"), TIGHT)
-    assert told(alone()) == ("warn  memory  little", "              fix: ask for more")
+    assert preflight_lines(alone()) == ("warn  memory  little", "              fix: ask for more")
 
 
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
@@ -82,7 +82,7 @@ def test_a_terminal_that_does_not_tell_its_width_folds_nothing(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "line"),
     [
         ("per-gpu/task-0@node01", "warn  memory  little"),
         ("per-gpu/task-1@node01", None),
@@ -90,14 +90,14 @@ def test_a_terminal_that_does_not_tell_its_width_folds_nothing(monkeypatch: pyte
         ("per-gpu/task-3@node02", None),
     ],
 )
-def test_one_task_of_each_node_says_it(monkeypatch: pytest.MonkeyPatch, task: str, said: str | None) -> None:
+def test_one_task_of_each_node_says_it(monkeypatch: pytest.MonkeyPatch, task: str, line: str | None) -> None:
     only(monkeypatch, TIGHT)
-    assert next(iter(told(of(task))), None) == said
+    assert next(iter(preflight_lines(of(task))), None) == line
 
 
 def test_what_may_still_work_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, fail("memory", "100 MiB", "ask for more"))
-    assert told(alone())[0] == "FAIL  memory  100 MiB"
+    assert preflight_lines(alone())[0] == "FAIL  memory  100 MiB"
 
 
 @pytest.mark.parametrize(("name", "code"), [("driver", ExitCode.IMAGE_MISMATCH), ("compute mode", ExitCode.NODE)])
@@ -106,7 +106,7 @@ def test_what_is_certain_to_fail_is_refused_by_each_task(
 ) -> None:
     only(monkeypatch, TIGHT, fail(name, "too old", "take another"))
     with pytest.raises(Failure, match="too old") as refused:
-        told(of("per-gpu/task-3@node02"))
+        preflight_lines(of("per-gpu/task-3@node02"))
     assert (refused.value.code, refused.value.fix) == (code, "take another")
 
 
@@ -116,7 +116,7 @@ def test_it_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         preflight, "preflight_checks", lambda scene: {"places": lambda scene: [warn("x", str(for_ever.wait()), "y")]}
     )
     monkeypatch.setattr(preflight, "PREFLIGHT_TIMEOUT_S", 0.1)
-    assert told(alone()) == ()
+    assert preflight_lines(alone()) == ()
     for_ever.set()
 
 
@@ -128,7 +128,7 @@ def test_the_limit_is_below_half_a_second() -> None:
 def test_only_a_start_on_gpus_waits_for_seconds(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     limits: list[float] = []
     monkeypatch.setattr(preflight, "run_checks", lambda checks, context, limit_s, late: limits.append(limit_s) or [])
-    told(replace(alone(), device=device))
+    preflight_lines(replace(alone(), device=device))
     assert [limit_s > 2 for limit_s in limits] == [device == "cuda"]
 
 
@@ -159,11 +159,11 @@ def test_a_gpu_that_another_program_uses_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_that_a_neighbour_task_may_have_taken_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(used=40 * 2**30, programs=1)))
-    monkeypatch.setattr(gpus, "check", lambda scene: gpus.gpu_findings(made_up, made_up.gpus) if made_up else [])
+    snapshot = read_fake(FakeNvml(FakeGpu(used=40 * 2**30, programs=1)))
+    monkeypatch.setattr(gpus, "check", lambda scene: gpus.gpu_findings(snapshot, snapshot.gpus))
     shared = replace(alone(), device="cuda", world=replace(alone().world, local_world_size=2, world_size=2))
-    found = [finding.name for finding in gpus.preflight(CheckContext(environ={}, plan=shared))]
-    assert found == ["gpus"]
+    names = [finding.name for finding in gpus.preflight(CheckContext(environ={}, plan=shared))]
+    assert names == ["gpus"]
 
 
 def test_a_driver_that_is_too_old_ends_the_start_before_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,10 +34,10 @@ def test_a_bad_place_ends_with_78_and_a_fix(tmp_path: Path) -> None:
 
 def test_json_is_one_object_that_counts_failures(tmp_path: Path) -> None:
     done = doctor("--json", *CPU, "--output", "/proc/nowhere")
-    found = json.loads(done.stdout)
-    assert set(found) == {"findings", "failed"}
-    assert all(set(each) == {"name", "state", "text", "fix"} for each in found["findings"])
-    assert found["failed"] == sum(each["state"] == "fail" for each in found["findings"]) == 1
+    report = json.loads(done.stdout)
+    assert set(report) == {"findings", "failed"}
+    assert all(set(each) == {"name", "state", "text", "fix"} for each in report["findings"])
+    assert report["failed"] == sum(each["state"] == "fail" for each in report["findings"]) == 1
 
 
 def test_a_bad_option_is_64_with_a_fix() -> None:
@@ -55,10 +55,10 @@ def test_a_terminal_has_colour_unless_told(variables: dict[str, str], coloured: 
     environ = {"TERM": "xterm", **variables}
     python("-m", "entrypoint", "doctor", *CPU, environ=environ, capture_output=False, stdout=theirs, stdin=DEVNULL)
     os.close(theirs)
-    said = os.read(ours, 100_000).decode()
+    text = os.read(ours, 100_000).decode()
     os.close(ours)
-    assert "  plan  " in said
-    assert ("\x1b[32mok" in said) == coloured
+    assert "  plan  " in text
+    assert ("\x1b[32mok" in text) == coloured
 
 
 def test_the_doctor_needs_neither_torch_nor_yaml() -> None:

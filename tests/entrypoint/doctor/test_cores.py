@@ -18,13 +18,13 @@ from entrypoint.plan import plan_allocation
 
 
 @pytest.mark.parametrize(
-    ("mine", "quota", "ranks", "state"),
+    ("usable", "quota", "ranks", "state"),
     [(8, None, 4, "ok"), (1, None, 1, "warn"), (4, None, 4, "warn"), (8, 2.0, 4, "warn"), (8, 16.0, 4, "ok")],
     ids=["enough", "one core", "none for workers", "a small quota", "a large quota"],
 )
-def test_each_rank_wants_a_core_and_one_for_its_data(mine: int, quota: float | None, ranks: int, state: str) -> None:
-    found = host.cores_finding(mine, 64, quota, ranks)
-    assert (found.state, "--cpus-per-task" in found.fix) == (state, state != "ok")
+def test_each_rank_wants_a_core_and_one_for_its_data(usable: int, quota: float | None, ranks: int, state: str) -> None:
+    finding = host.cores_finding(usable, 64, quota, ranks)
+    assert (finding.state, "--cpus-per-task" in finding.fix) == (state, state != "ok")
 
 
 def test_a_quota_below_the_affinity_is_told() -> None:
@@ -32,8 +32,8 @@ def test_a_quota_below_the_affinity_is_told() -> None:
 
 
 def test_a_quota_that_is_enough_is_told_all_the_same() -> None:
-    found = host.cores_finding(64, 64, 4.0, 1)
-    assert (found.state, "with a quota of 4" in found.text, "--cpuset-cpus" in found.fix) == ("warn", True, True)
+    finding = host.cores_finding(64, 64, 4.0, 1)
+    assert (finding.state, "with a quota of 4" in finding.text, "--cpuset-cpus" in finding.fix) == ("warn", True, True)
 
 
 @pytest.mark.parametrize(("cpu_max", "states"), [("0.5", ["warn"]), ("1.5", [])])
@@ -51,14 +51,14 @@ def test_before_a_training_a_quota_is_told_only_where_it_is_too_small(
     options = LaunchOptions(device="cpu")
     planned = plan_allocation(detect_allocation({}, options, machine()), options, machine(), {})
     assert [
-        found.state for found in host.cores_preflight(CheckContext(environ={}, plan=planned, root=tmp_path))
+        finding.state for finding in host.cores_preflight(CheckContext(environ={}, plan=planned, root=tmp_path))
     ] == states
 
 
 @pytest.mark.parametrize(("workers", "state"), [(0, "ok"), (1, "ok"), (4, "ok"), (8, "warn")])
 def test_data_workers_of_a_known_number_are_counted(workers: int, state: str) -> None:
-    found = host.cores_finding(8, 8, None, 2, workers)
-    assert (found.state, "data.workers" in found.fix) == (state, state == "warn")
+    finding = host.cores_finding(8, 8, None, 2, workers)
+    assert (finding.state, "data.workers" in finding.fix) == (state, state == "warn")
 
 
 def test_more_ranks_than_cores_are_told_on_the_cpu_too() -> None:
@@ -69,12 +69,12 @@ def test_more_ranks_than_cores_are_told_on_the_cpu_too() -> None:
 def test_the_short_form_on_the_cpu_wants_a_core_for_each_rank(workers: int | None, state: str) -> None:
     options = LaunchOptions(device="cpu")
     planned = plan_allocation(detect_allocation({}, options, machine()), options, machine(), {})
-    (found,) = host.cores_preflight(CheckContext(environ={}, plan=planned, workers=workers, root="/nonexistent"))
-    assert found.state == state
+    (finding,) = host.cores_preflight(CheckContext(environ={}, plan=planned, workers=workers, root="/nonexistent"))
+    assert finding.state == state
 
 
-@pytest.mark.parametrize(("mine", "ranks"), [(64, 8), (32, 4), (8, 1), (16, 2), (1, 1)])
-def test_tasks_that_were_not_bound_apart_share_their_cores(mine: int, ranks: int) -> None:
+@pytest.mark.parametrize(("usable", "ranks"), [(64, 8), (32, 4), (8, 1), (16, 2), (1, 1)])
+def test_tasks_that_were_not_bound_apart_share_their_cores(usable: int, ranks: int) -> None:
     environ = {f"OMPI_COMM_WORLD_{name}": "8" for name in ("SIZE", "LOCAL_SIZE")}
     environ |= {f"OMPI_COMM_WORLD_{name}": "3" for name in ("RANK", "LOCAL_RANK")}
     planned = plan_allocation(
@@ -83,7 +83,7 @@ def test_tasks_that_were_not_bound_apart_share_their_cores(mine: int, ranks: int
         machine(),
         environ,
     )
-    assert host.num_ranks_sharing_cores(mine, 64, CheckContext(environ=environ, plan=planned)) == ranks
+    assert host.num_ranks_sharing_cores(usable, 64, CheckContext(environ=environ, plan=planned)) == ranks
 
 
 def test_cores_that_all_tasks_of_a_machine_share_are_told_for_real() -> None:
@@ -96,8 +96,8 @@ def test_cores_that_all_tasks_of_a_machine_share_are_told_for_real() -> None:
         machine(),
         environ,
     )
-    (found,) = host.check_cores(CheckContext(environ=environ, plan=planned, root="/nonexistent"))
-    assert (found.state, "no core of its own" in found.text) == ("warn", True)
+    (finding,) = host.check_cores(CheckContext(environ=environ, plan=planned, root="/nonexistent"))
+    assert (finding.state, "no core of its own" in finding.text) == ("warn", True)
 
 
 def test_all_on_one_core_is_seen_for_real() -> None:

@@ -108,9 +108,9 @@ def doctor(folder: Path, *options: str, **variables: str) -> tuple[int, dict[str
     """The exit code of the command, the finding `cuda`, and all names."""
     environ = null_gpu.driver_environment() | variables | {"HOME": str(folder)}
     done = python("-m", "entrypoint", "doctor", "--json", *options, environ=environ, cwd=folder)
-    found = json.loads(done.stdout)["findings"]
-    (cuda,) = [finding for finding in found if finding["name"] == "cuda"]
-    return done.returncode, cuda, [finding["name"] for finding in found]
+    findings = json.loads(done.stdout)["findings"]
+    (cuda,) = [finding for finding in findings if finding["name"] == "cuda"]
+    return done.returncode, cuda, [finding["name"] for finding in findings]
 
 
 def test_the_command_asks_cuda_and_starts_no_ranks_that_could_say_no_more(tmp_path: Path) -> None:

@@ -7,28 +7,26 @@ from pathlib import Path
 
 import null_gpu
 import pytest
-from fake_nvml import FakeGpu, FakeNvml
+from fake_nvml import FakeGpu, FakeNvml, read_fake
 from processes import python
 
-from entrypoint.accelerators import nvidia
 from entrypoint.doctor import gpu
 from entrypoint.doctor.context import Finding
 
 
 def findings(cuda: int, torch: tuple[str, str | None] | None, capability: tuple[int, int] = (9, 0)) -> list[Finding]:
-    snapshot = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(name="GPU", capability=capability), cuda=cuda))
-    assert snapshot is not None
+    snapshot = read_fake(FakeNvml(FakeGpu(name="GPU", capability=capability), cuda=cuda))
     return gpu.torch_findings(snapshot, snapshot.gpus, torch)
 
 
-def told(cuda: int, torch: tuple[str, str | None] | None) -> Finding:
+def driver_finding(cuda: int, torch: tuple[str, str | None] | None) -> Finding:
     (finding,) = findings(cuda, torch)
     return finding
 
 
 @pytest.mark.parametrize("cuda", [13_020, 13_000, 14_010], ids=["the same", "older by a minor", "newer"])
 def test_a_driver_of_the_same_major_version_or_a_newer_one_is_fine(cuda: int) -> None:
-    assert told(cuda, ("2.15.0", "13.2")).state == "ok"
+    assert driver_finding(cuda, ("2.15.0", "13.2")).state == "ok"
 
 
 # The CUDA of each driver. Source: NVIDIA, "CUDA Toolkit Release Notes", table 3.
@@ -59,7 +57,7 @@ def test_each_driver_and_gpu_runs_an_image_or_is_shown_the_one_that_runs(image: 
 
 
 def test_a_driver_that_is_too_old_is_named_with_both_versions() -> None:
-    text = told(12_080, TORCH_BY_IMAGE["13"]).text
+    text = driver_finding(12_080, TORCH_BY_IMAGE["13"]).text
     assert "supports CUDA 12.8; torch 2.15.0+cu132 was built for CUDA 13.2" in text
 
 
@@ -78,18 +76,18 @@ def test_of_a_torch_that_no_image_holds_only_the_driver_is_compared() -> None:
 
 
 def test_a_cpu_build_beside_gpus_is_a_failure() -> None:
-    found = told(13_020, ("2.15.0+cpu", None))
-    assert found.state == "fail"
-    assert "CUDA build" in found.fix
+    finding = driver_finding(13_020, ("2.15.0+cpu", None))
+    assert finding.state == "fail"
+    assert "CUDA build" in finding.fix
 
 
 def test_a_driver_without_its_cuda_library_is_not_taken_for_an_old_one() -> None:
-    found = told(0, ("2.15.0", "13.2"))
-    assert (found.state, "libcuda.so.1" in found.fix) == ("warn", True)
+    finding = driver_finding(0, ("2.15.0", "13.2"))
+    assert (finding.state, "libcuda.so.1" in finding.fix) == ("warn", True)
 
 
 def test_gpus_without_torch_are_a_warning() -> None:
-    assert told(13_020, None).state == "warn"
+    assert driver_finding(13_020, None).state == "warn"
 
 
 @pytest.mark.needs_torch
@@ -100,8 +98,8 @@ def test_gpus_without_torch_are_a_warning() -> None:
     ids=["too old", "new"],
 )
 def test_a_whole_process_meets_the_driver(tmp_path: Path, driver: str, cuda: int, states: list[str], code: int) -> None:
-    found = null_gpu.driver_environment(driver, cuda)
-    done = python("-m", "entrypoint", "doctor", "--json", environ=found | {"HOME": str(tmp_path)}, cwd=tmp_path)
-    told = [finding for finding in json.loads(done.stdout)["findings"] if finding["name"] == "driver"]
-    assert ([finding["state"] for finding in told], done.returncode) == (states, code), done.stdout
-    assert f"driver {driver} supports CUDA {cuda // 1000}" in told[0]["text"]
+    variables = null_gpu.driver_environment(driver, cuda)
+    done = python("-m", "entrypoint", "doctor", "--json", environ=variables | {"HOME": str(tmp_path)}, cwd=tmp_path)
+    findings = [finding for finding in json.loads(done.stdout)["findings"] if finding["name"] == "driver"]
+    assert ([finding["state"] for finding in findings], done.returncode) == (states, code), done.stdout
+    assert f"driver {driver} supports CUDA {cuda // 1000}" in findings[0]["text"]

@@ -35,8 +35,8 @@ def with_device(root: Path, name: str, file: str | None = None, driver: str = ""
     device = root / "sys/class/infiniband" / name
     files = {"state": "4: ACTIVE\n"} | ({"link_layer": f"{layer}\n"} if layer else {})
     (device / "ports/1").mkdir(parents=True)
-    for told, text in files.items():
-        (device / "ports/1" / told).write_text(text)
+    for name, text in files.items():
+        (device / "ports/1" / name).write_text(text)
     if driver:
         (device / "device").mkdir()
         (device / "device/driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
@@ -46,7 +46,9 @@ def with_device(root: Path, name: str, file: str | None = None, driver: str = ""
     return root
 
 
-def told(root: Path, device: fabrics.FabricDevice, has: Sequence[str] = (), nodes: int = 2, **environ: str) -> Finding:
+def device_finding(
+    root: Path, device: fabrics.FabricDevice, has: Sequence[str] = (), nodes: int = 2, **environ: str
+) -> Finding:
     """What is said of this device where these libraries are installed."""
     return fabric.fabric_finding([device], scene(root, nodes, **environ), can_load=has.__contains__)
 
@@ -69,29 +71,29 @@ def with_rights(root: Path, effective: str, mapped: str) -> Path:
 
 
 def test_a_machine_without_a_fabric_is_ok(tmp_path: Path) -> None:
-    (found,) = fabric.check(scene(tmp_path))
-    assert (found.state, found.text.startswith("no device of Slingshot")) == ("ok", True)
+    (finding,) = fabric.check(scene(tmp_path))
+    assert (finding.state, finding.text.startswith("no device of Slingshot")) == ("ok", True)
 
 
 def test_a_device_without_its_file_names_the_option(tmp_path: Path) -> None:
-    (found,) = fabric.check(scene(with_device(tmp_path, "mlx5_0")))
-    assert (found.state, "mlx5_0" in found.text) == ("fail", True)
-    assert "--device=/dev/infiniband" in found.fix
+    (finding,) = fabric.check(scene(with_device(tmp_path, "mlx5_0")))
+    assert (finding.state, "mlx5_0" in finding.text) == ("fail", True)
+    assert "--device=/dev/infiniband" in finding.fix
 
 
 @pytest.mark.parametrize("device", [MLX5, EFA, CXI], ids=lambda device: device.name)
 def test_a_missing_library_is_named(files: Path, device: fabrics.FabricDevice) -> None:
-    found, kind = told(files, device), device.fabric
-    assert found.state == "fail"
-    assert all(library in found.text for library in kind.libraries)
-    assert ("libnccl-net.so" in found.text) is kind.plugin
-    assert found.fix
+    finding, kind = device_finding(files, device), device.fabric
+    assert finding.state == "fail"
+    assert all(library in finding.text for library in kind.libraries)
+    assert ("libnccl-net.so" in finding.text) is kind.plugin
+    assert finding.fix
 
 
 def test_slingshot_is_known_by_its_own_class(tmp_path: Path) -> None:
     (tmp_path / "sys/class/cxi/cxi0").mkdir(parents=True)
-    (found,) = fabric.check(scene(tmp_path))
-    assert (found.state, "Slingshot (cxi0)" in found.text) == ("fail", True)
+    (finding,) = fabric.check(scene(tmp_path))
+    assert (finding.state, "Slingshot (cxi0)" in finding.text) == ("fail", True)
 
 
 @pytest.mark.parametrize(
@@ -113,14 +115,14 @@ def test_a_device_is_known_by_its_driver_whatever_its_name_is(
 
 
 def test_on_one_node_an_unusable_fabric_is_only_a_warning(tmp_path: Path) -> None:
-    assert told(tmp_path, MLX5, nodes=1).state == "warn"
+    assert device_finding(tmp_path, MLX5, nodes=1).state == "warn"
 
 
 @pytest.mark.parametrize("layer", ["Ethernet", "InfiniBand"])
 def test_a_card_that_may_be_a_plain_network_card_is_only_a_warning(tmp_path: Path, layer: str) -> None:
-    (found,) = fabric.check(scene(with_device(tmp_path, "mlx5_0", layer=layer)))
+    (finding,) = fabric.check(scene(with_device(tmp_path, "mlx5_0", layer=layer)))
     ethernet = layer == "Ethernet"
-    assert (found.state, "NCCL_NET=Socket" in found.fix) == ("warn" if ethernet else "fail", ethernet)
+    assert (finding.state, "NCCL_NET=Socket" in finding.fix) == ("warn" if ethernet else "fail", ethernet)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +139,8 @@ def test_a_card_that_may_be_a_plain_network_card_is_only_a_warning(tmp_path: Pat
 def test_where_tcp_was_chosen_a_fast_network_is_not_missed(
     tmp_path: Path, device: fabrics.FabricDevice, name: str, value: str, state: str
 ) -> None:
-    found = told(tmp_path, device, **{name: value})
-    assert (found.state, f"{name}={value}" in found.text) == (state, state == "ok")
+    finding = device_finding(tmp_path, device, **{name: value})
+    assert (finding.state, f"{name}={value}" in finding.text) == (state, state == "ok")
 
 
 @pytest.mark.parametrize(
@@ -155,12 +157,12 @@ def test_where_tcp_was_chosen_a_fast_network_is_not_missed(
 def test_the_plugin_is_the_file_that_nccl_would_take(files: Path, value: str, file: str, state: str) -> None:
     for device in (EFA, CXI):
         has = (file, *device.fabric.libraries)
-        assert told(files, device, has, NCCL_NET_PLUGIN=value).state == state
+        assert device_finding(files, device, has, NCCL_NET_PLUGIN=value).state == state
 
 
 def test_too_little_locked_memory_is_named(tmp_path: Path) -> None:
-    found = fabric.memlock_finding("InfiniBand (mlx5_0)", LITTLE, scene(tmp_path), fail)
-    assert (found.state, "64 KiB" in found.text, "memlock=-1" in found.fix) == ("fail", True, True)
+    finding = fabric.memlock_finding("InfiniBand (mlx5_0)", LITTLE, scene(tmp_path), fail)
+    assert (finding.state, "64 KiB" in finding.text, "memlock=-1" in finding.fix) == ("fail", True, True)
 
 
 @pytest.mark.parametrize(
@@ -197,4 +199,4 @@ def test_each_fabric_has_its_profile_and_each_profile_its_fabric() -> None:
 def test_a_plugin_that_is_missing_leads_to_the_settings_of_its_network(
     files: Path, device: fabrics.FabricDevice
 ) -> None:
-    assert f"{fabrics.PROFILES}/{device.fabric.profile}" in told(files, device).fix
+    assert f"{fabrics.PROFILES}/{device.fabric.profile}" in device_finding(files, device).fix

@@ -14,9 +14,9 @@ def test_the_doctor_names_the_trouble_of_a_place(name: str, tmp_path: Path) -> N
     place = PLACES[name]
     if place.before and not shutil.which(place.before[0]):
         pytest.skip(f"machine: {place.before[0]} is not installed")
-    found = [one for one in findings(place, tmp_path) if one["name"] == place.name and one["state"] != "ok"]
-    (told,) = [one for one in found if place.words in one["text"]] or [found]
-    assert isinstance(told, dict), f"of {place.name} it says {found}"
-    assert told["state"] == place.state
-    assert told["fix"]
-    assert place.fix in told["fix"]
+    troubles = [each for each in findings(place, tmp_path) if each["name"] == place.name and each["state"] != "ok"]
+    (finding,) = [each for each in troubles if place.words in each["text"]] or [troubles]
+    assert isinstance(finding, dict), f"of {place.name} it says {troubles}"
+    assert finding["state"] == place.state
+    assert finding["fix"]
+    assert place.fix in finding["fix"]

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import pynvml
 import pytest
-from fake_nvml import FakeGpu, FakeNvml
+from fake_nvml import FakeGpu, FakeNvml, read_fake
 
-from entrypoint.accelerators import nvidia
 from entrypoint.doctor import gpu as gpus
 from entrypoint.doctor.context import CheckContext, Finding
 from entrypoint.options import LaunchOptions
 
 
-def told(*made_up: FakeGpu, apart: bool = False) -> dict[str, Finding]:
-    found = nvidia.read_snapshot(nvml=FakeNvml(*made_up, apart=apart))
-    assert found is not None
-    return {finding.name: finding for finding in gpus.gpu_findings(found, found.gpus)}
+def findings_by_name(*made_up: FakeGpu, apart: bool = False) -> dict[str, Finding]:
+    snapshot = read_fake(FakeNvml(*made_up, apart=apart))
+    return {finding.name: finding for finding in gpus.gpu_findings(snapshot, snapshot.gpus)}
 
 
 def test_a_sound_gpu_is_listed_with_its_uuid() -> None:
-    found = told(FakeGpu())
-    assert list(found) == ["gpus"]
-    assert "GPU-made-up-0" in found["gpus"].text
+    findings = findings_by_name(FakeGpu())
+    assert list(findings) == ["gpus"]
+    assert "GPU-made-up-0" in findings["gpus"].text
 
 
 @pytest.mark.parametrize(
@@ -37,20 +35,20 @@ def test_a_sound_gpu_is_listed_with_its_uuid() -> None:
     ids=["uncorrected errors", "worn out", "waits for a reset", "too hot", "taken", "prohibited"],
 )
 def test_each_trouble_is_named_with_its_gpu(made_up: FakeGpu, name: str, state: str) -> None:
-    found = told(made_up)[name]
-    assert found.state == state
-    assert "GPU 0" in found.text
-    assert found.fix
+    finding = findings_by_name(made_up)[name]
+    assert finding.state == state
+    assert "GPU 0" in finding.text
+    assert finding.fix
 
 
 def test_gpus_that_differ_are_named() -> None:
-    found = told(FakeGpu(uuid="a", name="Large"), FakeGpu(uuid="b", name="Small"))["gpu kinds"]
-    assert (found.state, "Large, Small" in found.text) == ("warn", True)
+    finding = findings_by_name(FakeGpu(uuid="a", name="Large"), FakeGpu(uuid="b", name="Small"))["gpu kinds"]
+    assert (finding.state, "Large, Small" in finding.text) == ("warn", True)
 
 
 @pytest.mark.parametrize(("apart", "state"), [(True, "warn"), (False, "ok")])
 def test_peer_access_is_told_of_several_gpus(apart: bool, state: str) -> None:
-    assert told(FakeGpu(uuid="a"), FakeGpu(uuid="b"), apart=apart)["peer access"].state == state
+    assert findings_by_name(FakeGpu(uuid="a"), FakeGpu(uuid="b"), apart=apart)["peer access"].state == state
 
 
 @pytest.mark.parametrize(
@@ -68,28 +66,24 @@ def test_direct_copies_that_do_not_work_are_found_before_nccl_hangs(
     name: str, count: int, driver: str, environ: dict[str, str], names: list[str]
 ) -> None:
     made_up = [FakeGpu(uuid=f"GPU-{index}", name=name) for index in range(count)]
-    snapshot = nvidia.read_snapshot(nvml=FakeNvml(*made_up, driver=driver))
-    assert snapshot is not None
+    snapshot = read_fake(FakeNvml(*made_up, driver=driver))
     assert [finding.name for finding in gpus.rtx_40_findings(snapshot, snapshot.gpus, environ)] == names
 
 
 def test_only_visible_gpus_are_looked_at() -> None:
-    found = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
-    assert found is not None
-    assert [gpu.uuid for gpu in gpus.select_used_gpus(found, "1")] == ["GPU-b"]
+    snapshot = read_fake(FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
+    assert [gpu.uuid for gpu in gpus.select_used_gpus(snapshot, "1")] == ["GPU-b"]
 
 
 def test_an_instance_has_the_trouble_of_its_gpu() -> None:
     parts = (FakeGpu(uuid="MIG-1"), FakeGpu(uuid="MIG-2"))
-    found = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b", parts=parts)))
-    assert found is not None
-    assert [gpu.uuid for gpu in gpus.select_used_gpus(found, "MIG-2")] == ["GPU-b"]
+    snapshot = read_fake(FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b", parts=parts)))
+    assert [gpu.uuid for gpu in gpus.select_used_gpus(snapshot, "MIG-2")] == ["GPU-b"]
 
 
 def test_gpus_that_are_all_hidden_are_a_warning() -> None:
-    found = nvidia.read_snapshot(nvml=FakeNvml(FakeGpu()))
-    assert found is not None
-    (finding,) = gpus.gpu_findings(found, ())
+    snapshot = read_fake(FakeNvml(FakeGpu()))
+    (finding,) = gpus.gpu_findings(snapshot, ())
     assert (finding.state, "CUDA_VISIBLE_DEVICES" in finding.fix) == ("warn", True)
 
 

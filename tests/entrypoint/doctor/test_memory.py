@@ -39,9 +39,9 @@ def under(limit: int, soft: int, code: str) -> str:
     [(64, 64, 1, "warn"), (64, 64, 2, "fail"), (1, 1, 1, "fail"), (8192, 100, 4, "fail"), (8192, 8192, 8, "ok")],
 )
 def test_shared_memory_must_hold_what_each_rank_hands_over(size: int, free: int, ranks: int, state: str) -> None:
-    found = host.shared_memory_finding(size, free, ranks)
-    assert (found.state, bool(found.fix)) == (state, state != "ok")
-    assert f"{free} of {size} MiB" in found.text
+    finding = host.shared_memory_finding(size, free, ranks)
+    assert (finding.state, bool(finding.fix)) == (state, state != "ok")
+    assert f"{free} of {size} MiB" in finding.text
 
 
 def test_a_small_shm_is_seen_where_it_is_mounted(tmp_path: Path) -> None:
@@ -60,17 +60,17 @@ def test_a_small_shm_is_seen_where_it_is_mounted(tmp_path: Path) -> None:
 
 
 def test_without_shm_the_option_is_named(tmp_path: Path) -> None:
-    found = host.check_shared_memory(CheckContext(environ={}, root=tmp_path))
-    assert (found.state, "--ipc=host" in found.fix) == ("fail", True)
+    finding = host.check_shared_memory(CheckContext(environ={}, root=tmp_path))
+    assert (finding.state, "--ipc=host" in finding.fix) == ("fail", True)
 
 
 @pytest.mark.parametrize(("free_gib", "ranks", "state"), [(64, 4, "ok"), (8, 4, "warn"), (2, 4, "fail")])
 def test_memory_is_shared_out_among_the_ranks(tmp_path: Path, free_gib: int, ranks: int, state: str) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemAvailable:   {free_gib * 2**20} kB\n")
-    found = host.check_memory(CheckContext(environ={}, options=LaunchOptions(procs_per_node=ranks), root=tmp_path))
-    assert found.state == state
-    assert f"{free_gib}.0 GiB" in found.text
+    finding = host.check_memory(CheckContext(environ={}, options=LaunchOptions(procs_per_node=ranks), root=tmp_path))
+    assert finding.state == state
+    assert f"{free_gib}.0 GiB" in finding.text
 
 
 @pytest.mark.parametrize(("soft", "state"), [(64, "fail"), (512, "warn"), (1024, "ok")])
@@ -82,8 +82,8 @@ def test_a_real_limit_on_threads_is_met() -> None:
     if os.geteuid() != 0:
         pytest.skip("machine: another user needs root")
     # The user is changed late: another one may not be able to read this Python.
-    code = "import os; os.setuid(54_321); found = host.check_threads(CheckContext(environ={})); "
-    code += "print(found.state, 'fewer than 32' in found.text, 'ulimit -u' in found.fix)"
+    code = "import os; os.setuid(54_321); finding = host.check_threads(CheckContext(environ={})); "
+    code += "print(finding.state, 'fewer than 32' in finding.text, 'ulimit -u' in finding.fix)"
     assert under(resource.RLIMIT_NPROC, 20, code) == "fail True True"
 
 

@@ -29,52 +29,52 @@ def planned(addr: str = "127.0.0.1", rank: int = 0, procs: int = 1, nodes: int =
     return plan_allocation(detect_allocation({}, options, machine()), options, machine(), {})
 
 
-def told(found: Plan, **environ: str) -> dict[str, Finding]:
-    return {finding.name: finding for finding in network.check(CheckContext(environ=environ, plan=found))}
+def network_findings(plan: Plan, **environ: str) -> dict[str, Finding]:
+    return {finding.name: finding for finding in network.check(CheckContext(environ=environ, plan=plan))}
 
 
 def test_one_rank_meets_nobody() -> None:
-    assert list(told(planned(nodes=1))) == ["network"]
+    assert list(network_findings(planned(nodes=1))) == ["network"]
 
 
 def test_several_ranks_of_one_host_need_a_port_only() -> None:
-    found = told(planned(nodes=1, procs=2))
-    assert "network" not in found
-    assert found["port"].state == "ok"
+    findings = network_findings(planned(nodes=1, procs=2))
+    assert "network" not in findings
+    assert findings["port"].state == "ok"
 
 
 def test_a_master_that_does_not_resolve_is_a_failure() -> None:
-    found = told(planned("no-such-host.invalid", rank=1))["master"]
-    assert (found.state, "no-such-host.invalid" in found.text, "MASTER_ADDR" in found.fix) == ("fail", True, True)
+    finding = network_findings(planned("no-such-host.invalid", rank=1))["master"]
+    assert (finding.state, "no-such-host.invalid" in finding.text, "MASTER_ADDR" in finding.fix) == ("fail", True, True)
 
 
 def test_a_master_that_resolves_is_told_with_its_interface() -> None:
-    assert "127.0.0.1, through lo" in told(planned())["master"].text
+    assert "127.0.0.1, through lo" in network_findings(planned())["master"].text
 
 
 def test_a_taken_port_is_a_failure() -> None:
     with bind_first_free("127.0.0.1", candidates("doctor")) as taken:
         port = taken.getsockname()[1]
-        found = told(replace(planned(), ports=(port,)))["port"]
-    assert (found.state, str(port) in found.text, "ENTRYPOINT_PORT_RANGE" in found.fix) == ("fail", True, True)
+        finding = network_findings(replace(planned(), ports=(port,)))["port"]
+    assert (finding.state, str(port) in finding.text, "ENTRYPOINT_PORT_RANGE" in finding.fix) == ("fail", True, True)
 
 
 def test_a_taken_candidate_is_only_told() -> None:
     with bind_first_free("127.0.0.1", candidates("first")) as taken:
         ports = (taken.getsockname()[1], *candidates("second"))
-        found = told(replace(planned(), ports=ports))["port"]
-    assert (found.state, "1 before it are taken" in found.text) == ("ok", True)
+        finding = network_findings(replace(planned(), ports=ports))["port"]
+    assert (finding.state, "1 before it are taken" in finding.text) == ("ok", True)
 
 
 def test_a_master_on_which_nobody_listens_yet_is_reached() -> None:
-    found = told(replace(planned(rank=1), ports=(free_port(),)))["way"]
-    assert (found.state, "nobody listens there yet" in found.text) == ("ok", True)
+    finding = network_findings(replace(planned(rank=1), ports=(free_port(),)))["way"]
+    assert (finding.state, "nobody listens there yet" in finding.text) == ("ok", True)
 
 
 def test_a_master_that_answers_is_reached() -> None:
     with bind_first_free("127.0.0.1", candidates("answers")) as listener:
-        found = network.check_route("127.0.0.1", listener.getsockname()[1])
-    assert (found.state, "nobody" in found.text) == ("ok", False)
+        finding = network.check_route("127.0.0.1", listener.getsockname()[1])
+    assert (finding.state, "nobody" in finding.text) == ("ok", False)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_a_master_that_answers_is_reached() -> None:
     ],
 )
 def test_a_master_that_is_not_reached_is_a_failure(error: OSError, words: str, fix: str) -> None:
-    found = network.check_route("192.0.2.1", 23_456, probe=lambda *_: error)
-    assert (found.state, words in found.text, fix in found.fix) == ("fail", True, True)
+    finding = network.check_route("192.0.2.1", 23_456, probe=lambda *_: error)
+    assert (finding.state, words in finding.text, fix in finding.fix) == ("fail", True, True)
 
 
 def test_a_host_that_does_not_know_its_own_name_is_a_warning() -> None:
-    (found,) = network.check_own_name("no-such-host.invalid")
-    assert (found.state, "/etc/hosts" in found.fix) == ("warn", True)
+    (finding,) = network.check_own_name("no-such-host.invalid")
+    assert (finding.state, "/etc/hosts" in finding.fix) == ("warn", True)
 
 
 @pytest.mark.parametrize(
@@ -110,21 +110,21 @@ def test_a_host_that_does_not_know_its_own_name_is_a_warning() -> None:
     ],
 )
 def test_a_chosen_interface_must_be_there(variable: str, value: str, fine: bool) -> None:
-    found = network.check_interface_variable(variable, value, ("lo", "eth0"))
-    assert (found is None) == fine
-    assert found is None or (found.state == "fail" and variable in found.fix)
+    finding = network.check_interface_variable(variable, value, ("lo", "eth0"))
+    assert (finding is None) == fine
+    assert finding is None or (finding.state == "fail" and variable in finding.fix)
 
 
 def test_a_wrong_interface_is_seen_on_this_host() -> None:
-    assert told(planned(nodes=1, procs=2), GLOO_SOCKET_IFNAME="no-such0")["interface"].state == "fail"
+    assert network_findings(planned(nodes=1, procs=2), GLOO_SOCKET_IFNAME="no-such0")["interface"].state == "fail"
 
 
 @pytest.fixture
 def hosts() -> Iterator[Sequence[Host]]:
     if why := missing():
         pytest.skip(why)
-    with joined(2) as found:
-        yield found
+    with joined(2) as machines:
+        yield machines
 
 
 def looked(hosts: Sequence[Host], folder: Path, *more: str, rank: int = 1) -> dict[str, Any]:
@@ -132,14 +132,14 @@ def looked(hosts: Sequence[Host], folder: Path, *more: str, rank: int = 1) -> di
     of_two = ["--nodes", "2", "--node-rank", str(rank), "--master-addr", hosts[0].address]
     words = [*of_two, *more, "--output", str(folder)]
     with hosts[1].start("-m", "entrypoint", "doctor", "--json", "--device", "cpu", *words, cwd=folder) as process:
-        said, _ = process.communicate(timeout=60)
-    return {finding["name"]: finding for finding in json.loads(said)["findings"]}
+        output, _ = process.communicate(timeout=60)
+    return {finding["name"]: finding for finding in json.loads(output)["findings"]}
 
 
 def test_two_machines_reach_each_other(hosts: Sequence[Host], tmp_path: Path) -> None:
-    found = looked(hosts, tmp_path)
-    assert "10.77.0.1, through eth0" in found["master"]["text"]
-    assert (found["way"]["state"], "nobody listens there yet" in found["way"]["text"]) == ("ok", True)
+    findings = looked(hosts, tmp_path)
+    assert "10.77.0.1, through eth0" in findings["master"]["text"]
+    assert (findings["way"]["state"], "nobody listens there yet" in findings["way"]["text"]) == ("ok", True)
 
 
 @pytest.fixture
@@ -152,22 +152,23 @@ def debian(hosts: Sequence[Host], tmp_path: Path) -> Sequence[Host]:
 def test_a_master_that_knows_its_own_name_as_loopback_names_another_interface(
     debian: Sequence[Host], tmp_path: Path
 ) -> None:
-    found = looked(debian, tmp_path, rank=0)
-    assert (found["master"]["state"], "reached through eth0" in found["master"]["text"]) == ("ok", True)
-    assert "rank 0 can listen on 0.0.0.0:" in found["port"]["text"]
+    findings = looked(debian, tmp_path, rank=0)
+    assert (findings["master"]["state"], "reached through eth0" in findings["master"]["text"]) == ("ok", True)
+    assert "rank 0 can listen on 0.0.0.0:" in findings["port"]["text"]
 
 
 def test_another_machine_that_knows_the_masters_name_as_loopback_is_warned(
     debian: Sequence[Host], tmp_path: Path
 ) -> None:
-    found = looked(debian, tmp_path, rank=1)["master"]
-    assert (found["state"], "this host itself" in found["text"], "/etc/hosts" in found["fix"]) == ("warn", True, True)
+    finding = looked(debian, tmp_path, rank=1)["master"]
+    assert (finding["state"], "this host itself" in finding["text"]) == ("warn", True)
+    assert "/etc/hosts" in finding["fix"]
 
 
 def test_a_master_that_no_network_joins_to_another_machine_is_warned(debian: Sequence[Host], tmp_path: Path) -> None:
     debian[0].cut()
-    found = looked(debian, tmp_path, rank=0)["master"]
-    assert (found["state"], "no network interface" in found["text"]) == ("warn", True)
+    finding = looked(debian, tmp_path, rank=0)["master"]
+    assert (finding["state"], "no network interface" in finding["text"]) == ("warn", True)
 
 
 # Hands each connection on to the second machine, as a service or a router does.
@@ -186,30 +187,30 @@ def test_a_service_in_front_of_rank_0_is_no_trouble(hosts: Sequence[Host], tmp_p
         try:
             assert service.stdout is not None
             assert service.stdout.readline() == "ready\n"
-            found = looked(hosts, tmp_path, "--master-port", "23456", rank=0)
+            findings = looked(hosts, tmp_path, "--master-port", "23456", rank=0)
         finally:
             service.kill()
-    assert found["master"]["text"] == "10.77.0.1 is not this host's own, and is forwarded to it"
-    assert (found["master"]["state"], found["port"]["state"]) == ("ok", "ok")
+    assert findings["master"]["text"] == "10.77.0.1 is not this host's own, and is forwarded to it"
+    assert (findings["master"]["state"], findings["port"]["state"]) == ("ok", "ok")
 
 
 def test_a_master_address_of_another_machine_is_a_warning_on_rank_0s(hosts: Sequence[Host], tmp_path: Path) -> None:
-    found = looked(hosts, tmp_path, rank=0)["master"]
-    assert (found["state"], "did not arrive here" in found["text"]) == ("warn", True)
-    assert "unset MASTER_ADDR" in found["fix"]
+    finding = looked(hosts, tmp_path, rank=0)["master"]
+    assert (finding["state"], "did not arrive here" in finding["text"]) == ("warn", True)
+    assert "unset MASTER_ADDR" in finding["fix"]
 
 
 def test_a_cut_link_is_no_route(hosts: Sequence[Host], tmp_path: Path) -> None:
     hosts[1].cut()
-    found = looked(hosts, tmp_path)
-    assert (found["master"]["state"], "no route" in found["master"]["text"]) == ("fail", True)
+    findings = looked(hosts, tmp_path)
+    assert (findings["master"]["state"], "no route" in findings["master"]["text"]) == ("fail", True)
 
 
 def test_a_master_that_is_down_has_no_route(hosts: Sequence[Host], tmp_path: Path) -> None:
     hosts[0].cut()
     ip("netns", "exec", hosts[1].namespace, "sysctl", "-w", "net.ipv4.neigh.eth0.retrans_time_ms=100")  # asks faster
-    found = looked(hosts, tmp_path)
-    assert (found["way"]["state"], found["way"]["text"]) == ("fail", "no route to 10.77.0.1")
+    findings = looked(hosts, tmp_path)
+    assert (findings["way"]["state"], findings["way"]["text"]) == ("fail", "no route to 10.77.0.1")
 
 
 def drop_all(hosts: Sequence[Host]) -> None:
@@ -220,9 +221,9 @@ def drop_all(hosts: Sequence[Host]) -> None:
 
 def test_packets_that_a_firewall_drops_are_not_answered(hosts: Sequence[Host], tmp_path: Path) -> None:
     drop_all(hosts)
-    found = looked(hosts, tmp_path)
-    assert (found["way"]["state"], "does not answer within 2 s" in found["way"]["text"]) == ("fail", True)
-    assert "open the ports" in found["way"]["fix"]
+    findings = looked(hosts, tmp_path)
+    assert (findings["way"]["state"], "does not answer within 2 s" in findings["way"]["text"]) == ("fail", True)
+    assert "open the ports" in findings["way"]["fix"]
 
 
 def test_a_name_service_that_hangs_keeps_nobody_waiting(hosts: Sequence[Host], tmp_path: Path) -> None:
@@ -233,6 +234,6 @@ def test_a_name_service_that_hangs_keeps_nobody_waiting(hosts: Sequence[Host], t
     doctor = [sys.executable, "-m", "entrypoint", "doctor", "--json", *words]
     command = ["ip", "netns", "exec", hosts[1].namespace, "unshare", "--mount", *inside, *doctor]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert found["network"]["text"] == "no answer within 4 s: the name service or the network hangs"
-    assert "memory" in found
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert findings["network"]["text"] == "no answer within 4 s: the name service or the network hangs"
+    assert "memory" in findings

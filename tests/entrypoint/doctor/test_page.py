@@ -13,14 +13,14 @@ TOLD_APART = {"network", "all-reduce", "pairs", "transport"}  # in the text belo
 
 def named() -> set[str]:
     """The first argument of each ok(), warn(), fail() and graded() that is written out."""
-    found: set[str] = set()
+    texts: set[str] = set()
     for path in (ROOT / "entrypoint/doctor").glob("*.py"):
         tree = ast.parse(path.read_text())
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
         calls = [call for call in calls if ast.unparse(call.func) in ("ok", "warn", "fail", "graded")]
-        texts = [call.args[0].value for call in calls if call.args and isinstance(call.args[0], ast.Constant)]
-        found |= {text for text in texts if isinstance(text, str)}
-    return found
+        values = [call.args[0].value for call in calls if call.args and isinstance(call.args[0], ast.Constant)]
+        texts |= {value for value in values if isinstance(value, str)}
+    return texts
 
 
 def listed() -> set[str]:

@@ -33,57 +33,57 @@ def read_only(folder: Path, expression: str) -> str:
 
 
 def test_a_good_home_is_ok(tmp_path: Path) -> None:
-    (found,) = paths.check_home({"HOME": str(tmp_path)})
-    assert (found.state, str(tmp_path) in found.text) == ("ok", True)
+    (finding,) = paths.check_home({"HOME": str(tmp_path)})
+    assert (finding.state, str(tmp_path) in finding.text) == ("ok", True)
 
 
 def test_a_home_that_is_not_there_names_the_stand_in(tmp_path: Path) -> None:
-    (found,) = paths.check_home({"HOME": "/nonexistent", "TMPDIR": str(tmp_path)})
-    assert (found.state, str(tmp_path) in found.text, "HOME" in found.fix) == ("warn", True, True)
+    (finding,) = paths.check_home({"HOME": "/nonexistent", "TMPDIR": str(tmp_path)})
+    assert (finding.state, str(tmp_path) in finding.text, "HOME" in finding.fix) == ("warn", True, True)
 
 
 def test_a_tmpdir_that_is_not_there_is_told(tmp_path: Path) -> None:
-    (found,) = paths.check_home({"HOME": str(tmp_path), "TMPDIR": "/nonexistent"})
-    assert (found.state, "TMPDIR (/nonexistent)" in found.text) == ("warn", True)
+    (finding,) = paths.check_home({"HOME": str(tmp_path), "TMPDIR": "/nonexistent"})
+    assert (finding.state, "TMPDIR (/nonexistent)" in finding.text) == ("warn", True)
 
 
 def test_no_place_for_temporary_files_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("entrypoint.environment.is_writable", lambda folder: False)
-    (found,) = paths.check_home({"HOME": str(tmp_path)})
-    assert (found.state, "TMPDIR" in found.fix) == ("fail", True)
+    (finding,) = paths.check_home({"HOME": str(tmp_path)})
+    assert (finding.state, "TMPDIR" in finding.fix) == ("fail", True)
 
 
 def test_a_chosen_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (found,) = paths.check_caches({"TORCH_HOME": "/proc/nothing", "HF_HOME": str(tmp_path / "new")})
-    assert (found.state, "TORCH_HOME=/proc/nothing" in found.text) == ("warn", True)
-    assert "unset TORCH_HOME" in found.fix
+    (finding,) = paths.check_caches({"TORCH_HOME": "/proc/nothing", "HF_HOME": str(tmp_path / "new")})
+    assert (finding.state, "TORCH_HOME=/proc/nothing" in finding.text) == ("warn", True)
+    assert "unset TORCH_HOME" in finding.fix
 
 
 def test_a_uid_without_an_account_gets_a_name() -> None:
-    found = paths.check_user(STRANGER)
-    assert (found.state, "uid54321" in found.text) == ("ok", True)
+    finding = paths.check_user(STRANGER)
+    assert (finding.state, "uid54321" in finding.text) == ("ok", True)
 
 
 def test_an_output_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
-    (found,) = paths.check_output(CheckContext(environ={}, output=tmp_path / "runs"))
-    assert str(tmp_path / "runs") in found.text
-    assert found.state != "fail"
+    (finding,) = paths.check_output(CheckContext(environ={}, output=tmp_path / "runs"))
+    assert str(tmp_path / "runs") in finding.text
+    assert finding.state != "fail"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_read_only_output_folder_is_a_failure_where_it_was_named(tmp_path: Path) -> None:
     expression = f"paths.check_output(context.CheckContext(environ={{}}, output=Path({str(tmp_path)!r})))[0]"
-    said = read_only(tmp_path, expression)
-    assert "state='fail'" in said
-    assert "Read-only file system" in said
+    text = read_only(tmp_path, expression)
+    assert "state='fail'" in text
+    assert "Read-only file system" in text
 
 
 def test_a_read_only_default_folder_gives_way(tmp_path: Path) -> None:
     output = "paths.check_output(context.CheckContext(environ={}))[0]"
     expression = f"__import__('os').chdir({str(tmp_path)!r}) or {output}"
-    said = read_only(tmp_path, expression)
-    assert "state='warn'" in said
-    assert "temporary folder" in said
+    text = read_only(tmp_path, expression)
+    assert "state='warn'" in text
+    assert "temporary folder" in text
 
 
 def test_a_default_folder_that_is_a_link_to_nothing_does_not_give_way(
@@ -91,8 +91,8 @@ def test_a_default_folder_that_is_a_link_to_nothing_does_not_give_way(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").symlink_to("/scratch/me/runs")
-    (found,) = paths.check_output(CheckContext(environ={}))
-    assert (found.state, str(tmp_path / "runs") in found.text) == ("fail", True)
+    (finding,) = paths.check_output(CheckContext(environ={}))
+    assert (finding.state, str(tmp_path / "runs") in finding.text) == ("fail", True)
 
 
 @pytest.mark.parametrize(("free_mib", "state"), [(10**5, "warn"), (64, "fail")])
@@ -101,8 +101,8 @@ def test_an_output_folder_that_ends_with_the_container_is_told(
 ) -> None:
     monkeypatch.setattr(paths, "is_ephemeral_path", lambda place, root: place == tmp_path)
     monkeypatch.setattr(paths, "read_free_space", lambda place: (free_mib, None))
-    (found,) = paths.check_output(CheckContext(environ={}, output=tmp_path / "runs"))
-    assert (found.state, "in the container" in found.text, "mount" in found.fix) == (state, True, True)
+    (finding,) = paths.check_output(CheckContext(environ={}, output=tmp_path / "runs"))
+    assert (finding.state, "in the container" in finding.text, "mount" in finding.fix) == (state, True, True)
 
 
 def test_a_folder_of_another_user_is_a_failure(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_a_rename_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch, tmp_p
     [(50, 10**6, "fail"), (2048, 10**6, "warn"), (10**5, 7, "fail"), (10**5, None, "ok")],
 )
 def test_space_and_files_left_are_judged(tmp_path: Path, free_mib: int, inodes: int | None, state: str) -> None:
-    found = paths.free_space_finding(tmp_path, free_mib, inodes, "nfs4")
-    assert (found.state, "nfs4" in found.text) == (state, True)
+    finding = paths.free_space_finding(tmp_path, free_mib, inodes, "nfs4")
+    assert (finding.state, "nfs4" in finding.text) == (state, True)
 
 
 def test_a_full_file_system_is_seen_for_real(tmp_path: Path) -> None:

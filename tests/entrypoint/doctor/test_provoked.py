@@ -150,8 +150,8 @@ def made() -> Iterator[str]:
 
 def constants(tree: ast.Module) -> dict[str, str]:
     """The texts that a module gives a name."""
-    found = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
-    return {ast.unparse(node.targets[0]): str(ast.literal_eval(node.value)) for node in found}
+    findings = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
+    return {ast.unparse(node.targets[0]): str(ast.literal_eval(node.value)) for node in findings}
 
 
 def _said(call: ast.Call, known: Mapping[str, str]) -> str:

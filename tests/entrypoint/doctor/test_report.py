@@ -29,9 +29,9 @@ def test_colour_is_in_the_first_word_only() -> None:
 
 
 def test_json_is_the_promised_object() -> None:
-    found = report.as_json(FOUND)
-    assert found["failed"] == 1
-    assert found["findings"][0] == {"name": "gpus", "state": "ok", "text": "4 of 4", "fix": ""}
+    findings = report.as_json(FOUND)
+    assert findings["failed"] == 1
+    assert findings["findings"][0] == {"name": "gpus", "state": "ok", "text": "4 of 4", "fix": ""}
 
 
 def test_the_short_form_shows_only_what_is_not_ok() -> None:
@@ -62,8 +62,10 @@ def test_a_value_cannot_steer_the_terminal() -> None:
 
 
 def test_on_a_terminal_long_lines_are_folded_below_their_text() -> None:
-    found = [fail("memory", "one two three four five six seven eight nine ten", "ask for a-very-long-word-" + "x" * 40)]
-    assert report.as_text(found, colour=True, columns=50).splitlines()[:4] == [
+    findings = [
+        fail("memory", "one two three four five six seven eight nine ten", "ask for a-very-long-word-" + "x" * 40)
+    ]
+    assert report.as_text(findings, colour=True, columns=50).splitlines()[:4] == [
         "\x1b[1;31mFAIL\x1b[0m  memory  one two three four five six seven",
         "              eight nine ten",
         "              fix: ask for",

@@ -28,23 +28,23 @@ def test_a_check_that_hangs_does_not_keep_the_others(monkeypatch: pytest.MonkeyP
     # The limit counts from when the one that answers has been at work: a busy machine is not to decide.
     clock = Mock(monotonic=lambda: (answered.wait(60), time.monotonic())[1])
     monkeypatch.setattr(runner, "time", clock)
-    found = runner.run_checks({"places": hangs, "b": answers}, CheckContext(environ={}), 0.2)
+    findings = runner.run_checks({"places": hangs, "b": answers}, CheckContext(environ={}), 0.2)
     for_ever.set()
-    assert [(finding.name, finding.state) for finding in found] == [("places", "fail"), ("b", "ok")]
-    assert "a file server hangs" in found[0].text
+    assert [(finding.name, finding.state) for finding in findings] == [("places", "fail"), ("b", "ok")]
+    assert "a file server hangs" in findings[0].text
 
 
 def test_a_check_that_breaks_says_so() -> None:
-    (found,) = runner.run_checks({"cores": lambda scene: [1 / 0]}, CheckContext(environ={}), 60.0)  # type: ignore[list-item]
-    assert (found.name, found.state, "ZeroDivisionError" in found.text) == ("cores", "warn", True)
+    (finding,) = runner.run_checks({"cores": lambda scene: [1 / 0]}, CheckContext(environ={}), 60.0)  # type: ignore[list-item]
+    assert (finding.name, finding.state, "ZeroDivisionError" in finding.text) == ("cores", "warn", True)
 
 
 def test_a_refusal_inside_a_check_is_a_failure() -> None:
     def refuses(scene: CheckContext) -> Sequence[Finding]:
         raise Failure("no", fix="yes", code=ExitCode.NODE)
 
-    (found,) = runner.run_checks({"gpus": refuses}, CheckContext(environ={}), 60.0)
-    assert (found.name, found.state, found.text, found.fix) == ("gpus", "fail", "no", "yes")
+    (finding,) = runner.run_checks({"gpus": refuses}, CheckContext(environ={}), 60.0)
+    assert (finding.name, finding.state, finding.text, finding.fix) == ("gpus", "fail", "no", "yes")
 
 
 def test_a_check_that_takes_all_threads_leaves_one_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_a_check_that_takes_all_threads_leaves_one_for_each_other(monkeypatch: p
         return [ok("memory", "x")]
 
     monkeypatch.setattr(runner, "start_daemon_thread", scarce)
-    found = runner.run_checks(
+    findings = runner.run_checks(
         {"memory": greedy, "cores": lambda scene: [ok("cores", "x")]}, CheckContext(environ={}), 60.0
     )
-    assert [finding.name for finding in found] == ["memory", "cores"]
+    assert [finding.name for finding in findings] == ["memory", "cores"]

@@ -132,6 +132,7 @@ def test_files_are_kept_where_on_cpu(tmp_path: Path) -> None:
     assert "| 3a" in (tmp_path / "new" / "bench.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_needs_no_peers_is_measured_by_the_packages_alone(tmp_path: Path) -> None:
     for package in ("entrypoint", "train", "bench"):
         left_out = shutil.ignore_patterns("__pycache__", "peers")

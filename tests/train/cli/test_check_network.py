@@ -212,11 +212,11 @@ def test_a_micro_batch_of_one_is_refused_with_the_one_to_write(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "settings",
-    [(*RESNET, "data.image_size=16"), (*RESNET, "model.freeze=backbone"), ("model.name=vit_b_32", OTHER), ()],
+    [(*RESNET, "data.image_size=16"), (*RESNET, "model.freeze=backbone"), ("model.name=timm/test_vit", OTHER), ()],
     ids=["larger features", "frozen BatchNorm", "no BatchNorm", "the default network"],
 )
 def test_a_micro_batch_of_one_is_trained_where_it_can_be(settings: tuple[str, ...], tmp_path: Path) -> None:
-    if "model.name=vit_b_32" in settings:
+    if "model.name=timm/test_vit" in settings:
         settings = (*settings, "data.image_size=32")
     assert "parameters are trained" in described(*settings, "train.micro_batch_size=1")
     with built(tmp_path / "run", *settings, "train.micro_batch_size=1", "train.max_steps=1") as trainer:

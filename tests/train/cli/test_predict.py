@@ -11,29 +11,21 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import flip
 from images import write_image
-from jobs import forget_accelerate, trained
+from inference import run_command
+from jobs import trained
 from PIL import Image
 from processes import Started, python, unmeasured
 
 from entrypoint import Failure
-from train import __main__ as front
 from train.cli import predict as predict_command
 
 CPU = {"ENTRYPOINT_DEVICE": "cpu"}
-
-
-@pytest.fixture(autouse=True)
-def _own_accelerate() -> Iterator[None]:
-    forget_accelerate()
-    yield
-    forget_accelerate()
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +42,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def predict(*words: str | Path) -> int:
-    return front.run_command(["predict", *map(str, words)], CPU)
+    return run_command("predict", *words)
 
 
 def test_each_image_is_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +66,7 @@ def of_arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
     np.savez(folder / "a.npz", images=images, labels=np.arange(40) % 2)
     trained(folder / "run", "data.name=npz", f"data.root={folder / 'a.npz'}", "train.max_steps=2")
-    assert front.run_command(["export", str(folder / "run"), "--output", str(folder / "model")], {}) == 0
+    assert run_command("export", str(folder / "run"), "--output", str(folder / "model")) == 0
     return folder
 
 
@@ -112,7 +104,6 @@ def test_a_table_holds_what_the_lines_say(run: Path, capsys: pytest.CaptureFixtu
     write_image(Path("=c.png"), 200)
     assert predict(run, "a, b.png", "=c.png", "--json") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    forget_accelerate()
     assert predict(run, "a, b.png", "=c.png", "--csv", "out.csv") == 0
     printed, rows = capsys.readouterr(), table("out.csv")
     assert (printed.out, "2 rows in out.csv" in printed.err) == ("", True)
@@ -146,7 +137,6 @@ def test_of_a_run_the_best_checkpoint_answers(run: Path, capsys: pytest.CaptureF
     best = run / json.loads((run / "best.json").read_text())["checkpoint"]
     messages = []
     for path in (run, best):
-        forget_accelerate()
         assert predict(path, "a.png", "--json") == 0
         messages.append(capsys.readouterr().out)
     assert messages[0] == messages[1] != ""
@@ -154,7 +144,7 @@ def test_of_a_run_the_best_checkpoint_answers(run: Path, capsys: pytest.CaptureF
 
 def test_an_exported_model_answers_as_its_run_does(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(Path("a.png"), 77)
-    assert front.run_command(["export", str(run), "--output", "model"], {}) == 0
+    assert run_command("export", str(run), "--output", "model") == 0
     capsys.readouterr()
     assert (predict(run, "a.png"), predict("model", "a.png")) == (0, 0)
     of_run, of_export = capsys.readouterr().out.splitlines()
@@ -163,7 +153,7 @@ def test_an_exported_model_answers_as_its_run_does(run: Path, capsys: pytest.Cap
 
 def test_an_exported_model_takes_a_batch_size(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(Path("a.png"))
-    assert front.run_command(["export", str(run), "--output", "model"], {}) == 0
+    assert run_command("export", str(run), "--output", "model") == 0
     capsys.readouterr()
     assert predict("model", "a.png", "a.png", "a.png", "eval.batch_size=2") == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
@@ -186,11 +176,10 @@ def test_a_network_of_the_users_own_answers_for_a_run_and_its_export_once_he_nam
     Path("cfg.yaml").write_text("model: {name: net_of_mine:make, args: {width: 4}}\ndata: {image_size: 8, classes: 2}")
     write_image(Path("a.png"), 77)
     trained(tmp_path / "run", "model.args={width: 4}", "model.name=net_of_mine:make")
-    assert front.run_command(["export", "run", "--output", "model", "model.name=net_of_mine:make"], {}) == 0
+    assert run_command("export", "run", "--output", "model", "model.name=net_of_mine:make") == 0
     capsys.readouterr()
     for source in ("run", "model"):
         for named in (["model.name=net_of_mine:make"], ["--config", "cfg.yaml"]):
-            forget_accelerate()
             assert predict(source, "a.png", *named) == 0
     assert len(set(capsys.readouterr().out.splitlines())) == 1
     sys.modules.pop("net_of_mine")
@@ -198,7 +187,7 @@ def test_a_network_of_the_users_own_answers_for_a_run_and_its_export_once_he_nam
 
 def test_an_exported_model_takes_no_settings(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(Path("a.png"))
-    assert front.run_command(["export", str(run), "--output", "model"], {}) == 0
+    assert run_command("export", str(run), "--output", "model") == 0
     assert predict("model", "a.png", "data.image_size=9") == 64
     assert "data.image_size=9" in capsys.readouterr().err
 
@@ -233,7 +222,6 @@ def test_a_batch_of_broken_images_alone_is_counted_like_one_of_them(
     write_image(Path("c.png"))
     assert predict(run, "a.png", "b.jpg", *options) == 65
     assert "ERROR[65] 2 of 2 images have no answer" in capsys.readouterr().err
-    forget_accelerate()
     assert predict(run, "a.png", "b.jpg", "c.png", "eval.batch_size=2") == 65
     assert capsys.readouterr().out.startswith("c.png\t")
 
@@ -258,9 +246,8 @@ def test_the_order_of_classes_that_are_numbers_is_said_by_predict_and_export(
             write_image(tmp_path / f"twelve/{number}/{image}.png", 20 * number + image)
     settings = ("data.name=folder", f"data.root={tmp_path}/twelve", "data.classes=12", "data.val_fraction=0")
     trained(tmp_path / "run", *settings)
-    forget_accelerate()
     assert predict(tmp_path / "run", str(tmp_path / "twelve/1/0.png")) == 0
-    assert front.run_command(["export", str(tmp_path / "run"), "--output", str(tmp_path / "model")], {}) == 0
+    assert run_command("export", str(tmp_path / "run"), "--output", str(tmp_path / "model")) == 0
     assert capsys.readouterr().err.count("note: the classes are sorted as text: 1, 10, 11, 12, 2 and 7 more.") == 2
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jobs import ALONE, forget_accelerate, trained
+from inference import evaluate_run
+from jobs import trained
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from train.data import arrays, custom, registry
 from train.data.arrays import ArraySource
 from train.data.shape import Shape
 from train.data.splits import DataSplits
-from train.inference import checkpoints, evaluate
 
 LAID_OUT = {
     "gray": ((6, 8, 9), False, (6, 8, 9, 1)),
@@ -456,13 +456,7 @@ def test_a_training_on_arrays_is_measured_image_by_image(
     np.savez(tmp_path / "a.npz", images=IMAGES, labels=labels)
     settings = ("data.name=npz", f"data.root={tmp_path / 'a.npz'}", f"data.task={task}", "data.classes=10")
     trained(tmp_path / "run", *settings, "data.augment=none", "train.epochs=1")
-    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    config, _ = checkpoints.load_config(checkpoint, None, ())
-    forget_accelerate()
-    try:
-        evaluate.evaluate_on_rank(config, checkpoint, ALONE, {}, as_json=True, per_image=tmp_path / "out.csv")
-    finally:
-        forget_accelerate()
+    evaluate_run(tmp_path / "run", per_image=tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 12

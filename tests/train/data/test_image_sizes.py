@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from inference import evaluate_run, export_run, run_command
 from jobs import refused, trained
 from PIL import Image
-from processes import python
 
 from entrypoint import Failure
 from train.cli import launch
@@ -22,7 +22,6 @@ from train.data import image_sizes, loader, registry
 from train.data.image_sizes import ProgressiveSize
 from train.data.sampler import MicroBatch
 from train.data.shape import Shape
-from train.inference import checkpoints, export
 
 CPU = torch.device("cpu")
 GROWING = ProgressiveSize(start=96, full=160, epochs=4)
@@ -123,52 +122,52 @@ def test_a_network_for_one_size_is_refused(tmp_path: Path) -> None:
     assert failure.code == 64
 
 
-def printed_lines(folder: Path, *words: str) -> list[dict[str, Any]]:
-    """What a command prints as JSON, a line for each image."""
-    ended = python("-m", "train", *words, "--json", cwd=folder, environ={"ENTRYPOINT_DEVICE": "cpu"})
-    assert ended.returncode == 0, ended.stderr
-    return [json.loads(line) for line in ended.stdout.splitlines()]
-
-
-def test_a_run_is_evaluated_predicts_and_is_exported_in_its_own_size(photos: DataConfig, tmp_path: Path) -> None:
+def test_a_run_is_evaluated_predicts_and_is_exported_in_its_own_size(
+    photos: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With 32 pixels this network skips the last features: it must be built for the training's size everywhere."""
     words = ["data.name=folder", f"data.root={photos.root}", "data.image_size=32", "data.augment=mirror"]
     words += ["model.name=wide_resnet", "model.args.depth=1", "model.args.width=1", "optim.warmup_epochs=0"]
     words += ["train.global_batch_size=4", "train.micro_batch_size=4", "eval.image_size=40", "eval.flip=true"]
     run = trained(tmp_path / "run", *words, "data.repeats=2")
     assert run.state.best is not None
-    (measured,) = printed_lines(tmp_path, "eval", "run")
+
+    def predictions(name: str, *settings: str) -> list[dict[str, Any]]:
+        capsys.readouterr()
+        assert run_command("predict", tmp_path / name, "--json", "--top", "2", *settings, *images) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    capsys.readouterr()
+    assert evaluate_run(tmp_path / "run") == 0
+    measured = json.loads(capsys.readouterr().out)
     assert measured["accuracy"] == run.state.best.values["accuracy"]
     assert measured["loss"] == pytest.approx(run.state.best.values["loss"], abs=1e-6)
     images = sorted(map(str, Path(photos.root, "val").rglob("*.png")))
-    predicted = printed_lines(tmp_path, "predict", "run", "--top", "2", *images)
+    predicted = predictions("run")
     shares = [
         next(each["probability"] for each in answer["top"] if each["class"] == Path(answer["path"]).parent.name)
         for answer in predicted
     ]
     assert -np.log(shares).mean() == pytest.approx(measured["loss"], abs=1e-5)
-    chosen = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    config, _ = checkpoints.load_config(chosen, None, ())
-    export.export_model(config, chosen, tmp_path / "export")
-    plain = printed_lines(tmp_path, "predict", "run", "eval.flip=false", "--top", "2", *images)
+    export_run(tmp_path / "run", tmp_path / "export")
+    plain = predictions("run", "eval.flip=false")
     assert plain != predicted
-    assert printed_lines(tmp_path, "predict", "export", "--top", "2", *images) == plain
+    assert predictions("export") == plain
 
 
 def test_a_run_of_a_network_for_one_size_is_neither_measured_nor_exported_in_another(
-    photos: DataConfig, tmp_path: Path
+    photos: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The default network's last layer sees positions."""
     words = ["data.name=folder", f"data.root={photos.root}", "data.image_size=16", "optim.warmup_epochs=0"]
     trained(tmp_path / "run", *words, "train.global_batch_size=4", "train.micro_batch_size=4")
     image = next(Path(photos.root, "val").rglob("*.png"))
-    for command in (["eval", "run"], ["predict", "run", str(image)], ["export", "run", "--output", "model"]):
-        ended = python(
-            "-m", "train", *command, "eval.image_size=24", cwd=tmp_path, environ={"ENTRYPOINT_DEVICE": "cpu"}
-        )
-        assert ended.returncode == 64, ended.stderr
-        assert "small_cnn was built for images of data.image_size" in ended.stderr
-        assert "Traceback" not in ended.stderr
+    for command in (["predict", tmp_path / "run", image], ["export", tmp_path / "run", "--output", tmp_path / "model"]):
+        assert run_command(*command, "eval.image_size=24") == 64
+        assert "small_cnn was built for images of data.image_size" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
-    (measured,) = printed_lines(tmp_path, "eval", "run", "eval.image_size=16")
-    assert measured["samples"] == 4
+    with pytest.raises(Failure, match=r"small_cnn was built for images of data\.image_size"):
+        evaluate_run(tmp_path / "run", "eval.image_size=24")
+    capsys.readouterr()
+    evaluate_run(tmp_path / "run", "eval.image_size=16")
+    assert json.loads(capsys.readouterr().out)["samples"] == 4

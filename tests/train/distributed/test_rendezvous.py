@@ -348,6 +348,7 @@ def started(folder: Path, node: int, port: int, **environ: str) -> Popen[str]:
     return start_python(*words, cwd=folder, environ=environ)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(FAKETIME is None, reason="machine: libfaketime is not installed")
 def test_a_clock_that_is_an_hour_ahead_is_said_and_the_run_ends_well(tmp_path: Path) -> None:
     (tmp_path / "ten.yaml").write_text(TEN_STEPS)

@@ -137,6 +137,7 @@ def test_a_rank_that_begins_with_other_weights_is_named(changed: str, tmp_path: 
     assert "differ from rank 0" in reports
 
 
+@pytest.mark.slow  # in `make test`, all trainings on two ranks
 def test_ranks_that_begin_alike_go_on(tmp_path: Path) -> None:
     assert compared(tmp_path, "same") == "all the same\n"
 

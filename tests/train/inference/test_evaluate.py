@@ -20,7 +20,8 @@ from checkpoints import flip
 from disks import mounted
 from evaluations import as_batch, measure, read_together
 from images import write_classes
-from jobs import ALONE, forget_accelerate, trained
+from inference import evaluate_run
+from jobs import trained
 from processes import python, scratch
 from runs import TEN_STEPS, Run
 from safetensors.torch import load_file, save_file
@@ -110,7 +111,7 @@ def test_images_read_by_workers_give_the_same(run: Run) -> None:
 def test_batches_and_loader_do_not_change_what_is_measured(
     run: Run, settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert measure_checkpoint(run.folder, *settings) == 0
+    assert evaluate_run(run.folder, *settings) == 0
     output, before = json.loads(capsys.readouterr().out), last(run)
     assert output["confusion"] == json.loads((run.folder / "confusion.json").read_text())["matrix"]
     assert output["loss"] == pytest.approx(before["loss"], rel=1e-5)
@@ -128,8 +129,9 @@ def test_nothing_is_written_into_the_run_and_nothing_is_left(run: Run, tmp_path:
     assert list(tmp_path.glob("train-*")) == []
 
 
-def test_a_person_reads_a_summary_and_a_table(run: Run) -> None:
-    text = evaluate_in_shell(run).stdout
+def test_a_person_reads_a_summary_and_a_table(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate_run(run.folder, as_json=False)
+    text = capsys.readouterr().out
     assert "weights        of step 10 (the best and the last), averaged (EMA)" in text
     assert "measured       the 192 validation images of 960 images of synthetic" in text
     assert f"{last(run)['accuracy']:.2%} of 192 validation images" in text
@@ -152,26 +154,10 @@ def small(tmp_path: Path) -> Path:
     return trainer.checkpointer.newest
 
 
-def measure_checkpoint(
-    path: Path,
-    *settings: str,
-    as_json: bool = True,
-    split: checkpoints.EvaluatedSplit = "validation",
-    environ: dict[str, str] | None = None,
-) -> int:
-    checkpoint = checkpoints.choose_checkpoint(str(path))
-    config, _ = checkpoints.load_config(checkpoint, None, settings)
-    forget_accelerate()
-    try:
-        return evaluate.evaluate_on_rank(config, checkpoint, ALONE, environ or {}, as_json=as_json, split=split)
-    finally:
-        forget_accelerate()
-
-
 def test_a_checkpoint_without_an_average_is_measured_by_its_weights(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert measure_checkpoint(small) == 0
+    assert evaluate_run(small) == 0
     assert json.loads(capsys.readouterr().out)["weights"] == "model"
 
 
@@ -184,9 +170,9 @@ def test_an_evaluation_reads_the_listing_that_the_users_cache_keeps(
     monkeypatch.setattr(image_folder, "MOUNTS_FILE", Path(os.devnull))
     variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     assert checkpoint is not None
-    assert measure_checkpoint(checkpoint, environ=variables) == 0
+    assert evaluate_run(checkpoint, environ=variables) == 0
     monkeypatch.delattr(image_folder, "list_class_folders")
-    assert measure_checkpoint(checkpoint, environ=variables) == 0
+    assert evaluate_run(checkpoint, environ=variables) == 0
 
 
 def test_batches_that_do_not_fit_the_gpu_are_told_smaller(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +181,7 @@ def test_batches_that_do_not_fit_the_gpu_are_told_smaller(small: Path, monkeypat
 
     monkeypatch.setattr(validator, "broadcast_buffers", full)
     with pytest.raises(Failure, match="out of GPU memory") as caught:
-        measure_checkpoint(small, "eval.batch_size=8")
+        evaluate_run(small, "eval.batch_size=8")
     assert (caught.value.code, caught.value.fix.split()[1]) == (71, "eval.batch_size=2")
 
 
@@ -253,7 +239,7 @@ def test_what_cannot_be_measured_is_refused(
 ) -> None:
     spoil(small)
     with pytest.raises(Failure) as caught:
-        measure_checkpoint(small, *settings)
+        evaluate_run(small, *settings)
     assert caught.value.code == code
     assert text in str(caught.value)
 
@@ -274,7 +260,7 @@ def test_what_a_fine_tuned_model_began_with_need_not_be_there(
     tensors, state = format.load_checkpoint(chosen_committed(trainer.checkpointer.newest))
     state["config"]["model"]["weights"] = str(tmp_path / "gone.safetensors")
     format.save_checkpoint(tmp_path / "other", step=8, tensors=tensors, metadata=state, keep=1)
-    assert measure_checkpoint(tmp_path / "other" / "step-00000008") == 0
+    assert evaluate_run(tmp_path / "other" / "step-00000008") == 0
     assert json.loads(capsys.readouterr().out)["accuracy"] == trainer.state.result.values["accuracy"]  # type: ignore[union-attr]
 
 
@@ -304,7 +290,7 @@ def test_a_broken_image_is_left_out_as_in_training(
     data_settings = ("data.name=folder", f"data.root={tmp_path / 'data'}", "data.max_bad_images=1")
     trainer = trained(tmp_path / "run", *data_settings, "eval.batch_size=4", f"data.loader={loader}", "data.workers=0")
     capsys.readouterr()
-    assert measure_checkpoint(tmp_path / "run") == 0
+    assert evaluate_run(tmp_path / "run") == 0
     output = json.loads(capsys.readouterr().out)
     assert (output["left_out"], output["samples"]) == (1, 8)
     assert output["loss"] == trainer.state.best.values["loss"]  # type: ignore[union-attr]
@@ -327,7 +313,7 @@ def run_on_pets(tmp_path: Path) -> Path:
 def test_images_of_other_classes_are_refused_by_both_lists_of_names(run_on_pets: Path) -> None:
     write_classes(run_on_pets / "birds", emu=9, jay=9, owl=9)
     with pytest.raises(Failure) as caught:
-        measure_checkpoint(run_on_pets / "run", f"data.root={run_on_pets / 'birds'}")
+        evaluate_run(run_on_pets / "run", f"data.root={run_on_pets / 'birds'}")
     assert caught.value.code == 65
     assert "3: emu, jay, owl" in str(caught.value)
     assert "2: cat, dog" in str(caught.value)
@@ -336,7 +322,7 @@ def test_images_of_other_classes_are_refused_by_both_lists_of_names(run_on_pets:
 def test_images_of_as_many_other_classes_are_refused(run_on_pets: Path) -> None:
     write_classes(run_on_pets / "birds", emu=9, jay=9)
     with pytest.raises(Failure, match="other classes than the model was trained on"):
-        measure_checkpoint(run_on_pets / "run", f"data.root={run_on_pets / 'birds'}", split="all")
+        evaluate_run(run_on_pets / "run", f"data.root={run_on_pets / 'birds'}", split="all")
 
 
 def told_of(captured: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], list[str]]:
@@ -349,7 +335,7 @@ def test_a_split_that_holds_trained_images_is_warned_of_in_a_line(
 ) -> None:
     write_classes(run_on_pets / "pets", cat=24, dog=16)
     capsys.readouterr()
-    assert measure_checkpoint(run_on_pets / "run") == 0
+    assert evaluate_run(run_on_pets / "run") == 0
     output, (warned,) = told_of(capsys)
     assert "images that the model was trained on are among these 10" in warned
     assert [f"WARNING: {note}" for note in output["notes"]] == [warned]
@@ -360,10 +346,7 @@ def test_every_image_of_a_test_set_is_measured_once(run_on_pets: Path, capsys: p
     for path in (run_on_pets / "test").rglob("*.png"):  # not those of the training
         path.rename(path.with_stem(f"test-{path.stem}"))
     capsys.readouterr()
-    assert (
-        measure_checkpoint(run_on_pets / "run", f"data.root={run_on_pets / 'test'}", "eval.batch_size=5", split="all")
-        == 0
-    )
+    assert evaluate_run(run_on_pets / "run", f"data.root={run_on_pets / 'test'}", "eval.batch_size=5", split="all") == 0
     output, warned = told_of(capsys)
     assert (output["samples"], [sum(row) for row in output["confusion"]]) == (13, [7, 6])
     assert (output["measured"], output["all"], warned) == (f"all 13 images of {run_on_pets / 'test'}", True, [])
@@ -373,7 +356,7 @@ def test_all_of_the_trainings_own_images_agree_with_both_sides(
     run_on_pets: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert measure_checkpoint(run_on_pets / "run", split="all") == 0
+    assert evaluate_run(run_on_pets / "run", split="all") == 0
     output, (warned,) = told_of(capsys)
     assert output["samples"] == 32
     assert "24 of these 32 images were trained on" in warned
@@ -386,7 +369,7 @@ def test_a_test_set_that_lacks_a_class_is_measured_by_the_names_it_has(
     write_classes(tmp_path / "test", cat=4, owl=3)
     trained(tmp_path / "run", "data.name=folder", f"data.root={tmp_path / 'pets'}", "data.classes=3")
     capsys.readouterr()
-    assert measure_checkpoint(tmp_path / "run", f"data.root={tmp_path / 'test'}", split="all") == 0
+    assert evaluate_run(tmp_path / "run", f"data.root={tmp_path / 'test'}", split="all") == 0
     output, (warned,) = told_of(capsys)
     assert [sum(row) for row in output["confusion"]] == [4, 0, 3]
     assert (output["classes"], output["recall"][1]) == (["cat", "dog", "owl"], None)
@@ -401,11 +384,9 @@ def test_shards_that_lack_a_class_are_measured_as_the_folder_that_they_were_made
     trained(tmp_path / "run", "data.name=folder", f"data.root={tmp_path / 'pets'}", "data.classes=3")
     assert front.run_command(["data", "pack", str(tmp_path / "test"), "--output", str(tmp_path / "shards")], {}) == 0
     capsys.readouterr()
-    assert measure_checkpoint(tmp_path / "run", f"data.root={tmp_path / 'test'}", split="all") == 0
+    assert evaluate_run(tmp_path / "run", f"data.root={tmp_path / 'test'}", split="all") == 0
     by_folder, _ = told_of(capsys)
-    assert (
-        measure_checkpoint(tmp_path / "run", "data.name=shards", f"data.root={tmp_path / 'shards'}", split="all") == 0
-    )
+    assert evaluate_run(tmp_path / "run", "data.name=shards", f"data.root={tmp_path / 'shards'}", split="all") == 0
     by_shards, warned = told_of(capsys)
     assert by_shards["confusion"] == by_folder["confusion"]
     assert [sum(row) for row in by_shards["confusion"]] == [4, 0, 3]
@@ -646,15 +627,7 @@ def test_outputs_that_are_not_finite_leave_empty_cells(case: Any, head: str, lin
 
 
 def evaluated(run: Path, table: Path, *settings: str, all_: bool = False) -> list[dict[str, str]]:
-    checkpoint = checkpoints.choose_checkpoint(str(run))
-    config, _ = checkpoints.load_config(checkpoint, None, settings)
-    forget_accelerate()
-    try:
-        evaluate.evaluate_on_rank(
-            config, checkpoint, ALONE, {}, as_json=True, split="all" if all_ else "validation", per_image=table
-        )
-    finally:
-        forget_accelerate()
+    evaluate_run(run, *settings, split="all" if all_ else "validation", per_image=table)
     with table.open(newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 

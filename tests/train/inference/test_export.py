@@ -18,6 +18,7 @@ import torch
 from checkpoints import flip
 from evaluations import evaluate as evaluate_model
 from images import write_image
+from inference import export_run
 from jobs import trained
 from processes import python
 from safetensors.torch import load_file
@@ -42,12 +43,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def to(run: Path, folder: Path) -> None:
-    checkpoint = checkpoints.choose_checkpoint(str(run))
-    config, _ = checkpoints.load_config(checkpoint, None, ())
-    export.export_model(config, checkpoint, folder)
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -59,13 +54,13 @@ def test_a_new_or_empty_folder_gets_four_files_and_nothing_else_is_left(
     folder = tmp_path / "above" / "model"
     if exists:
         folder.mkdir(parents=True)
-    to(run, folder)
+    export_run(run, folder)
     assert names(folder) == ["README.md", "model.json", "model.py", "model.safetensors"]
     assert names(folder.parent) == ["model"]
 
 
 def test_the_weights_are_the_checkpoints_in_the_order_in_which_they_are_written_down(run: Path, tmp_path: Path) -> None:
-    to(run, tmp_path / "model")
+    export_run(run, tmp_path / "model")
     written = load_file(tmp_path / "model" / export.WEIGHTS_FILE)
     measured = evaluate.load_weights(checkpoints.choose_checkpoint(str(run))).tensors
     assert written.keys() == measured.keys()
@@ -73,7 +68,7 @@ def test_the_weights_are_the_checkpoints_in_the_order_in_which_they_are_written_
 
 
 def test_the_description_tells_what_the_network_takes_and_how_it_was_trained(run: Path, tmp_path: Path) -> None:
-    to(run, tmp_path / "model")
+    export_run(run, tmp_path / "model")
     recorded = json.loads((tmp_path / "model" / export.DESCRIPTION_FILE).read_text())
     assert recorded["input"] == {
         "channels": 3,
@@ -118,7 +113,7 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path, make: object) -> None
     make(tmp_path / "model")  # type: ignore[operator]
     before = os.stat(tmp_path / "model", follow_symlinks=False).st_mtime_ns
     with pytest.raises(Failure, match="is not empty") as caught:
-        to(run, tmp_path / "model")
+        export_run(run, tmp_path / "model")
     assert caught.value.code == 73
     assert os.stat(tmp_path / "model", follow_symlinks=False).st_mtime_ns == before
 
@@ -140,7 +135,7 @@ def test_a_disk_that_fills_leaves_nothing(
     folder = tmp_path / "place" / "model"
     (folder if exists else folder.parent).mkdir(parents=True)
     with pytest.raises(Failure) as caught:
-        to(run, folder)
+        export_run(run, folder)
     assert (caught.value.code, "--output" in caught.value.fix, len(calls)) == (74, True, number)
     assert (names(folder.parent), exists and names(folder)) == (["model"] if exists else [], [] if exists else False)
 
@@ -157,7 +152,7 @@ def test_what_somebody_else_put_there_meanwhile_stays(
 
     monkeypatch.setattr(files, "write_atomic", write)
     with pytest.raises(Failure, match="is not empty"):
-        to(run, folder)
+        export_run(run, folder)
     assert (names(tmp_path), names(folder)) == (["model"], ["mine"])
 
 
@@ -185,7 +180,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next_one(
     (folder if exists else folder.parent).mkdir(parents=True)
     assert python("-c", KILLED, str(run), str(folder), str(number)).returncode == -9
     assert names(folder.parent) != ["model"] or names(folder) != []
-    to(run, folder)
+    export_run(run, folder)
     assert (names(folder.parent), len(names(folder))) == (["model"], 4)
 
 
@@ -194,32 +189,29 @@ def test_an_export_that_another_process_writes_is_named(run: Path, tmp_path: Pat
     lock = file_lock.acquire_lock(tmp_path / "model" / export.LOCK_NAME)
     assert lock is not None
     with lock.held(), pytest.raises(Failure, match="another process writes") as caught:
-        to(run, tmp_path / "model")
+        export_run(run, tmp_path / "model")
     assert (caught.value.code, f"process {os.getpid()} on " in str(caught.value.found)) == (73, True)
     assert names(tmp_path / "model") == []
 
 
 def test_a_complete_export_is_no_leftover(run: Path, tmp_path: Path) -> None:
-    to(run, tmp_path / "model")
+    export_run(run, tmp_path / "model")
     lock = tmp_path / "model" / f"{export.LOCK_NAME}.1"
     ended = asdict(file_lock.this_process_as_holder()) | {"began": "0"}
     lock.write_text(json.dumps(ended))
     with pytest.raises(Failure, match="is not empty"):
-        to(run, tmp_path / "model")
+        export_run(run, tmp_path / "model")
     assert "model.json" in names(tmp_path / "model")
 
 
 def test_a_folder_name_as_long_as_the_system_allows_is_exported(run: Path, tmp_path: Path) -> None:
-    to(run, tmp_path / ("m" * 255))
+    export_run(run, tmp_path / ("m" * 255))
     assert os.listdir(tmp_path) == ["m" * 255]
 
 
 def handed_on(folder: Path, *settings: str) -> Path:
     trained(folder / "run", *settings)
-    checkpoint = checkpoints.choose_checkpoint(str(folder / "run"))
-    config, _ = checkpoints.load_config(checkpoint, None, ())
-    export.export_model(config, checkpoint, folder / "model")
-    return folder / "model"
+    return export_run(folder / "run", folder / "model")
 
 
 @pytest.fixture(scope="module")
@@ -284,9 +276,7 @@ def test_a_run_that_measured_only_with_flips_has_no_score_of_the_files(tmp_path:
 )
 def test_a_score_of_another_input_is_not_that_of_the_export(tmp_path: Path, setting: str, key: str) -> None:
     trained(tmp_path / "run", "model.name=wide_resnet", "model.args={width: 1}")
-    chosen = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    config, _ = checkpoints.load_config(chosen, None, (setting,))
-    export.export_model(config, chosen, tmp_path / "model")
+    export_run(tmp_path / "run", tmp_path / "model", setting)
     card = (tmp_path / "model" / export.CARD_FILE).read_text().replace("\\", "")
     assert f"Not measured with this input: the run measured another ({key}: " in card
     assert "validation images, loss" not in card
@@ -346,10 +336,7 @@ def test_what_a_network_drew_from_the_runs_seed_is_drawn_again(tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     trainer = trained(tmp_path / "run", "model.name=drawing:Drawn", "run.seed=7", "train.max_steps=1")
-    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    export.export_model(
-        checkpoints.load_config(checkpoint, None, ["model.name=drawing:Drawn"])[0], checkpoint, tmp_path / "model"
-    )
+    export_run(tmp_path / "run", tmp_path / "model", "model.name=drawing:Drawn")
     images, network = torch.randn(2, 3, 8, 8), trainer.state.network.eval()
     loaded = export.load_exported(tmp_path / "model", factory=sys.modules["drawing"].Drawn)
     assert torch.equal(loaded.network(images), network(images))
@@ -373,9 +360,7 @@ def test_the_type_of_the_output_is_the_networks(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     trained(tmp_path / "run", "model.name=doubling:Double", "train.max_steps=1")
-    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    config = checkpoints.load_config(checkpoint, None, ["model.name=doubling:Double"])[0]
-    export.export_model(config, checkpoint, tmp_path / "model", ["onnx"])
+    export_run(tmp_path / "run", tmp_path / "model", "model.name=doubling:Double", formats=["onnx"])
     session = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx")
     recorded = json.loads((tmp_path / "model" / export.DESCRIPTION_FILE).read_text())["output"]
     assert (session.get_outputs()[0].type, recorded["dtype"]) == ("tensor(double)", "float64")

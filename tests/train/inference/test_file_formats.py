@@ -11,11 +11,12 @@ from pathlib import Path
 import onnxruntime
 import pytest
 import torch
+from inference import export_run
 from jobs import trained
 from torch import Tensor
 
 from entrypoint import Failure
-from train.inference import checkpoints, export, file_formats
+from train.inference import export, file_formats
 
 FORMATS = ("torch", "onnx")
 
@@ -23,10 +24,7 @@ FORMATS = ("torch", "onnx")
 def exported(folder: Path, *settings: str, formats: tuple[str, ...] = FORMATS, named: tuple[str, ...] = ()) -> Path:
     """A tiny run in `folder`, and its export."""
     trained(folder / "run", *settings)
-    chosen = checkpoints.choose_checkpoint(str(folder / "run"))
-    config, _ = checkpoints.load_config(chosen, None, named)
-    export.export_model(config, chosen, folder / "model", formats)
-    return folder / "model"
+    return export_run(folder / "run", folder / "model", *named, formats=formats)
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 from images import write_classes
-from jobs import ALONE, forget_accelerate, trained
+from inference import evaluate_run
+from jobs import trained
 from PIL import Image
 
 from train import __main__ as front
 from train.data.arrays import ArraySource
 from train.data.splits import ImageFileSource
 from train.evaluation.mistakes import Selection
-from train.inference import checkpoints, evaluate, explanation, gallery
+from train.inference import explanation, gallery
 from train.report import saved_evaluation
 
 
@@ -76,13 +77,7 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_classes(folder / "data" / "train", cat=20, dog=12)
     write_classes(folder / "data" / "val", cat=5, dog=4)
     trained(folder / "run", "data.name=folder", f"data.root={folder / 'data'}", "train.max_steps=2")
-    checkpoint = checkpoints.choose_checkpoint(str(folder / "run"))
-    config, _ = checkpoints.load_config(checkpoint, None, ())
-    forget_accelerate()
-    try:
-        evaluate.evaluate_on_rank(config, checkpoint, ALONE, {}, as_json=True, for_report=True, with_heat_maps=True)
-    finally:
-        forget_accelerate()
+    evaluate_run(folder / "run", for_report=True, with_heat_maps=True)
     return folder / "run"
 
 

@@ -15,23 +15,21 @@ import numpy as np
 import pytest
 import torch
 from images import write_image
+from inference import export_run
 from jobs import trained
 from PIL import Image
 from torch import nn
 
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
-from train.inference import checkpoints, export, model_code, predict
+from train.inference import export, model_code, predict
 from train.models import registry
 
 
 def exported(folder: Path, *settings: str, formats: tuple[str, ...] = (), named: tuple[str, ...] = ()) -> Path:
     """A tiny run in `folder`, and its export."""
     trained(folder / "run", *settings)
-    chosen = checkpoints.choose_checkpoint(str(folder / "run"))
-    config, _ = checkpoints.load_config(chosen, None, named)
-    export.export_model(config, chosen, folder / "model", formats)
-    return folder / "model"
+    return export_run(folder / "run", folder / "model", *named, formats=formats)
 
 
 def card_lines(model: Path) -> list[str]:
@@ -39,24 +37,32 @@ def card_lines(model: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (model / "README.md").read_text(), re.DOTALL)
 
 
-def run_elsewhere(code: str, folder: Path) -> list[str]:
-    """Run the code with the installed packages but without this project; the words that it prints.
+def run_elsewhere(*programs: tuple[Path, str]) -> list[list[str]]:
+    """Run each code in its folder, with the installed packages but without this project; the words that each prints.
 
     Python without its module `site` reads no .pth file, so an editable installation is not found.
     """
-    (folder / "train.py").write_text("raise RuntimeError('the user\\'s own train.py was imported')\n")
-    hidden = f"import sys\nassert 'entrypoint' not in sys.modules\n{code}\nassert 'train' not in sys.modules\n"
+    for folder, _ in programs:
+        (folder / "train.py").write_text("raise RuntimeError('the user\\'s own train.py was imported')\n")
+    code = f"""
+import os, sys
+assert 'entrypoint' not in sys.modules
+for folder, code in {[(str(folder), code) for folder, code in programs]}:
+    os.chdir(folder)
+    exec(code, {{}})
+    print('end of the program')
+    assert 'train' not in sys.modules
+"""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     ended = subprocess.run(
-        [sys.executable, "-S", "-W", "error::ResourceWarning", "-c", hidden],
+        [sys.executable, "-S", "-W", "error::ResourceWarning", "-c", code],
         env={**environ, "PYTHONPATH": os.pathsep.join(site.getsitepackages())},
-        cwd=folder,
         capture_output=True,
         text=True,
         timeout=240,
     )
     assert ended.returncode == 0, ended.stderr
-    return ended.stdout.split()
+    return [printed.split() for printed in ended.stdout.split("end of the program\n")[:-1]]
 
 
 def photograph(folder: Path, file_format: str = "JPEG") -> Path:
@@ -86,13 +92,25 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS)
-def test_they_name_the_class_that_predict_names(tmp_path: Path, settings: tuple[str, ...]) -> None:
-    model = exported(tmp_path, *settings, "train.max_steps=2")
-    name, probability = predicted_class(model, photograph(tmp_path))
-    shutil.rmtree(tmp_path / "run")
-    (code,) = card_lines(model)
-    printed = run_elsewhere(code, tmp_path)
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[tuple[str, float], list[str]]]:
+    """For each network what `train predict` names, and what the card's lines print; the run is gone by then."""
+    predicted, programs = dict[str, tuple[str, float]](), list[tuple[Path, str]]()
+    for network, settings in NETWORKS.items():
+        folder = tmp_path_factory.mktemp("network")
+        model = exported(folder, *settings, "train.max_steps=2")
+        predicted[network] = predicted_class(model, photograph(folder))
+        shutil.rmtree(folder / "run")
+        (code,) = card_lines(model)
+        programs.append((folder, code))
+    return dict(zip(NETWORKS, zip(predicted.values(), run_elsewhere(*programs), strict=True), strict=True))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_they_name_the_class_that_predict_names(
+    answers: dict[str, tuple[tuple[str, float], list[str]]], network: str
+) -> None:
+    (name, probability), printed = answers[network]
     assert printed[0] == name
     assert float(printed[1]) == pytest.approx(probability, abs=1e-4)
 
@@ -104,7 +122,7 @@ def test_they_see_a_transparent_and_turned_image_as_predict_does(tmp_path: Path)
     Image.fromarray(noise).save(tmp_path / "photo.jpg", "WEBP", lossless=True, exact=True, xmp=xmp)
     name, probability = predicted_class(model, tmp_path / "photo.jpg")
     (code,) = card_lines(model)
-    printed = run_elsewhere(code, tmp_path)
+    (printed,) = run_elsewhere((tmp_path, code))
     assert printed[0] == name
     assert float(printed[1]) == pytest.approx(probability, abs=1e-4)
 
@@ -114,16 +132,17 @@ def test_the_lines_for_other_formats_name_the_same_class(tmp_path: Path) -> None
     name, _ = predicted_class(model, photograph(tmp_path))
     (model / "model.py").unlink()
     code, torch_code, onnx_code = card_lines(model)
-    assert run_elsewhere(onnx_code, tmp_path) == [name]
     about_network = re.compile(r"^(network|outputs)\b.*\n", re.MULTILINE)
     start, *end = about_network.sub("", code).rstrip().rsplit("\n", 2)
-    assert run_elsewhere("\n".join([start, torch_code, *end]), tmp_path)[0] == name
+    of_onnx, of_torch = run_elsewhere((tmp_path, onnx_code), (tmp_path, "\n".join([start, torch_code, *end])))
+    assert (of_onnx, of_torch[0]) == ([name], name)
 
 
 def test_the_lines_for_clips_run_too(tmp_path: Path) -> None:
     model = exported(tmp_path, "data.frames=3", "model.name=cnn3d", "train.max_steps=1", formats=("onnx",))
     code, onnx_code = card_lines(model)
-    assert run_elsewhere(code, tmp_path)[0] == run_elsewhere(onnx_code, tmp_path)[0]
+    of_torch, of_onnx = run_elsewhere((tmp_path, code), (tmp_path, onnx_code))
+    assert of_torch[0] == of_onnx[0]
 
 
 # A network with numbers that it draws and keeps out of its state dict, as random Fourier features are.
@@ -150,7 +169,7 @@ def test_a_users_network_is_made_by_the_users_module(tmp_path: Path, monkeypatch
     model = exported(tmp_path, name, "run.seed=7", "train.max_steps=1", named=(name,))
     photograph(tmp_path, "PNG")
     (code,) = card_lines(model)
-    printed = run_elsewhere(code, tmp_path)
+    (printed,) = run_elsewhere((tmp_path, code))
     loaded = export.load_exported(model, factory=sys.modules["drawing_lines"].Drawn)
     probabilities = loaded.network(loaded.read([tmp_path / "photo.jpg"])).softmax(1)[0]
     assert float(printed[1]) == pytest.approx(float(probabilities.max()), abs=1e-4)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from images import write_image
+from inference import export_run
 from jobs import forget_accelerate, trained
 from PIL import Image
 from torch import Tensor, nn
@@ -204,8 +205,7 @@ def test_a_model_of_clips_is_refused(tmp_path: Path) -> None:
 
 def test_a_handed_on_model_of_clips_is_refused_too(tmp_path: Path) -> None:
     trained(tmp_path / "run", "data.frames=3", "model.name=cnn3d", "train.max_steps=2")
-    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    export.export_model(checkpoints.load_config(checkpoint, None, ())[0], checkpoint, tmp_path / "model")
+    export_run(tmp_path / "run", tmp_path / "model")
     with pytest.raises(Failure, match="does not take image files"):
         predict.prepare_from_export(tmp_path / "model", "cpu", 1)
 
@@ -244,11 +244,8 @@ def test_a_factory_that_calls_its_classes_otherwise_today_renames_no_score(
     trained(tmp_path / "run", "data.name=naming:make")
     sys.modules["naming"].CLASSES.reverse()
     forget_accelerate()
-    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
     assert ready(tmp_path / "run", 80, "data.name=naming:make").spec.classes == ("dark", "light")
-    export.export_model(
-        checkpoints.load_config(checkpoint, None, ["data.name=naming:make"])[0], checkpoint, tmp_path / "model"
-    )
+    export_run(tmp_path / "run", tmp_path / "model", "data.name=naming:make")
     assert export.load_exported(tmp_path / "model").classes == ("dark", "light")
     assert "dark, light" in (tmp_path / "model" / export.CARD_FILE).read_text()
     sys.modules.pop("naming")

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from accelerate.tracking import GeneralTracker
+from grid import train_ten_steps
 from processes import python
 from runs import TEN_STEPS
 
@@ -23,7 +24,11 @@ from train.logging.trackers import ResumableTracker, Trackers, hyperparameters, 
 # Three trackers of a user: one that works, one that fails in the middle of the training, one that never returns.
 OWN_TRACKERS = """
 import json, threading
+import __main__  # train.worker
 from accelerate.tracking import GeneralTracker
+from train.logging import trackers
+
+__main__.USER_THREADS_TIMEOUT_S, trackers.PAUSES_AT_END_S = 3.0, (0.0, 0.1)
 
 class Recorder(GeneralTracker):
     name, requires_logging_directory, tracker = "recorder", True, None
@@ -330,13 +335,11 @@ def test_broken_trackers_change_nothing_and_a_working_one_has_the_values_of_the_
     names = ["tensorboard", *(f"own_trackers:{name}" for name in ("Recorder", "Failing", "Blocked"))]
     done = python(*command, f"log.trackers={json.dumps(names)}", cwd=tmp_path, environ={"WANDB_API_KEY": "s3cr3t"})
     assert done.returncode == 0, done.stderr
-    alone = python(*command, "run.output_dir=alone", cwd=tmp_path)
-    assert alone.returncode == 0, alone.stderr
+    alone = train_ten_steps(tmp_path / "alone", ["log.every_steps=2"])
 
     tracked = tmp_path / "runs" / "tracked"
     weights = [
-        (folder / "checkpoints/step-00000010/model.safetensors").read_bytes()
-        for folder in (tracked, tmp_path / "alone" / "tracked")
+        (folder / "checkpoints/step-00000010/model.safetensors").read_bytes() for folder in (tracked, alone.folder)
     ]
     assert weights[0] == weights[1]
     output = done.stdout + done.stderr

@@ -17,6 +17,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from inference import run_command
 from processes import python
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
@@ -507,17 +508,18 @@ def test_what_cannot_train_is_refused(own_optimizers: Path, name: str, args: dic
     assert message in str(caught.value)
 
 
-def test_a_class_beside_the_config_is_found_and_trains(own_optimizers: Path) -> None:
+def test_a_class_beside_the_config_is_found_and_trains(
+    own_optimizers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (own_optimizers / "cfg.yaml").write_text(
         "data: {samples: 80, image_size: 8, classes: 2}\n"
         "optim: {name: 'users_optimizer:Lion', lr: 0.001}\n"
         "train: {epochs: 2, global_batch_size: 16, max_steps: 2}\n"
         "log: {tensorboard: false}\n"
     )
-    line, cpu = ("-P", "-m", "train"), {"ENTRYPOINT_DEVICE": "cpu"}
-    checked = python(*line, "check", "--config", "cfg.yaml", environ=cpu, cwd=own_optimizers)
-    assert "users_optimizer:Lion, weight decay 0.0005 and momentum 0.9 where it takes them" in checked.stdout
-    done = python(*line, "--config", "cfg.yaml", environ=cpu, cwd=own_optimizers)
+    assert run_command("check", "--config", own_optimizers / "cfg.yaml") == 0
+    assert "users_optimizer:Lion, weight decay 0.0005 and momentum 0.9 where it takes them" in capsys.readouterr().out
+    done = python("-P", "-m", "train", "--config", "cfg.yaml", "--device", "cpu", cwd=own_optimizers)
     assert done.returncode == 0, done.stdout + done.stderr
     state = json.loads((own_optimizers / "runs/cfg/checkpoints/step-00000002/state.json").read_text())["state"]
     assert "moment" in json.dumps(state["optimizer"])

@@ -465,8 +465,14 @@ def test_a_second_pack_into_the_folder_names_the_first(
     assert ended(first)[1].endswith(f"images {NUM_PHOTOS}\n")
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize(
+    ("seed", "killed"),
+    [
+        pytest.param(seed, killed, marks=pytest.mark.slow if seed or killed else ())
+        for seed in range(8)
+        for killed in (0, 1)
+    ],
+)
 def test_two_packs_of_which_one_is_killed_lose_no_image(
     start: Callable[[], subprocess.Popen[str]], tmp_path: Path, killed: int, seed: int
 ) -> None:
