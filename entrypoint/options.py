@@ -87,13 +87,14 @@ class StoreOnce(argparse.Action):
 
 
 class StrictArgumentParser(argparse.ArgumentParser):
-    """An argument parser that refuses an option that is given twice.
+    """An argument parser that refuses an option that is given twice or not written out.
 
     Its texts keep their lines; its help is folded to the terminal's width.
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False} | options)
+        usual: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(**usual | options)
         for action in (None, "store"):
             self.register("action", action, StoreOnce)
 

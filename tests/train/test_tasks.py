@@ -319,16 +319,10 @@ def test_a_finished_run_is_measured_with_thresholds_that_an_evaluation_chooses_a
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: Literal["validation", "test"]
 ) -> None:
     trained(tmp_path / "run", *settings(table, "multi_label", "data.test_fraction=0.2"))
-    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
     scores = {}
     for threshold in ("auto", "0.3"):
-        config, _ = checkpoints.load_config(checkpoint, None, [f"eval.threshold={threshold}"])
         capsys.readouterr()
-        forget_accelerate()
-        try:
-            evaluate.evaluate_on_rank(config, checkpoint, ALONE, {}, as_json=True, split=split)
-        finally:
-            forget_accelerate()
+        evaluate_run(tmp_path / "run", f"eval.threshold={threshold}", split=split)
         scores[threshold] = json.loads(capsys.readouterr().out)
     assert scores["auto"]["macro_f1"] >= scores["0.3"]["macro_f1"]
     assert scores["0.3"]["thresholds"] == [0.3] * len(scores["0.3"]["classes"])
@@ -339,11 +333,9 @@ def test_a_finished_run_is_measured_with_thresholds_that_an_evaluation_chooses_a
 
 def test_an_evaluation_of_numbers_refuses_a_threshold(table: Path, tmp_path: Path) -> None:
     trained(tmp_path / "run", *settings(table, "regression", "train.epochs=1"))
-    checkpoint = checkpoints.choose_checkpoint(str(tmp_path / "run"))
-    config, _ = checkpoints.load_config(checkpoint, None, ["eval.threshold=auto"])
-    with pytest.raises(Failure, match="does not go with data") as refused:
-        evaluate.evaluate_on_rank(config, checkpoint, ALONE, {}, as_json=True)
-    assert refused.value.code == 64
+    with pytest.raises(Failure, match="does not go with data") as caught:
+        evaluate_run(tmp_path / "run", "eval.threshold=auto")
+    assert caught.value.code == 64
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
