@@ -193,7 +193,9 @@ def _read_template(file: str, name: str, arguments: argparse.Namespace) -> str:
     if unused := [
         option
         for option, names in _OPTION_VALUES.items()
-        if getattr(arguments, option) not in (None, [], DEFAULT_TIME, name) and values_used.isdisjoint(names)
+        if (value := getattr(arguments, option)) not in (None, [], DEFAULT_TIME)
+        and (option, value) != ("shape", name)  # it chose this text
+        and values_used.isdisjoint(names)
     ]:
         option = f"--{unused[0].replace('_', '-')}" if unused[0] != "shape" else repr(arguments.shape)
         raise Failure(f"a script for {name} has no place for {option}", fix=f"leave out {option}", code=ExitCode.USAGE)

@@ -339,6 +339,7 @@ def test_a_time_is_read_as_slurm_reads_it(time: str, limit: str) -> None:
         (("--scheduler", "kubernetes", "--partition", "gpu"), "has no place for --partition"),
         (("multigpu", "--scheduler", "pbs"), "has no place for 'multigpu'"),
         (("--scheduler", "pbs", "--qos", "high"), "has no place for --qos"),
+        (("--scheduler", "pbs", "--qos", "pbs"), "has no place for --qos"),
         (("--scheduler", "lsf", "--gres", "gpu:4"), "has no place for --gres"),
     ],
 )
