@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
@@ -42,6 +43,7 @@ SYSTEM_FOLDERS: Final = frozenset(
 )
 SOURCES_OF_FILES: Final = {".csv": "table", ".tsv": "table", ".tab": "table", ".npz": "npz"}
 _FIX_DATA_ROOT = "set data.root to the folder that holds the class folders (in a container: mount it)"
+MAX_EXAMINED_FOLDERS: Final = 20  # of a folder beside the splits, which may hold thousands
 MAX_SUFFIX_LENGTH = 9  # a longer ending is not listed by name
 OUTSIDE_CLASS_FOLDERS = " beside the class folders"
 HIDDEN_FILES = "hidden files"
@@ -147,18 +149,20 @@ def _is_test_folder(folder: Path | None) -> bool:
 
 
 def _looks_like_image_folder(folder: Path, classes: tuple[str, ...]) -> bool:
-    """By its name, or because it or a folder in it holds an image, or it a folder with the name of a class."""
+    """By its name, or because it or a folder in it holds an image, or it a folder with the name of a class.
+
+    Of its folders the first few are looked into.
+    """
     names = {*classes, *TRAINING_FOLDER_NAMES, *VALIDATION_FOLDER_NAMES}
     if {normalize_name(folder.name), folder.name.lower()} & names:
         return True
     try:
-        with os.scandir(folder) as entries:
-            return any(
-                normalize_name(entry.name) in classes
-                or is_image(entry.name)
-                or (entry.is_dir() and any(map(is_image, os.listdir(entry.path))))
-                for entry in entries
-            )
+        with os.scandir(folder) as listed:
+            entries = [*listed]
+        if any(normalize_name(entry.name) in classes or is_image(entry.name) for entry in entries):
+            return True
+        folders = islice((entry.path for entry in entries if entry.is_dir()), MAX_EXAMINED_FOLDERS)
+        return any(any(map(is_image, os.listdir(path))) for path in folders)
     except OSError:  # nothing in it is needed
         return False
 
