@@ -80,12 +80,7 @@ class EntrypointParser(StrictArgumentParser):
                 fix = f"write {close[0]}"
             elif self.prog.endswith("job-script"):
                 fix = f"leave it out, and give it to sbatch: sbatch {unknown[1]} job.sh cfg.yaml"
-        if message.startswith(f"argument {COMMAND_NAMES}: invalid choice: "):
-            name, commands = message.split("'")[1], COMMAND_NAMES.split("|")
-            close = difflib.get_close_matches(name, commands, 1)
-            message = f"`{self.prog} {name}` is no command"
-            fix = f"write `{shell_command(self.prog, *close)}`" if close else f"use one of: {', '.join(commands)}"
-        raise Failure(message, fix=fix, code=ExitCode.USAGE)
+        raise self.choice_failure(message) or Failure(message, fix=fix, code=ExitCode.USAGE)
 
 
 def build_parser() -> EntrypointParser:

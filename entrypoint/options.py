@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn, get_args
 
-from entrypoint.console import print_help_text
+from entrypoint.console import print_help_text, shell_command
 from entrypoint.errors import ExitCode, Failure, refuse_lost_output
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -102,6 +102,26 @@ class StrictArgumentParser(argparse.ArgumentParser):
         """As argparse's, after --help. Raises Failure (IO) if the help could not be written."""
         refuse_lost_output()
         super().exit(status, message)
+
+    def choice_failure(self, message: str) -> Failure | None:
+        """The failure of a command or an option's word that is none of the choices, with the near one as its fix.
+
+        message: argparse's. None: it is about something else.
+        """
+        import difflib  # not above: `entrypoint.isolated` imports this module before it keeps the caller's modules out
+
+        refused = re.search(r"argument (.+): invalid choice: '(.*)' \(choose from (.+)\)", message)
+        if refused is None:
+            return None
+        name, word, listed = refused.groups()
+        # `show|doctor` names the commands that a user types; argparse lists those of the job scripts too.
+        choices = name.split("|") if "|" in name else re.findall(r"[\w-]+", listed)
+        close = difflib.get_close_matches(word.lower(), choices, 1) if len(choices) > 1 else choices
+        what, near = f"`{self.prog} {word}` is no command", f"`{shell_command(self.prog, *close)}`"
+        if name.startswith("-"):
+            what, near = f"command line: {message}", f"{name} {''.join(close)}"
+        fix = f"write {near}" if close else f"use one of: {', '.join(choices)}"
+        return Failure(what, fix=fix, code=ExitCode.USAGE)
 
     def print_help(self, file: Any = None) -> None:
         """Print the help with examples and descriptions folded to the terminal's width."""

@@ -159,16 +159,7 @@ class TrainArgumentParser(StrictArgumentParser):
             close = nearest_name(f"--{unknown[2]}", self._option_string_actions, 0.75)
             setting = load.FIXES_FOR_OTHER_TOOLS.get(name) or load.suggest_setting(unknown[1], following)
             fix = f"write {close}" if close else setting or fix
-        if refused := re.search(r"argument (.+): invalid choice: '(.*)' \(choose from (.+)\)", message):
-            option, word, choices = refused[1], refused[2], re.findall(r"[\w-]+", refused[3])
-            is_option = option.startswith("-")
-            close = nearest_name(word, choices) if len(choices) > 1 else choices[0]
-            fix = f"use one of: {', '.join(choices)}"
-            if close:
-                fix = f"write {option} {close}" if is_option else f"write `{shell_command(self.prog, close)}`"
-            if not is_option:
-                raise Failure(f"`{self.prog} {word}` is no command", fix=fix, code=ExitCode.USAGE)
-        raise Failure(f"command line: {message}", fix=fix, code=ExitCode.USAGE)
+        raise self.choice_failure(message) or Failure(f"command line: {message}", fix=fix, code=ExitCode.USAGE)
 
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
